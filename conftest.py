@@ -17,25 +17,30 @@ from _pytest import pathlib as names_of_tests
 
 ROOT = Path(__file__).parent
 
-# A shell lets what it starts in the background ignore Ctrl-C, and the programs that tests start would inherit that.
+# A shell lets what it starts in the background ignore Ctrl-C, and the programs that tests start
+# would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A worker of pytest-xdist runs from `python -c`, which can't be run again for another rank; pytest itself can.
+# A worker of pytest-xdist runs from `python -c`, which can't be run again for another rank; pytest
+# itself can.
 if "PYTEST_XDIST_WORKER" in os.environ:
     sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
 
-# The thread with which tqdm watches progress bars never ends, and a process with other threads isn't forked.
+# The thread with which tqdm watches progress bars never ends, and a process with other threads
+# isn't forked.
 if importlib.util.find_spec("tqdm") is not None:
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0
 
-# Helpers beside tests are importable, in worker processes too, which get their `sys.path` from the parent.
+# Helpers beside tests are importable, in worker processes too, which get their `sys.path` from the
+# parent.
 sys.path[:0] = map(str, [ROOT / "tests", *sorted(ROOT.glob("plugins/*/tests"))])
 
-# pytest asks if plugins/wandb/tests/test_wandb.py is wandb.tests.test_wandb, and Python imports wandb for an answer:
-# all libraries that plugins are named after, in each worker. Of files there only names without a parent can be right.
+# pytest asks if plugins/wandb/tests/test_wandb.py is wandb.tests.test_wandb, and Python imports
+# wandb for an answer: all libraries that plugins are named after, in each worker. Of files there
+# only names without a parent can be right.
 _is_importable = names_of_tests.is_importable
 names_of_tests.is_importable = lambda name, path: (
     not ("." in name and path.is_relative_to(ROOT / "plugins")) and _is_importable(name, path)
@@ -49,9 +54,11 @@ _has_passed = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give all temporary files a folder, which ends with a run that passes: what is killed can't delete its own.
+    """Give all temporary files a folder, which ends with a run that passes: what is killed can't
+    delete its own.
 
-    GPUs are hidden but from a run of what is marked for them: `accelerator="auto"` means the CPU in all other tests.
+    GPUs are hidden but from a run of what is marked for them: `accelerator="auto"` means the CPU in
+    all other tests.
     """
     if glob.glob("/dev/nvidia[0-9]*") and "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -72,7 +79,9 @@ def _remove(folder: str, process: int) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Make collections, also those in forks, pass over what imports have left: torch's alone cost 0.2 s each time."""
+    """Make collections, also those in forks, pass over what imports have left: torch's alone cost
+    0.2 s each time.
+    """
     global _num_modules
     if len(sys.modules) >= _num_modules + _NEW_MODULES:
         _num_modules = len(sys.modules)
@@ -90,5 +99,7 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One process more than there are cores: tests wait for a fifth of their time. Or what the variable says."""
+    """One process more than there are cores: tests wait for a fifth of their time. Or what the
+    variable says.
+    """
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1

@@ -1,4 +1,6 @@
-"""The command `core`, outside the package of that name: it also runs where another package `core` hides this one."""
+"""The command `core`, outside the package of that name: it also runs where another package `core`
+hides this one.
+"""
 
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -7,7 +9,9 @@ import core
 
 
 def main() -> None:
-    """Run the command; or end with the reason why the package that is imported as `core` isn't core-training's."""
+    """Run the command; or end with the reason why the package that is imported as `core` isn't
+    core-training's.
+    """
     if "STRATEGY_REGISTRY" not in getattr(core, "__all__", ()):
         raise SystemExit(_reason())
     from core.cli import main as command
@@ -21,5 +25,8 @@ def _reason() -> str:
 
         return str(overwritten())
     others = sorted({*packages_distributions().get("core", ())} - {"core-training"})
-    cure = f"Rename it, take its folder off sys.path, or uninstall {' or '.join(others) or 'what brought it'}."
+    cure = (
+        "Rename it, take its folder off sys.path, or uninstall "
+        f"{' or '.join(others) or 'what brought it'}."
+    )
     return f"{core.__file__} hides core-training's package `core`. {cure}"

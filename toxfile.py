@@ -1,7 +1,9 @@
-"""Environments of equal settings share one folder, and so one copy of torch: `runner = shared` in `tox.ini`.
+"""Environments of equal settings share one folder, and so one copy of torch: `runner = shared` in
+`tox.ini`.
 
-tox empties a folder that an environment of another name has used, or one that needed more. This leaves the name out of
-that comparison, and what is there besides (https://github.com/tox-dev/tox/pull/2789 took it out of tox itself).
+tox empties a folder that an environment of another name has used, or one that needed more. This
+leaves the name out of that comparison, and what is there besides
+(https://github.com/tox-dev/tox/pull/2789 took it out of tox itself).
 """
 
 from contextlib import contextmanager
@@ -12,15 +14,24 @@ from tox.tox_env.python.virtual_env.runner import VirtualEnvRunner
 
 
 class SharedInfo(Info):
-    """The record that tox keeps of a folder, without the name of the environment that used it last."""
+    """The record that tox keeps of a folder, without the name of the environment that used it
+    last.
+    """
 
     @contextmanager
     def compare(self, value, section, sub_section=None):
-        """Compare, with one name for all environments, and as equal if all that is wanted is there."""
+        """Compare, with one name for all environments, and as equal if all that is wanted is
+        there.
+        """
         if section == "ToxEnv":
             value = {**value, "name": "shared"}
         there = (self._content.get(section) or {}).get(sub_section)
-        if there and "req" in value and value == {**there, "req": value["req"]} and {*value["req"]} <= {*there["req"]}:
+        if (
+            there
+            and "req" in value
+            and value == {**there, "req": value["req"]}
+            and {*value["req"]} <= {*there["req"]}
+        ):
             value = there
         with super().compare(value, section, sub_section) as outcome:
             yield outcome

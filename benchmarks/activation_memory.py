@@ -1,4 +1,5 @@
-"""Bytes of activations that autograd keeps for backward, counted by hooks around the forward. One process.
+"""Bytes of activations that autograd keeps for backward, counted by hooks around the forward. One
+process.
 
 python benchmarks/activation_memory.py [--layers 24] [--width 256]
 """

@@ -1,13 +1,15 @@
-"""Core beside Lightning, Accelerate and a loop by hand: the figures of a table in docs/benchmarks.md.
+"""Core beside Lightning, Accelerate and a loop by hand: the figures of a table in
+docs/benchmarks.md.
 
     python -m pip install lightning accelerate torchdata
     python benchmarks/against_others.py
     python benchmarks/against_others.py --only killed
 
-A step: as in `step_overhead.py`, the same tiny model, batches and SGD in one process, contenders in turns, with
-loggers, bars, checkpoints and summaries off. Calls are Python's and C's. An import: its CPU time and that of
-`import torch`, which comes first, over the latter, in the same new process; medians of the rounds. The other parts are
-in `others/`, a file each, and say there what they do. Libraries' own warnings are left out.
+A step: as in `step_overhead.py`, the same tiny model, batches and SGD in one process, contenders in
+turns, with loggers, bars, checkpoints and summaries off. Calls are Python's and C's. An import: its
+CPU time and that of `import torch`, which comes first, over the latter, in the same new process;
+medians of the rounds. The other parts are in `others/`, a file each, and say there what they do.
+Libraries' own warnings are left out.
 """
 
 import argparse
@@ -33,14 +35,28 @@ from others.saving import compare_saving
 from others.strategies import compare_strategies
 from rich.console import Console
 from rich.table import Table
-from step_overhead import OFF, Batches, Net, count_calls, cpu_us, fabric_loop, per_step, raw_loop, short_and_long
+from step_overhead import (
+    OFF,
+    Batches,
+    Net,
+    count_calls,
+    cpu_us,
+    fabric_loop,
+    per_step,
+    raw_loop,
+    short_and_long,
+)
 from step_overhead import trainer_loop as core_trainer
 from torch import nn
 
 from core import Fabric
 
 RAW = "the loop by hand"
-IMPORTS = {"core": "from core import Trainer", "Lightning": "import lightning", "Accelerate": "import accelerate"}
+IMPORTS = {
+    "core": "from core import Trainer",
+    "Lightning": "import lightning",
+    "Accelerate": "import accelerate",
+}
 
 
 class LightningNet(lightning.LightningModule):
@@ -91,7 +107,10 @@ CONTENDERS = {
 def compare_steps(num_steps: int, num_rounds: int) -> Table:
     for run in CONTENDERS.values():
         run(50)
-    calls = {name: per_step([short_and_long(count_calls(run), 300)], 300) for name, run in CONTENDERS.items()}
+    calls = {
+        name: per_step([short_and_long(count_calls(run), 300)], 300)
+        for name, run in CONTENDERS.items()
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
     for _ in range(num_rounds):
         for name, run in CONTENDERS.items():
@@ -116,14 +135,20 @@ print((time.process_time() - began) / torch_s, len(sys.modules) - num_modules)
 
 def compare_imports(num_rounds: int) -> Table:
     # From compiled files, as installed packages are.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     rounds: dict[str, list[list[str]]] = {name: [] for name in IMPORTS}
     for _ in range(num_rounds + 1):
         for name, line in IMPORTS.items():
             command = [sys.executable, "-c", IMPORT.format(line=line)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
             rounds[name].append(done.stdout.split()[-2:])
-    table = Table(f"import, {num_rounds} rounds", "modules beside torch's", "CPU time, of `import torch`'s")
+    table = Table(
+        f"import, {num_rounds} rounds", "modules beside torch's", "CPU time, of `import torch`'s"
+    )
     for name, cells in rounds.items():
         # The first round has compiled what wasn't.
         ratio = statistics.median(float(each) for each, _ in cells[1:])
@@ -143,7 +168,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     console = Console(width=120)
     console.print(
-        f"core, Lightning {version('lightning')}, Accelerate {version('accelerate')}, torch {torch.__version__}"
+        f"core, Lightning {version('lightning')}, Accelerate {version('accelerate')}, torch "
+        f"{torch.__version__}"
     )
     parts = {
         # Those that fork come first, while this process has no threads.

@@ -1,11 +1,13 @@
-"""By hand: published architectures in layouts of the mesh, beside one device; writes docs/parallel/architectures.md.
+"""By hand: published architectures in layouts of the mesh, beside one device; writes
+docs/parallel/architectures.md.
 
     python benchmarks/architectures.py [part of an architecture's name ...] [--layout L ...] [-v]
 
-Each cell trains 4 batches of 8 samples in float64, by SGD with momentum. It is right if losses and weights differ from
-those of one device by at most 1e-12, or of ddp with as many shares where a model has batch norms, whose statistics are
-of a share; refused if core says so before a step; else wrong, a crash, or it stands still.
-Results are kept in architectures.json beside this file, and a run replaces those of its cells.
+Each cell trains 4 batches of 8 samples in float64, by SGD with momentum. It is right if losses and
+weights differ from those of one device by at most 1e-12, or of ddp with as many shares where a
+model has batch norms, whose statistics are of a share; refused if core says so before a step; else
+wrong, a crash, or it stands still. Results are kept in architectures.json beside this file, and a
+run replaces those of its cells.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class Results(Callback):
     def __init__(self, path: Path) -> None:
         self.path, self.losses = path, []
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs
         self.losses.append(float(trainer.strategy.reduce(loss.detach().clone(), reduce_op="mean")))
 
@@ -126,8 +130,12 @@ def _quietly(architecture: str, layout: dict[str, Any] | None, path: Path) -> No
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
         said = re.search(r"core\.\S*\.(Module|Configuration)Error: ", text)
-        is_refused = isinstance(error, CoreError) and (not isinstance(error, WorkerError) or said is not None)
-        path.with_suffix(".json").write_text(json.dumps(["refused" if is_refused else "crash", text]))
+        is_refused = isinstance(error, CoreError) and (
+            not isinstance(error, WorkerError) or said is not None
+        )
+        path.with_suffix(".json").write_text(
+            json.dumps(["refused" if is_refused else "crash", text])
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -160,7 +168,9 @@ def _difference(one: Any, other: Any) -> float:
     if len(losses) != len(theirs) or weights.keys() != their_weights.keys():
         return float("inf")
     found = [abs(a - b) for a, b in zip(losses, theirs, strict=True)]
-    found += [float((a - their_weights[name]).abs().max()) for name, a in weights.items() if a.numel()]
+    found += [
+        float((a - their_weights[name]).abs().max()) for name, a in weights.items() if a.numel()
+    ]
     return max(found) if all(value == value for value in found) else float("inf")
 
 
@@ -183,9 +193,13 @@ def row(name: str, layouts: list[str]) -> dict[str, dict[str, Any]]:
     """The cells of one architecture, by layout."""
     found: dict[str, dict[str, Any]] = {}
     expected: dict[int, Any] = {}
-    has_shares = any(isinstance(part, BatchNorm) for part in published_models.MODELS[name]().modules())
+    has_shares = any(
+        isinstance(part, BatchNorm) for part in published_models.MODELS[name]().modules()
+    )
     for layout in layouts:
-        shares = LAYOUTS[layout].get("data", 1) * LAYOUTS[layout].get("shard", 1) if has_shares else 1
+        shares = (
+            LAYOUTS[layout].get("data", 1) * LAYOUTS[layout].get("shard", 1) if has_shares else 1
+        )
         with tempfile.TemporaryDirectory() as folder:
             if shares not in expected:
                 like = {"ddp": shares} if shares > 1 else None
@@ -227,7 +241,11 @@ def _text(result: dict[str, Any]) -> str:
     if result["state"] == "right":
         return f"{result['difference']:.0e}" if result["difference"] else "0"
     if result["state"] == "refused":
-        words = (word for pattern, word in WORDS_OF_REFUSALS.items() if re.search(pattern, result["text"]))
+        words = (
+            word
+            for pattern, word in WORDS_OF_REFUSALS.items()
+            if re.search(pattern, result["text"])
+        )
         return next(words, "refused")
     return f"**{result['state']}**"
 
@@ -236,7 +254,10 @@ def page(record: dict[str, Any]) -> str:
     """The table as Markdown, below its counts."""
     cells = record["cells"]
     states = [result["state"] for row in cells.values() for result in row.values()]
-    counts = {name: states.count(state) for name, state in (("still", "stands still"), *((s, s) for s in set(states)))}
+    counts = {
+        name: states.count(state)
+        for name, state in (("still", "stands still"), *((s, s) for s in set(states)))
+    }
     missing = len(LAYOUTS) * len(published_models.MODELS) - len(states)
     others = f"\n{missing} weren't run, and are empty." if missing else ""
     head = HEAD.format_map(
@@ -259,7 +280,9 @@ def page(record: dict[str, Any]) -> str:
             lines.append(f"| {name} | {' | '.join(texts)} |")
     lines += ["", "| layout | options |", "| --- | --- |"]
     for name, one in LAYOUTS.items():
-        lines.append(f"| {name} | {', '.join(f'`{key}={value!r}`' for key, value in one.items())} |")
+        lines.append(
+            f"| {name} | {', '.join(f'`{key}={value!r}`' for key, value in one.items())} |"
+        )
     return head + "\n".join(lines) + "\n"
 
 
@@ -268,7 +291,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layout", nargs="*", default=[*LAYOUTS], choices=LAYOUTS)
     given = parser.parse_args()
-    names = [name for name in published_models.MODELS if not given.names or any(part in name for part in given.names)]
+    names = [
+        name
+        for name in published_models.MODELS
+        if not given.names or any(part in name for part in given.names)
+    ]
     torch.set_num_threads(1)
     for library in ("transformers", "timm", "diffusers"):
         __import__(library)

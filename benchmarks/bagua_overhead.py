@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/bagua_overhead.py
 
-As `two_ranks.py` says. By hand is what the papers say and no more: no names, no options, one kind of tensor.
+As `two_ranks.py` says. By hand is what the papers say and no more: no names, no options, one kind
+of tensor.
 """
 
 import torch
@@ -50,8 +51,14 @@ def bytegrad(num_steps: int) -> Run:
 def pack(rows: torch.Tensor) -> torch.Tensor:
     smallest, largest = rows.aminmax(dim=1, keepdim=True)
     distance = (largest - smallest) / LEVELS
-    levels = ((rows - smallest) / distance.clamp(min=torch.finfo(rows.dtype).tiny)).round_().clamp_(0, LEVELS)
-    return torch.cat([torch.cat([smallest, distance], 1).view(torch.uint8), levels.to(torch.uint8)], 1)
+    levels = (
+        ((rows - smallest) / distance.clamp(min=torch.finfo(rows.dtype).tiny))
+        .round_()
+        .clamp_(0, LEVELS)
+    )
+    return torch.cat(
+        [torch.cat([smallest, distance], 1).view(torch.uint8), levels.to(torch.uint8)], 1
+    )
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
@@ -76,7 +83,9 @@ def train(module: Net, mean, num_steps: int) -> Run:
 if __name__ == "__main__":
     compare(
         {
-            "gradient_allreduce": Contest(gradient_allreduce, lambda: BaguaStrategy("gradient_allreduce")),
+            "gradient_allreduce": Contest(
+                gradient_allreduce, lambda: BaguaStrategy("gradient_allreduce")
+            ),
             "bytegrad": Contest(bytegrad, lambda: BaguaStrategy("bytegrad")),
         },
         __doc__.splitlines()[0],

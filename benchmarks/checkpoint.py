@@ -1,13 +1,15 @@
-"""Saving and loading 1,152 MiB of model and Adam state, interleaved with what torch offers and with a plain read.
+"""Saving and loading 1,152 MiB of model and Adam state, interleaved with what torch offers and with
+a plain read.
 
     python benchmarks/checkpoint.py [--mib 1152] [--rounds 5] [--folder FOLDER] [--only running]
 
-Times are medians. CPU counts all threads of the process. "extra" is how far the resident memory rose above what it was
-before the call; mapped pages of the file count, where a call maps it. "anonymous" is the part of it that no file backs,
-as another process saw it, every millisecond. `ratio` is CPU time, as a multiple of the first row's in the same round.
+Times are medians. CPU counts all threads of the process. "extra" is how far the resident memory
+rose above what it was before the call; mapped pages of the file count, where a call maps it.
+"anonymous" is the part of it that no file backs, as another process saw it, every millisecond.
+`ratio` is CPU time, as a multiple of the first row's in the same round.
 
-The sections, which --only names: save, load, running (into a model and its Adam that have trained a step), async, and
-sharded (the same under FSDP on two processes, where figures are rank 0's).
+The sections, which --only names: save, load, running (into a model and its Adam that have trained a
+step), async, and sharded (the same under FSDP on two processes, where figures are rank 0's).
 """
 
 import argparse
@@ -59,7 +61,10 @@ def make_state(mib):
     width = round((mib * MIB / 3 / 4 / LAYERS) ** 0.5)
     names = [f"layers.{number}.weight" for number in range(LAYERS)]
     weights = {name: torch.randn(width, width) for name in names}
-    moments = {name: {"exp_avg": torch.randn(width, width), "exp_avg_sq": torch.rand(width, width)} for name in names}
+    moments = {
+        name: {"exp_avg": torch.randn(width, width), "exp_avg_sq": torch.rand(width, width)}
+        for name in names
+    }
     return {"model": weights, "optimizer": {"state": moments}}
 
 
@@ -85,7 +90,9 @@ class Watcher:
     def __init__(self):
         context = multiprocessing.get_context("fork")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=watch_anonymous, args=(os.getpid(), other), daemon=True)
+        self.process = context.Process(
+            target=watch_anonymous, args=(os.getpid(), other), daemon=True
+        )
         self.process.start()
 
     def ask(self):
@@ -141,10 +148,16 @@ def save_cases(state, folder):
     distributed, single = DistributedCheckpointIO(), TorchCheckpointIO()
     return {
         "torch.save": lambda: torch.save(state, folder / "torch.pt"),
-        "torch.save to a new name, fsync, rename": lambda: replacing_torch_save(state, folder / "replaced.pt"),
+        "torch.save to a new name, fsync, rename": lambda: replacing_torch_save(
+            state, folder / "replaced.pt"
+        ),
         "dcp.save": lambda: dcp.save(state, checkpoint_id=str(folder / "dcp"), no_dist=True),
-        "DistributedCheckpointIO": lambda: distributed.save_checkpoint(state, folder / "ours", collectives=Alone()),
-        "TorchCheckpointIO": lambda: single.save_checkpoint(state, folder / "single.ckpt", collectives=Alone()),
+        "DistributedCheckpointIO": lambda: distributed.save_checkpoint(
+            state, folder / "ours", collectives=Alone()
+        ),
+        "TorchCheckpointIO": lambda: single.save_checkpoint(
+            state, folder / "single.ckpt", collectives=Alone()
+        ),
     }
 
 
@@ -158,17 +171,24 @@ def load_cases(state, folder):
     return {
         "torch.load(mmap=True)": lambda: torch.load(path, mmap=True, weights_only=True),
         "  and every element read": lambda: touch(torch.load(path, mmap=True, weights_only=True)),
-        "DistributedCheckpointIO, verified": lambda: distributed.load_checkpoint(folder / "ours", collectives=Alone()),
-        "  and every element read ": lambda: touch(distributed.load_checkpoint(folder / "ours", collectives=Alone())),
+        "DistributedCheckpointIO, verified": lambda: distributed.load_checkpoint(
+            folder / "ours", collectives=Alone()
+        ),
+        "  and every element read ": lambda: touch(
+            distributed.load_checkpoint(folder / "ours", collectives=Alone())
+        ),
         "DistributedCheckpointIO, verified, in place": lambda: in_place(state),
-        "dcp.load, in place, not verified": lambda: dcp.load(state, checkpoint_id=str(folder / "dcp"), no_dist=True),
+        "dcp.load, in place, not verified": lambda: dcp.load(
+            state, checkpoint_id=str(folder / "dcp"), no_dist=True
+        ),
     }
 
 
 def warm(folder, mib):
     """Make the pages that a save will use the newest free ones, for each case alike.
 
-    A virtual machine may hand free memory back to its host, and whoever uses it next pays for fetching it.
+    A virtual machine may hand free memory back to its host, and whoever uses it next pays for
+    fetching it.
     """
     piece = bytes(4 * MIB)
     with open(folder / "ballast", "wb") as file:
@@ -192,7 +212,8 @@ def run(cases, rounds, before=lambda: None, say=print):
     say(f"{'':46}{'wall s':>9}{'CPU s':>9}{'ratio':>7}{'extra MiB':>11}{'anonymous':>11}")
     for name, rows in measured.items():
         wall, cpu, extra, anonymous = (
-            statistics.median(getattr(row, field) for row in rows) for field in ("wall", "cpu", "extra", "anonymous")
+            statistics.median(getattr(row, field) for row in rows)
+            for field in ("wall", "cpu", "extra", "anonymous")
         )
         ratio = statistics.median(row.cpu / one for row, one in zip(rows, first, strict=True))
         say(f"{name:46}{wall:9.3f}{cpu:9.3f}{ratio:7.2f}{extra:11.1f}{anonymous:11.1f}")
@@ -212,13 +233,17 @@ def read_through(files, piece_bytes):
 
 
 def read_into(files, tensors):
-    """Read and hash, into as many bytes as are read: where they are to be in the end, as far as a plain read knows."""
+    """Read and hash, into as many bytes as are read: where they are to be in the end, as far as a
+    plain read knows.
+    """
     memory = iter(tensors)
     for name in files:
         with open(name, "rb", buffering=0) as file:
             size = 1
             while size and (tensor := next(memory, None)) is not None:
-                view = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+                view = memoryview(
+                    (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+                ).cast("B")
                 for start in range(0, len(view), MIB):
                     size = file.readinto(view[start : start + MIB])
                     xxhash.xxh3_128_intdigest(view[start : start + size])
@@ -269,14 +294,21 @@ def run_running(folder, mib, rounds):
     model, optimizer = twice.setup(model, torch.optim.Adam(model.parameters()))
     train_a_step(twice, model, optimizer)
     files = data_files(folder / "running")
-    tensors = [*own[0].parameters(), *(entry[key] for entry in own[1].state.values() for key in entry if key != "step")]
+    tensors = [
+        *own[0].parameters(),
+        *(entry[key] for entry in own[1].state.values() for key in entry if key != "step"),
+    ]
     cases = {
         "read + xxh3, into as much memory": lambda: read_into(files, tensors),
         "read + xxh3, into a buffer of 1 MiB": lambda: read_through(files, MIB),
         "read + xxh3, into a buffer of 64 KiB": lambda: read_through(files, 64 << 10),
         "Fabric.load, every byte verified": lambda: fabric.load(folder / "running", state),
-        "  verifies_first": lambda: twice.load(folder / "running", {"model": model, "optimizer": optimizer}),
-        "torch.load(mmap=True), load_state_dict": lambda: torch_load(folder / "running.pt", *own, mmap=True),
+        "  verifies_first": lambda: twice.load(
+            folder / "running", {"model": model, "optimizer": optimizer}
+        ),
+        "torch.load(mmap=True), load_state_dict": lambda: torch_load(
+            folder / "running.pt", *own, mmap=True
+        ),
         "torch.load, load_state_dict": lambda: torch_load(folder / "running.pt", *own),
         "dcp.load, load_state_dict": lambda: dcp_load(folder / "running_dcp", *own),
     }
@@ -290,9 +322,13 @@ def sharded_rank(fabric, folder, mib, rounds):
     state = {"model": model, "optimizer": optimizer}
     fabric.save(folder / "sharded", state)
     rank = fabric.global_rank
-    moments = (entry[key] for entry in optimizer.optimizer.state.values() for key in entry if key != "step")
+    moments = (
+        entry[key] for entry in optimizer.optimizer.state.values() for key in entry if key != "step"
+    )
     tensors = [one.detach().to_local() for one in (*model.parameters(), *moments)]
-    files = [name for name in data_files(folder / "sharded") if name.name.endswith(f"{rank:05}.data")]
+    files = [
+        name for name in data_files(folder / "sharded") if name.name.endswith(f"{rank:05}.data")
+    ]
     cases = {
         "read + xxh3 of its part, into as much memory": lambda: read_into(files, tensors),
         "read + xxh3 of its part, a buffer of 1 MiB": lambda: read_through(files, MIB),
@@ -311,13 +347,21 @@ def run_sharded(folder, mib, rounds):
     alone.save(folder / "running", {"model": model, "optimizer": optimizer})
     del model, optimizer, alone
     strategy = FSDPStrategy(start_method="fork", auto_wrap_policy={nn.Linear})
-    Fabric(strategy=strategy, devices=2, accelerator="cpu").launch(sharded_rank, folder, mib, rounds)
+    Fabric(strategy=strategy, devices=2, accelerator="cpu").launch(
+        sharded_rank, folder, mib, rounds
+    )
 
 
 def run_async(state, folder, rounds, mib):
-    """The time for which a call keeps training waiting, beside a copy of as many bytes, and what it does meanwhile."""
+    """The time for which a call keeps training waiting, beside a copy of as many bytes, and what it
+    does meanwhile.
+    """
     ours = AsyncCheckpointIO()
-    sources = [tensor for part in (state["model"], *state["optimizer"]["state"].values()) for tensor in part.values()]
+    sources = [
+        tensor
+        for part in (state["model"], *state["optimizer"]["state"].values())
+        for tensor in part.values()
+    ]
     kept = [tensor.clone() for tensor in sources]
 
     def memcpy():
@@ -355,12 +399,19 @@ def run_async(state, folder, rounds, mib):
             del finish
             rows[name].append((stall, cpu, figures.cpu, figures.extra))
     first = [row[1] for row in rows["memcpy of the state, into kept memory"]]
-    print(f"{'':46}{'stall s':>9}{'CPU s':>9}{'ratio':>7}{'all CPU':>9}{'extra MiB':>11}   stall of the first call")
+    print(
+        f"{'':46}{'stall s':>9}{'CPU s':>9}{'ratio':>7}{'all CPU':>9}{'extra MiB':>11}   stall of "
+        "the first call"
+    )
     for name, measured in rows.items():
-        ratio = statistics.median(row[1] / one for row, one in list(zip(measured, first, strict=True))[1:])
+        ratio = statistics.median(
+            row[1] / one for row, one in list(zip(measured, first, strict=True))[1:]
+        )
         stall, cpu, whole, extra = map(statistics.median, zip(*measured[1:], strict=True))
         print(
-            f"{name:46}{stall:9.3f}{cpu:9.3f}{ratio:7.2f}{whole:9.3f}{extra:11.1f}   {measured[0][0]:.3f}", flush=True
+            f"{name:46}{stall:9.3f}{cpu:9.3f}{ratio:7.2f}{whole:9.3f}{extra:11.1f}   "
+            f"{measured[0][0]:.3f}",
+            flush=True,
         )
     ours.teardown()
 
@@ -380,7 +431,9 @@ def main():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         if "running" in arguments.only:
             run_running(folder, arguments.mib, arguments.rounds)
-        state = make_state(arguments.mib) if {"save", "load", "async"} & set(arguments.only) else None
+        state = (
+            make_state(arguments.mib) if {"save", "load", "async"} & set(arguments.only) else None
+        )
         if "save" in arguments.only or "load" in arguments.only:
             run(save_cases(state, folder), arguments.rounds, lambda: warm(folder, arguments.mib))
         if "load" in arguments.only:

@@ -1,4 +1,5 @@
-"""The cost of a step of core-colossalai over a loop that calls Colossal-AI's Booster by hand, with TorchDDPPlugin.
+"""The cost of a step of core-colossalai over a loop that calls Colossal-AI's Booster by hand, with
+TorchDDPPlugin.
 
     torchrun --nproc-per-node 2 benchmarks/colossalai_overhead.py
 

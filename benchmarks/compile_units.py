@@ -1,8 +1,10 @@
-"""Time of the first step of a model that is compiled whole, and by units: `compile={"region": "units"}`. One process.
+"""Time of the first step of a model that is compiled whole, and by units:
+`compile={"region": "units"}`. One process.
 
 python benchmarks/compile_units.py [--layers 12] [--width 128]
 
-Each run is a process of its own with an empty cache of inductor's, so that the first step compiles all.
+Each run is a process of its own with an empty cache of inductor's, so that the first step compiles
+all.
 """
 
 import argparse
@@ -24,7 +26,10 @@ WAYS = {"not compiled": False, "whole": True, "by units": {"region": "units"}}
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 4, batch_first=True)
+        self.norm, self.attention = (
+            nn.LayerNorm(width),
+            nn.MultiheadAttention(width, 4, batch_first=True),
+        )
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -37,7 +42,9 @@ class Block(nn.Module):
 
 def build(width, num_layers):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(width, width), nn.Sequential(*(Block(width) for _ in range(num_layers))))
+    return nn.Sequential(
+        nn.Linear(width, width), nn.Sequential(*(Block(width) for _ in range(num_layers)))
+    )
 
 
 def measure(way, width, num_layers):
@@ -68,13 +75,17 @@ def main():
         measure(arguments.way, arguments.width, arguments.layers)
         return
     print(f"{arguments.layers} blocks of width {arguments.width}")
-    print(f"{'':14} {'first step, s':>13} {'ms a step':>10} {'operations compiled':>20} {'loss':>9}")
+    print(
+        f"{'':14} {'first step, s':>13} {'ms a step':>10} {'operations compiled':>20} {'loss':>9}"
+    )
     for way in WAYS:
         with tempfile.TemporaryDirectory() as cache:
             command = [sys.executable, "-W", "ignore", __file__, "--way", way]
             command += ["--layers", str(arguments.layers), "--width", str(arguments.width)]
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
         first, milliseconds, num_operations, loss = json.loads(done.stdout.splitlines()[-1])
         print(f"{way:14} {first:13.1f} {milliseconds:10.1f} {num_operations:20} {loss:9.5f}")
 

@@ -1,9 +1,11 @@
-"""The cost of a training step over a loop that calls DeepSpeed by hand: calls, and microseconds of CPU.
+"""The cost of a training step over a loop that calls DeepSpeed by hand: calls, and microseconds of
+CPU.
 
     python benchmarks/deepspeed_overhead.py
 
-As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds. DeepSpeed has
-the same configuration in each. The module runs one layer, so that whatever is spent for each module is spent once.
+As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the
+rounds. DeepSpeed has the same configuration in each. The module runs one layer, so that whatever is
+spent for each module is spent once.
 """
 
 import argparse
@@ -53,7 +55,9 @@ def by_hand(stage: int) -> Callable[[int], None]:
 
     def run(num_steps: int) -> None:
         module = Net()
-        engine, *_ = deepspeed.initialize(model=module, optimizer=module.configure_optimizers(), config=config)
+        engine, *_ = deepspeed.initialize(
+            model=module, optimizer=module.configure_optimizers(), config=config
+        )
         for batch in Batches(num_steps):
             loss = engine(batch)
             engine.backward(loss)
@@ -70,7 +74,9 @@ def make_strategy(stage: int) -> DeepSpeedStrategy:
 def trainer_loop(stage: int) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
         with tempfile.TemporaryDirectory() as root:
-            trainer = Trainer(strategy=make_strategy(stage), max_epochs=1, default_root_dir=root, **WHERE, **OFF)
+            trainer = Trainer(
+                strategy=make_strategy(stage), max_epochs=1, default_root_dir=root, **WHERE, **OFF
+            )
             trainer.fit(Net(), Batches(num_steps))
 
     return run
@@ -79,7 +85,9 @@ def trainer_loop(stage: int) -> Callable[[int], None]:
 def join_group() -> None:
     """The same group of one process for all, so that nobody pays for making it."""
     os.environ["LOCAL_RANK"] = "0"
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     connect("cpu", "gloo", logging.ERROR)
 
 
@@ -99,7 +107,9 @@ def main() -> None:
     join_group()
     table = Table("stage", "contender", "calls", "calls more", "limit", "µs CPU", "ratio")
     for stage in arguments.stages:
-        in_fabric = fabric_loop(lambda stage=stage: Fabric(strategy=make_strategy(stage), **WHERE), Net)
+        in_fabric = fabric_loop(
+            lambda stage=stage: Fabric(strategy=make_strategy(stage), **WHERE), Net
+        )
         runs = {"by hand": by_hand(stage), "Fabric": in_fabric, "Trainer": trainer_loop(stage)}
         for run in runs.values():
             run(20)
@@ -111,7 +121,15 @@ def main() -> None:
         medians = {name: statistics.median(own) for name, own in times.items()}
         for name in runs:
             more, ratio = calls[name] - calls["by hand"], medians[name] / medians["by hand"]
-            row = (stage, name, f"{calls[name]:.1f}", f"{more:+.1f}", LIMIT, f"{medians[name]:.0f}", f"{ratio:.3f}")
+            row = (
+                stage,
+                name,
+                f"{calls[name]:.1f}",
+                f"{more:+.1f}",
+                LIMIT,
+                f"{medians[name]:.0f}",
+                f"{ratio:.3f}",
+            )
             table.add_row(*map(str, row))
     Console().print(table)
 

@@ -1,11 +1,14 @@
-"""The cost of a training step on a device over a loop that calls the device's library by hand: calls, and CPU time.
+"""The cost of a training step on a device over a loop that calls the device's library by hand:
+calls, and CPU time.
 
-    python benchmarks/device_overhead.py single_xla      # in an environment with core-xla, as are the next two
-    PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python benchmarks/device_overhead.py xla_spmd
-    python benchmarks/device_overhead.py hpu_single      # where Gaudi devices are, or simulated ones
+    python benchmarks/device_overhead.py single_xla      # in an environment with core-xla, as are
+    the next two PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python benchmarks/device_overhead.py xla_spmd
+    python benchmarks/device_overhead.py hpu_single      # where Gaudi devices are, or simulated
+    ones
 
-As `deepspeed_overhead.py`: one process, the contenders in turns, medians over the rounds of each round's ratio. The
-device computes in other threads of the process, whose time counts too, and is the same for all.
+As `deepspeed_overhead.py`: one process, the contenders in turns, medians over the rounds of each
+round's ratio. The device computes in other threads of the process, whose time counts too, and is
+the same for all.
 """
 
 import argparse
@@ -27,8 +30,12 @@ LIMIT = 60
 Loop = Callable[[int], None]
 
 
-def loop_of(device: str, place: Callable[[Any], Any], cut: Callable[[], None], wait: Callable[[], None]) -> Loop:
-    """The loop by hand: `cut` where the library's documentation has it, which is after each step."""
+def loop_of(
+    device: str, place: Callable[[Any], Any], cut: Callable[[], None], wait: Callable[[], None]
+) -> Loop:
+    """The loop by hand: `cut` where the library's documentation has it, which is after each
+    step.
+    """
 
     def run(num_steps: int) -> None:
         module = Net().to(device)
@@ -44,13 +51,22 @@ def loop_of(device: str, place: Callable[[Any], Any], cut: Callable[[], None], w
 
 
 def single_xla() -> Loop:
-    torch_xla, model = importlib.import_module("torch_xla"), importlib.import_module("torch_xla.core.xla_model")
+    torch_xla, model = (
+        importlib.import_module("torch_xla"),
+        importlib.import_module("torch_xla.core.xla_model"),
+    )
     return loop_of("xla", lambda batch: batch.to("xla"), torch_xla.sync, model.wait_device_ops)
 
 
 def xla_spmd() -> Loop:
-    numpy, spmd = importlib.import_module("numpy"), importlib.import_module("torch_xla.distributed.spmd")
-    torch_xla, runtime = importlib.import_module("torch_xla"), importlib.import_module("torch_xla.runtime")
+    numpy, spmd = (
+        importlib.import_module("numpy"),
+        importlib.import_module("torch_xla.distributed.spmd"),
+    )
+    torch_xla, runtime = (
+        importlib.import_module("torch_xla"),
+        importlib.import_module("torch_xla.runtime"),
+    )
     runtime.use_spmd()
     num_devices = runtime.global_runtime_device_count()
     mesh = spmd.Mesh(numpy.arange(num_devices), (num_devices,), ("data",))
@@ -81,7 +97,11 @@ def hpu_single() -> Loop:
     return run
 
 
-FORMS = {"single_xla": ("xla", single_xla), "xla_spmd": ("xla", xla_spmd), "hpu_single": ("hpu", hpu_single)}
+FORMS = {
+    "single_xla": ("xla", single_xla),
+    "xla_spmd": ("xla", xla_spmd),
+    "hpu_single": ("hpu", hpu_single),
+}
 
 
 def fabric_loop(**options: Any) -> Loop:
@@ -101,7 +121,9 @@ def fabric_loop(**options: Any) -> Loop:
 def trainer_loop(**options: Any) -> Loop:
     def run(num_steps: int) -> None:
         with tempfile.TemporaryDirectory() as root:
-            Trainer(max_epochs=1, default_root_dir=root, **options, **OFF).fit(Net(), Batches(num_steps))
+            Trainer(max_epochs=1, default_root_dir=root, **options, **OFF).fit(
+                Net(), Batches(num_steps)
+            )
 
     return run
 
@@ -121,8 +143,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.__future__.set_swap_module_params_on_conversion(True)
     accelerator, by_hand = FORMS[arguments.form]
-    where = {"accelerator": accelerator, "strategy": arguments.form, "devices": -1 if "spmd" in arguments.form else 1}
-    # The loop by hand first: whatever the library counts once in a process, it counts as its documentation says.
+    where = {
+        "accelerator": accelerator,
+        "strategy": arguments.form,
+        "devices": -1 if "spmd" in arguments.form else 1,
+    }
+    # The loop by hand first: whatever the library counts once in a process, it counts as its
+    # documentation says.
     runs = {"by hand": by_hand(), "Fabric": fabric_loop(**where), "Trainer": trainer_loop(**where)}
     for run in runs.values():
         run(20)
@@ -134,8 +161,16 @@ def main() -> None:
     table = Table("on", "contender", "calls", "calls more", "limit", "µs CPU", "ratio")
     for name, own in times.items():
         more = calls[name] - calls["by hand"]
-        ratio = statistics.median(time / base for time, base in zip(own, times["by hand"], strict=True))
-        figures = f"{calls[name]:.1f}", f"{more:+.1f}", LIMIT, f"{statistics.median(own):.0f}", f"{ratio:.3f}"
+        ratio = statistics.median(
+            time / base for time, base in zip(own, times["by hand"], strict=True)
+        )
+        figures = (
+            f"{calls[name]:.1f}",
+            f"{more:+.1f}",
+            LIMIT,
+            f"{statistics.median(own):.0f}",
+            f"{ratio:.3f}",
+        )
         table.add_row(arguments.form, name, *map(str, figures))
     Console().print(table)
 

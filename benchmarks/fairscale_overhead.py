@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/fairscale_overhead.py
 
-As `two_ranks.py` says. By hand gradients become zeros: with `zero_grad()` as it is, FairScale's buckets lose them.
+As `two_ranks.py` says. By hand gradients become zeros: with `zero_grad()` as it is, FairScale's
+buckets lose them.
 """
 
 from fairscale.nn.data_parallel import ShardedDataParallel

@@ -1,12 +1,15 @@
-"""Peak memory of a rank, and time of a step, under single_device, ddp and fsdp. Two processes, gloo.
+"""Peak memory of a rank, and time of a step, under single_device, ddp and fsdp. Two processes,
+gloo.
 
 python benchmarks/fsdp_memory.py [--width 1024] [--layers 12]
 
-Without a policy the units are the layers of the model, as the one written by hand says; None makes one of all.
+Without a policy the units are the layers of the model, as the one written by hand says; None makes
+one of all.
 
-Peak is that of the process (ru_maxrss) above what it was before the model was built, so gathered units, gradients
-before they are reduced and whatever else a step takes are in it. Held is what tensors take between two steps. The
-allocator gives freed memory back at once here (glibc would keep it, and the peak would be that of its own heap).
+Peak is that of the process (ru_maxrss) above what it was before the model was built, so gathered
+units, gradients before they are reduced and whatever else a step takes are in it. Held is what
+tensors take between two steps. The allocator gives freed memory back at once here (glibc would keep
+it, and the peak would be that of its own heap).
 """
 
 import argparse
@@ -32,9 +35,14 @@ def build(width, num_layers):
 
 
 def held_mib(module, optimizer):
-    tensors = [tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)]
+    tensors = [
+        tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)
+    ]
     tensors += [value for entry in optimizer.state.values() for value in entry.values()]
-    storages = [(each.to_local() if isinstance(each, DTensor) else each).untyped_storage() for each in tensors]
+    storages = [
+        (each.to_local() if isinstance(each, DTensor) else each).untyped_storage()
+        for each in tensors
+    ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) / MIB
 
 
@@ -79,7 +87,9 @@ def main():
     print(f"{'':28} {'held':>6} {'peak, set up':>13} {'peak':>6} {'ms a step':>10}")
     for name, (strategy, on_meta) in rows.items():
         fabric = Fabric(strategy=strategy, devices=2, accelerator="cpu")
-        held, after_setup, peak, seconds = fabric.launch(measure, arguments.width, arguments.layers, on_meta)
+        held, after_setup, peak, seconds = fabric.launch(
+            measure, arguments.width, arguments.layers, on_meta
+        )
         print(f"{name:28} {held:6.0f} {after_setup:13.0f} {peak:6.0f} {seconds * 1000:10.0f}")
 
 

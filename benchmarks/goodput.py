@@ -1,17 +1,20 @@
-"""Goodput under seeded faults: core by default, core with the page "Runs that go on", and Lightning under torchrun.
+"""Goodput under seeded faults: core by default, core with the page "Runs that go on", and Lightning
+under torchrun.
 
     python -m venv other && other/bin/pip install lightning torchdata
-    python benchmarks/goodput.py --lightning other/bin/python [--rates none low high] [--tools NAME ...] [--runs 2]
+    python benchmarks/goodput.py --lightning other/bin/python [--rates none low high] [--tools NAME
+    ...] [--runs 2]
 
-Two ranks train a small network in float64 for one epoch. A step sleeps 50 ms, as a program does that waits for its GPU.
-A plan, drawn from the run's number, says in which step and on which rank which fault comes; it is the same for all. A
-rank kills itself; it sleeps forever; one sample of its batch isn't a number; or an allocation fails for each batch of
-more than half the size. Kills and hangs come once. A bad sample is in the data, and memory stays short.
+Two ranks train a small network in float64 for one epoch. A step sleeps 50 ms, as a program does
+that waits for its GPU. A plan, drawn from the run's number, says in which step and on which rank
+which fault comes; it is the same for all. A rank kills itself; it sleeps forever; one sample of its
+batch isn't a number; or an allocation fails for each batch of more than half the size. Kills and
+hangs come once. A bad sample is in the data, and memory stays short.
 
-Useful are steps whose update is in the final weights, or in the last checkpoint where the run gives up, and before
-the weights aren't numbers. Goodput is their number x 50 ms over the seconds from the command to its end. Weights are
-right if they are those of the same program undisturbed, within 1e-12; with a bad batch in the plan, undisturbed on data
-without that step's samples.
+Useful are steps whose update is in the final weights, or in the last checkpoint where the run gives
+up, and before the weights aren't numbers. Goodput is their number x 50 ms over the seconds from the
+command to its end. Weights are right if they are those of the same program undisturbed, within
+1e-12; with a bad batch in the plan, undisturbed on data without that step's samples.
 """
 
 import argparse
@@ -47,7 +50,8 @@ RATES = {
 STEP_S, HANG_S, LIMIT_S = 0.05, 10.0, 400.0
 VARIABLES = {
     "OMP_NUM_THREADS": "1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else gloo of torch 2.13 finds addresses of lost ranks after a restart
+    # else gloo of torch 2.13 finds addresses of lost ranks after a restart
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
 }
 """Of each tool."""
@@ -63,12 +67,23 @@ class Tool:
     is_on_page: bool = False
 
     def words(self, num_faults: int, plan: Path) -> list[str]:
-        return [*(each.format(num_faults) for each in self.command), str(PROGRAMS / self.program), str(plan)]
+        return [
+            *(each.format(num_faults) for each in self.command),
+            str(PROGRAMS / self.program),
+            str(plan),
+        ]
 
 
 def tools_of(lightning: str) -> dict[str, Tool]:
     core = (sys.executable, "-m", "core")
-    torchrun = (lightning, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS))
+    torchrun = (
+        lightning,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(NUM_RANKS),
+    )
     restarts = ("--max-restarts", "{}")
     go_on = ("go-on", "--devices", str(NUM_RANKS), "--spares", "1", "--max-losses", "{}")
     return {
@@ -112,17 +127,25 @@ def faults_of(rate: str, number: int, num_steps: int) -> tuple[Fault, ...]:
     draw = random.Random(f"{rate} {number}")
     kinds = RATES[rate]
     steps = draw.sample(range(num_steps // 10, num_steps - num_steps // 10), len(kinds))
-    return tuple(Fault(kind, step, draw.randrange(NUM_RANKS)) for kind, step in zip(kinds, steps, strict=True))
+    return tuple(
+        Fault(kind, step, draw.randrange(NUM_RANKS))
+        for kind, step in zip(kinds, steps, strict=True)
+    )
 
 
 def run(tool: Tool, plan: Plan, logs: Path | None) -> Outcome:
-    """One run, from its command to its end. What it prints is kept in `logs`, if that is a folder."""
+    """One run, from its command to its end. What it prints is kept in `logs`, if that is a
+    folder.
+    """
     with tempfile.TemporaryDirectory() as name:
         plan = replace(plan, folder=Path(name), is_on_page=tool.is_on_page)
         content = asdict(plan)
         del content["folder"]
         (plan.folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
-        words, log = tool.words(max(1, len(plan.faults)), plan.folder / "plan.json"), plan.folder / "log"
+        words, log = (
+            tool.words(max(1, len(plan.faults)), plan.folder / "plan.json"),
+            plan.folder / "log",
+        )
         with open(log, "wb") as file:
             began_s = time.monotonic()
             process = subprocess.Popen(
@@ -139,7 +162,9 @@ def run(tool: Tool, plan: Plan, logs: Path | None) -> Outcome:
             seconds = time.monotonic() - began_s
         text = log.read_text(encoding="utf-8", errors="replace")
         if logs is not None:
-            (logs / f"{time.time():.0f}.log").write_text(f"{words}\n{plan}\n{text}", encoding="utf-8")
+            (logs / f"{time.time():.0f}.log").write_text(
+                f"{words}\n{plan}\n{text}", encoding="utf-8"
+            )
         return outcome_of(plan, code, text, seconds)
 
 
@@ -161,7 +186,9 @@ def outcome_of(plan: Plan, code: int | None, text: str, seconds: float) -> Outco
         ended, step, weights = "yes", content["step"], content["weights"]
     else:
         saved = [
-            int(found[1]) for each in plan.folder.glob("saved/*") if (found := re.search(r"step=(\d+)", each.name))
+            int(found[1])
+            for each in plan.folder.glob("saved/*")
+            if (found := re.search(r"step=(\d+)", each.name))
         ]
         ended, step, weights = error_of(code, text), max(saved, default=0), []
     counts: Counter[int] = Counter()
@@ -174,12 +201,21 @@ def outcome_of(plan: Plan, code: int | None, text: str, seconds: float) -> Outco
                 counts.update(update["samples"])
                 bad_steps += [] if update["is_finite"] else [number]
     return Outcome(
-        ended, seconds, step, weights, min(bad_steps) - 1, samples_of(plan, counts, step), num_begun, num_again
+        ended,
+        seconds,
+        step,
+        weights,
+        min(bad_steps) - 1,
+        samples_of(plan, counts, step),
+        num_begun,
+        num_again,
     )
 
 
 def updates_of(record: Path) -> tuple[dict[int, dict[str, Any]], int, int]:
-    """The updates of a rank by number, each as it was made last; how often training began; updates made again."""
+    """The updates of a rank by number, each as it was made last; how often training began; updates
+    made again.
+    """
     if not record.exists():
         return {}, 0, 0
     lines = [json.loads(each) for each in record.read_text(encoding="utf-8").splitlines()]
@@ -195,7 +231,9 @@ def samples_of(plan: Plan, counts: Counter[int], step: int) -> str:
     if plan.left_out is not None:
         wanted -= samples_of_step(plan.left_out)
     missing = wanted - set(counts)
-    bad = next((samples_of_step(each.step) for each in plan.faults if each.kind == "bad batch"), set())
+    bad = next(
+        (samples_of_step(each.step) for each in plan.faults if each.kind == "bad batch"), set()
+    )
     if step < plan.num_steps - bool(bad):  # it gave up: what is missing is what comes later
         missing = {each for each in missing if each < max(counts, default=0)}
     if several or missing - bad:
@@ -211,12 +249,18 @@ def error_of(code: int | None, text: str) -> str:
     """The last error that a run has printed, but for those of ranks that have lost another."""
     if code is None:
         return "it doesn't end"
-    found = re.findall(r"^(?:\[rank\d\]: )?(?:[\w.]+\.)?(\w+(?:Error|Failure): .*)", text, re.MULTILINE)
+    found = re.findall(
+        r"^(?:\[rank\d\]: )?(?:[\w.]+\.)?(\w+(?:Error|Failure): .*)", text, re.MULTILINE
+    )
     found = [
-        each for each in found if not re.search(r"ChildFailed|Connection (?:closed|reset|refused)|Read error", each)
+        each
+        for each in found
+        if not re.search(r"ChildFailed|Connection (?:closed|reset|refused)|Read error", each)
     ]
     error = found[-1] if found else f"code {code}"
-    return "gave up: " + ("can't allocate memory" if "can't allocate memory" in error else error[:60])
+    return "gave up: " + (
+        "can't allocate memory" if "can't allocate memory" in error else error[:60]
+    )
 
 
 def weights_verdict(outcome: Outcome, reference: Outcome) -> str:
@@ -225,7 +269,9 @@ def weights_verdict(outcome: Outcome, reference: Outcome) -> str:
         return "none"
     if any(each != each for each in outcome.weights):
         return "NaN"
-    away = max(abs(one - other) for one, other in zip(outcome.weights, reference.weights, strict=True))
+    away = max(
+        abs(one - other) for one, other in zip(outcome.weights, reference.weights, strict=True)
+    )
     return f"right ({away:.0e})" if away <= CLOSE else f"wrong by {away:.1e}"
 
 
@@ -251,11 +297,17 @@ def joined(values: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lightning", default=sys.executable, help="the Python that has Lightning and torchdata")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lightning", default=sys.executable, help="the Python that has Lightning and torchdata"
+    )
     parser.add_argument("--tools", nargs="*", help="all by default")
     parser.add_argument("--rates", nargs="*", default=["none", "low", "high"], choices=list(RATES))
-    parser.add_argument("--runs", type=int, default=2, help="of each tool and rate; each has another plan")
+    parser.add_argument(
+        "--runs", type=int, default=2, help="of each tool and rate; each has another plan"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--logs", type=Path, help="a folder for what the runs print")
     parser.add_argument("--save-every", type=int, default=25)
@@ -268,13 +320,23 @@ def main() -> None:
     for number in range(arguments.runs):
         for rate in arguments.rates:
             faults = faults_of(rate, number, arguments.steps)
-            plan = Plan(arguments.steps, STEP_S, arguments.save_every, HANG_S, faults, None, False, Path())
-            print(f"{rate}, run {number}:", ", ".join(f"{each.kind} {each.step}/{each.rank}" for each in faults))
+            plan = Plan(
+                arguments.steps, STEP_S, arguments.save_every, HANG_S, faults, None, False, Path()
+            )
+            print(
+                f"{rate}, run {number}:",
+                ", ".join(f"{each.kind} {each.step}/{each.rank}" for each in faults),
+            )
             for name, tool in tools.items():
                 reference = references.of(tool, plan)
                 outcome = run(tool, plan, arguments.logs)
                 load = f"load {os.getloadavg()[0]:.1f}"
-                cells = [outcome.ended, str(outcome.step), weights_verdict(outcome, reference), outcome.samples]
+                cells = [
+                    outcome.ended,
+                    str(outcome.step),
+                    weights_verdict(outcome, reference),
+                    outcome.samples,
+                ]
                 cells += [
                     str(outcome.num_begun),
                     str(outcome.num_again),
@@ -283,10 +345,19 @@ def main() -> None:
                 ]
                 rows.setdefault((rate, name), []).append(cells)
                 print(" ", name, *cells, load, sep=" | ", flush=True)
-    print("| faults | tool | ended | step | weights | samples | begun | steps again | seconds | goodput |")
+    print(
+        "| faults | tool | ended | step | weights | samples | begun | steps again | seconds | "
+        "goodput |"
+    )
     print("| --- " * 10 + "|")
-    for (rate, name), runs in sorted(rows.items(), key=lambda each: arguments.rates.index(each[0][0])):
-        print("|", " | ".join([rate, name, *(joined(list(each)) for each in zip(*runs, strict=True))]), "|")
+    for (rate, name), runs in sorted(
+        rows.items(), key=lambda each: arguments.rates.index(each[0][0])
+    ):
+        print(
+            "|",
+            " | ".join([rate, name, *(joined(list(each)) for each in zip(*runs, strict=True))]),
+            "|",
+        )
 
 
 if __name__ == "__main__":

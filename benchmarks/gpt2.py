@@ -1,4 +1,6 @@
-"""GPT-2 in plain torch, as in "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019)."""
+"""GPT-2 in plain torch, as in "Language Models are Unsupervised Multitask Learners" (Radford et
+al., 2019).
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Config:
-    """The size of a model; the vocabulary is rounded up to a multiple of 64, which GPUs multiply faster."""
+    """The size of a model; the vocabulary is rounded up to a multiple of 64, which GPUs multiply
+    faster.
+    """
 
     num_layers: int = 12
     num_heads: int = 12
@@ -30,13 +34,21 @@ class Block(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.norm_1, self.norm_2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
-        self.attend, self.project = nn.Linear(config.width, 3 * config.width), nn.Linear(config.width, config.width)
-        self.widen, self.narrow = nn.Linear(config.width, 4 * config.width), nn.Linear(4 * config.width, config.width)
+        self.attend, self.project = (
+            nn.Linear(config.width, 3 * config.width),
+            nn.Linear(config.width, config.width),
+        )
+        self.widen, self.narrow = (
+            nn.Linear(config.width, 4 * config.width),
+            nn.Linear(4 * config.width, config.width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, length, width) to the same."""
         batch, length, width = x.shape
-        parts = self.attend(self.norm_1(x)).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        parts = self.attend(self.norm_1(x)).view(
+            batch, length, 3, self.num_heads, width // self.num_heads
+        )
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         heads = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(heads.transpose(1, 2).reshape(batch, length, width))
@@ -53,7 +65,10 @@ class GPT2(nn.Module):
             nn.Embedding(config.context, config.width),
         )
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.num_layers)))
-        self.norm, self.output = nn.LayerNorm(config.width), nn.Linear(config.width, config.vocabulary, bias=False)
+        self.norm, self.output = (
+            nn.LayerNorm(config.width),
+            nn.Linear(config.width, config.vocabulary, bias=False),
+        )
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -65,5 +80,7 @@ class GPT2(nn.Module):
         return self.output(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """The mean loss of predicting each token of shape (batch, length + 1) from those before it."""
+        """The mean loss of predicting each token of shape (batch, length + 1) from those before
+        it.
+        """
         return functional.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())

@@ -2,11 +2,13 @@
 
     python benchmarks/gpu.py --wheels wheels       # how to make the folder: docs/benchmarks.md
 
-Uses the torch that is installed, 2.9 or later. From the folder it installs what is ours, and what is missing of the
-rest, beside the report. Each step is a process with a limit, so that one that hangs or crashes doesn't end the others.
-Each verdict is written to `verdicts.jsonl` as it comes; `report.json` and `report.html` come at the end, and
-`python tests/conformance/write_support.py gpu-report/report.json` takes what the kit has proven into docs/support.md.
-Without a GPU the same runs on the CPU, smaller. The exit code is 1 if a step failed.
+Uses the torch that is installed, 2.9 or later. From the folder it installs what is ours, and what
+is missing of the rest, beside the report. Each step is a process with a limit, so that one that
+hangs or crashes doesn't end the others. Each verdict is written to `verdicts.jsonl` as it comes;
+`report.json` and `report.html` come at the end, and
+`python tests/conformance/write_support.py gpu-report/report.json` takes what the kit has proven
+into docs/support.md. Without a GPU the same runs on the CPU, smaller. The exit code is 1 if a step
+failed.
 """
 
 import argparse
@@ -59,19 +61,69 @@ class Step:
 
 STEPS = (
     Step("detected", "what is here, as core and torch see it", 60, 20),
-    Step("hang", "a rank that hangs is named, on the engine that `nccl` is", 75, 15, (), "core_ddp", 2),
-    Step("hang-legacy", "the same with TORCH_DIST_USE_NCCL2=0, from torch 2.15 on", 75, 15, (), "core_ddp", 2),
-    Step("kit-single_device", "the conformance kit on one device", 150, 20, ("core-training:single_device",)),
-    Step("kit-ddp", "the kit on DDP, on as many devices as there are", 240, 20, ("core-ddp:ddp",), "core_ddp"),
-    Step("kit-fsdp", "the kit on FSDP, on as many devices as there are", 180, 20, ("core-fsdp:fsdp",), "core_fsdp"),
-    Step("precisions", "bf16-mixed, 16-mixed with a real overflow, 16-true, against float32", 60, 20),
+    Step(
+        "hang",
+        "a rank that hangs is named, on the engine that `nccl` is",
+        75,
+        15,
+        (),
+        "core_ddp",
+        2,
+    ),
+    Step(
+        "hang-legacy",
+        "the same with TORCH_DIST_USE_NCCL2=0, from torch 2.15 on",
+        75,
+        15,
+        (),
+        "core_ddp",
+        2,
+    ),
+    Step(
+        "kit-single_device",
+        "the conformance kit on one device",
+        150,
+        20,
+        ("core-training:single_device",),
+    ),
+    Step(
+        "kit-ddp",
+        "the kit on DDP, on as many devices as there are",
+        240,
+        20,
+        ("core-ddp:ddp",),
+        "core_ddp",
+    ),
+    Step(
+        "kit-fsdp",
+        "the kit on FSDP, on as many devices as there are",
+        180,
+        20,
+        ("core-fsdp:fsdp",),
+        "core_fsdp",
+    ),
+    Step(
+        "precisions", "bf16-mixed, 16-mixed with a real overflow, 16-true, against float32", 60, 20
+    ),
     Step("saves", "saving from the device and loading to it, beside a plain copy", 60, 20),
-    Step("asynchronous-saves", "how long training stands still, and that what is saved is of one moment", 60, 20),
+    Step(
+        "asynchronous-saves",
+        "how long training stands still, and that what is saved is of one moment",
+        60,
+        20,
+    ),
     Step("resume", "random state of the device, and a run that goes on bit-equal", 45, 15),
     Step("compile", "torch.compile inside of a Trainer, against eager", 90, 15),
     Step("memory", "memory statistics, and what a run leaves on the device", 30, 10),
     Step("gpt2", "tokens a second and memory of GPT-2 beside the loop by hand", 150, 60),
-    Step("kit-deepspeed", "the kit on DeepSpeed", 120, 0, ("core-deepspeed:deepspeed_stage_2",), "deepspeed"),
+    Step(
+        "kit-deepspeed",
+        "the kit on DeepSpeed",
+        120,
+        0,
+        ("core-deepspeed:deepspeed_stage_2",),
+        "deepspeed",
+    ),
 )
 
 
@@ -100,7 +152,11 @@ class Day:
     def note(self, verdict: Verdict) -> None:
         """Write a verdict, at once: the machine may be taken away at any time."""
         self.verdicts.append(verdict)
-        print(f"{verdict.verdict:>12}  {verdict.step}, {verdict.seconds:.1f} s  {first_line(verdict.why)}", flush=True)
+        print(
+            f"{verdict.verdict:>12}  {verdict.step}, {verdict.seconds:.1f} s  "
+            f"{first_line(verdict.why)}",
+            flush=True,
+        )
         with self.report.joinpath("verdicts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(verdict)) + "\n")
             file.flush()
@@ -122,16 +178,24 @@ class Day:
         self.note(verdict)
 
     def _run(self, step: Step, limit_s: float, verdict: Verdict) -> None:
-        command = self._kit(step) if step.kit else [sys.executable, str(HERE / "gpu_steps.py"), step.name]
+        command = (
+            self._kit(step) if step.kit else [sys.executable, str(HERE / "gpu_steps.py"), step.name]
+        )
         result = self.report / f"{step.name}.json"
         result.unlink(missing_ok=True)
         variables = {
-            "PYTHONPATH": os.pathsep.join([str(self.installed), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            "GPU_DAY": json.dumps({"result": str(result), "small": self.is_small, "limit_s": limit_s}),
+            "PYTHONPATH": os.pathsep.join(
+                [str(self.installed), os.environ.get("PYTHONPATH", "")]
+            ).rstrip(os.pathsep),
+            "GPU_DAY": json.dumps(
+                {"result": str(result), "small": self.is_small, "limit_s": limit_s}
+            ),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1" if self.is_small else "4"),
         }
         began = time.monotonic()
-        code, output = run_limited(command, os.environ | variables, limit_s, result if step.kit else None)
+        code, output = run_limited(
+            command, os.environ | variables, limit_s, result if step.kit else None
+        )
         verdict.seconds = time.monotonic() - began
         content = read_json(result)
         if code is None:
@@ -149,7 +213,9 @@ class Day:
 
     def _kit(self, step: Step) -> list[str]:
         accelerator = "cpu" if self.is_small else "cuda"
-        processes = 1 if step.name == "kit-single_device" else (2 if self.is_small else self.num_devices)
+        processes = (
+            1 if step.name == "kit-single_device" else (2 if self.is_small else self.num_devices)
+        )
         options = ["--accelerator", accelerator, "--num-processes", str(processes), "--json"]
         if self.is_small:  # a sign of life
             options += ["-k", "test_training_equals_one_device and (sgd_momentum or adamw_fused)"]
@@ -158,15 +224,26 @@ class Day:
     def _judge_kit(self, report: dict, verdict: Verdict) -> None:
         self.kits.append(report)
         outcomes = [test["outcome"] for suite in report["suites"] for test in suite["tests"]]
-        failed = [test for suite in report["suites"] for test in suite["tests"] if test["outcome"] == "failed"]
+        failed = [
+            test
+            for suite in report["suites"]
+            for test in suite["tests"]
+            if test["outcome"] == "failed"
+        ]
         verdict.figures = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
         verdict.verdict = "failed" if failed or "passed" not in outcomes else "passed"
         verdict.why = "\n".join(f"{test['name']}: {test['reason']}" for test in failed)
 
     def has(self, module: str) -> bool:
         """True if a module can be found, without an import."""
-        command = [sys.executable, "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"]
-        environment = os.environ | {"PYTHONPATH": f"{self.installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        command = [
+            sys.executable,
+            "-c",
+            f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)",
+        ]
+        environment = os.environ | {
+            "PYTHONPATH": f"{self.installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        }
         return subprocess.run(command, env=environment, check=False).returncode == 0
 
     @property
@@ -183,16 +260,27 @@ class Day:
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "kit": self.kits,
         }
-        self.report.joinpath("report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        self.report.joinpath("report.json").write_text(
+            json.dumps(report, indent=1), encoding="utf-8"
+        )
         self.report.joinpath("report.html").write_text(page(report), encoding="utf-8")
 
 
-def run_limited(command: list[str], environment: dict, limit_s: float, stdout: Path | None) -> tuple[int | None, str]:
-    """The exit code, None if it took too long, and the last lines of what a program wrote. Its children end with it."""
+def run_limited(
+    command: list[str], environment: dict, limit_s: float, stdout: Path | None
+) -> tuple[int | None, str]:
+    """The exit code, None if it took too long, and the last lines of what a program wrote. Its
+    children end with it.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         out = stdout.open("w") if stdout else output
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=output, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=output,
+            start_new_session=True,
         )
         try:
             code: int | None = process.wait(limit_s)
@@ -202,7 +290,8 @@ def run_limited(command: list[str], environment: dict, limit_s: float, stdout: P
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_S)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # what it has left behind, whatever its end
+            # what it has left behind, whatever its end
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if stdout:
@@ -221,36 +310,61 @@ def refuse_wrong_torch() -> bool:
         "import json, torch; cuda = torch.version.cuda or torch.version.hip; "
         "print(json.dumps([torch.__version__, cuda, torch.cuda.device_count()]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     if done.returncode:
-        sys.exit(f"This Python has no torch that can be imported: install torch 2.9 or later.\n{done.stderr[-500:]}")
+        sys.exit(
+            "This Python has no torch that can be imported: install torch 2.9 or "
+            f"later.\n{done.stderr[-500:]}"
+        )
     version, build, count = json.loads(done.stdout.splitlines()[-1])
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < (2, 9):
         sys.exit(f"This is torch {version}: 2.9 or later is needed.")
     files = [file for pattern in GPU_FILES for file in glob.glob(pattern)]
     if files and build is None:
-        sys.exit(f"{files[0]} is there, and torch {version} is a build for the CPU: install one for CUDA.")
-    if files and not count and not any(name in os.environ for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")):
         sys.exit(
-            f"{files[0]} is there, and torch {version} for CUDA {build} counts no GPU: is the driver as new as that?"
+            f"{files[0]} is there, and torch {version} is a build for the CPU: install one for "
+            "CUDA."
+        )
+    if (
+        files
+        and not count
+        and not any(name in os.environ for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+    ):
+        sys.exit(
+            f"{files[0]} is there, and torch {version} for CUDA {build} counts no GPU: is the "
+            "driver as new as that?"
         )
     return not count
 
 
 def install(folder: Path, target: Path) -> None:
-    """Install from the folder what is ours, and what isn't here of the rest. torch is never touched.
+    """Install from the folder what is ours, and what isn't here of the rest. torch is never
+    touched.
 
     Raises:
         SystemExit: it is no folder of wheels, or pip can't install them.
     """
-    wheels = {wheel.name.partition("-")[0].replace("_", "-").lower(): wheel for wheel in sorted(folder.glob("*.whl"))}
+    wheels = {
+        wheel.name.partition("-")[0].replace("_", "-").lower(): wheel
+        for wheel in sorted(folder.glob("*.whl"))
+    }
     if "core-training" not in wheels:
         sys.exit(f"{folder} has no wheel of core-training: python plugins/wheels.py {folder}")
     chosen = [name for name in wheels if name.startswith("core-") or not is_installed(name)]
     chosen = [str(wheels[name]) for name in chosen if name != "torch"]
     shutil.rmtree(target, ignore_errors=True)
     # Without dependencies, which pip would want to put beside these: torch too.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+    ]
     done = subprocess.run(
         [*command, "--no-deps", "--find-links", str(folder), "--target", str(target), *chosen],
         capture_output=True, text=True, check=False,
@@ -292,16 +406,23 @@ th, td { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left;
 
 def page(report: dict) -> str:
     """The report as one page of HTML that needs nothing else."""
-    facts = "".join(f"<tr><th>{escape(str(key))}<td>{escape(str(value))}" for key, value in report["machine"].items())
+    facts = "".join(
+        f"<tr><th>{escape(str(key))}<td>{escape(str(value))}"
+        for key, value in report["machine"].items()
+    )
     rows = "".join(
         f"<tr><td class={escape(each['verdict'].split()[0])}>{escape(each['verdict'])}<td>{escape(each['step'])}"
-        f"<td>{escape(each['about'])}<td>{each['seconds']:.1f} s<td><pre>{escape(figures_of(each))}</pre>"
+        f"<td>{escape(each['about'])}<td>{each['seconds']:.1f} "
+        f"s<td><pre>{escape(figures_of(each))}</pre>"
         for each in report["verdicts"]
     )
     return (
-        f"<!doctype html><meta charset=utf-8><title>core on a GPU, {report['date']}</title><style>{STYLE}</style>"
-        f"<h1>core on {'a CPU, small' if report['small'] else 'GPUs'}, {report['date']}</h1><table>{facts}</table>"
-        f"<h2>Verdicts</h2><table><tr><th><th>step<th>what<th>took<th>figures, or why{rows}</table>\n"
+        "<!doctype html><meta charset=utf-8><title>core on a GPU, "
+        f"{report['date']}</title><style>{STYLE}</style>"
+        f"<h1>core on {'a CPU, small' if report['small'] else 'GPUs'}, "
+        f"{report['date']}</h1><table>{facts}</table>"
+        "<h2>Verdicts</h2><table><tr><th><th>step<th>what<th>took<th>figures, or "
+        f"why{rows}</table>\n"
     )
 
 
@@ -313,10 +434,18 @@ def figures_of(verdict: dict) -> str:
 
 def main() -> None:
     """Run all steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheels", type=Path, help="folder with wheels; left out: core is installed already")
-    parser.add_argument("--report", type=Path, default=Path("gpu-report"), help="folder for what is found")
-    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="for all of it (600)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="folder with wheels; left out: core is installed already"
+    )
+    parser.add_argument(
+        "--report", type=Path, default=Path("gpu-report"), help="folder for what is found"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=600, metavar="SECONDS", help="for all of it (600)"
+    )
     parser.add_argument("--only", nargs="+", metavar="STEP", choices=[step.name for step in STEPS])
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -326,10 +455,20 @@ def main() -> None:
     report.joinpath("verdicts.jsonl").unlink(missing_ok=True)
     if arguments.wheels is not None:
         install(arguments.wheels.resolve(), report / "installed")
-    print(f"{platform.node()}: {'a CPU, small' if is_small else 'GPUs'}; verdicts in {report}", flush=True)
+    print(
+        f"{platform.node()}: {'a CPU, small' if is_small else 'GPUs'}; verdicts in {report}",
+        flush=True,
+    )
     # The report takes a moment, too.
-    day = Day(report, report / "installed", arguments.limit - (time.monotonic() - began) - KILL_S, is_small)
-    chosen = [step for step in STEPS if not arguments.only or step.name in (*arguments.only, "detected")]
+    day = Day(
+        report,
+        report / "installed",
+        arguments.limit - (time.monotonic() - began) - KILL_S,
+        is_small,
+    )
+    chosen = [
+        step for step in STEPS if not arguments.only or step.name in (*arguments.only, "detected")
+    ]
     try:
         for number, step in enumerate(chosen):
             day.run(step, chosen[number + 1 :])

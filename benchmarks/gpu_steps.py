@@ -1,7 +1,8 @@
-"""The steps of `gpu.py`, a process each: `python benchmarks/gpu_steps.py saves` with the variable GPU_DAY.
+"""The steps of `gpu.py`, a process each: `python benchmarks/gpu_steps.py saves` with the variable
+GPU_DAY.
 
-A step returns its figures, by name with the unit in it, and raises where something is wrong. All run on a CPU as well,
-smaller, with the same code.
+A step returns its figures, by name with the unit in it, and raises where something is wrong. All
+run on a CPU as well, smaller, with the same code.
 """
 
 import json
@@ -29,11 +30,15 @@ import core
 from core import Callback, Fabric, Module, Trainer
 from core.checkpoint import AsyncCheckpointIO
 
-DAY = json.loads(os.environ.get("GPU_DAY", '{"result": "result.json", "small": true, "limit_s": 600}'))
+DAY = json.loads(
+    os.environ.get("GPU_DAY", '{"result": "result.json", "small": true, "limit_s": 600}')
+)
 SMALL = DAY["small"]
 KIND = "cpu" if SMALL else "cuda"
 DEVICE = torch.device("cpu") if SMALL else torch.device("cuda", 0)
-OFF = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+OFF = dict.fromkeys(
+    ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+)
 MIB = 1 << 20
 GPT2_GOAL = 0.99
 """Tokens a second, as a share of the loop by hand."""
@@ -80,7 +85,9 @@ class Net(Module):
         super().__init__()
         torch.manual_seed(1)
         self.width = width
-        self.layers = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(16, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 1)
+        )
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -90,7 +97,8 @@ class Net(Module):
         self.losses.append(outputs.detach())
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.64 / self.width, momentum=0.5)  # Adam's eps is 0 in float16
+        # Adam's eps is 0 in float16
+        return torch.optim.SGD(self.parameters(), lr=0.64 / self.width, momentum=0.5)
 
 
 def loader(num_samples=256):
@@ -105,7 +113,7 @@ def expect(is_so, text):
         raise AssertionError(text)
 
 
-# the steps ------------------------------------------------------------------------------------------------------------
+# the steps ----------------------------------------------------------------------------------------
 
 
 def detected():
@@ -121,19 +129,34 @@ def detected():
     }
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
-        figures[f"device {index}"] = f"{about.name}, {about.total_memory / 1e9:.1f} GB, {about.major}.{about.minor}"
+        figures[f"device {index}"] = (
+            f"{about.name}, {about.total_memory / 1e9:.1f} GB, {about.major}.{about.minor}"
+        )
     if not SMALL:
-        figures |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "cudnn": torch.backends.cudnn.version()}
+        figures |= {
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "cudnn": torch.backends.cudnn.version(),
+        }
         if shutil.which("nvidia-smi"):
-            query = ["nvidia-smi", "--query-gpu=driver_version,pcie.link.gen.current,pcie.link.width.current"]
-            done = subprocess.run([*query, "--format=csv,noheader"], capture_output=True, text=True, check=False)
+            query = [
+                "nvidia-smi",
+                "--query-gpu=driver_version,pcie.link.gen.current,pcie.link.width.current",
+            ]
+            done = subprocess.run(
+                [*query, "--format=csv,noheader"], capture_output=True, text=True, check=False
+            )
             figures["driver, PCIe"] = done.stdout.strip().replace("\n", "; ")
     for name in ("deepspeed", "triton", "transformer_engine"):
         with suppress(metadata.PackageNotFoundError):
             figures[name] = metadata.version(name)
     strategy = Trainer(**OFF).strategy
-    figures["core chooses"] = f"{type(strategy).__name__} on {[str(device) for device in strategy.parallel_devices]}"
-    expect(SMALL or strategy.root_device.type == "cuda", f"a GPU is here, and core chooses {strategy.root_device}")
+    figures["core chooses"] = (
+        f"{type(strategy).__name__} on {[str(device) for device in strategy.parallel_devices]}"
+    )
+    expect(
+        SMALL or strategy.root_device.type == "cuda",
+        f"a GPU is here, and core chooses {strategy.root_device}",
+    )
     return figures
 
 
@@ -144,7 +167,8 @@ def precisions():
         module = Net()
         module.layers[2].p = 0.0
         try:
-            # float16 begins with a scale that is too large, and skips its first steps: of 64 that makes no difference.
+            # float16 begins with a scale that is too large, and skips its first steps: of 64 that
+            # makes no difference.
             make_trainer(precision=precision, max_epochs=4).fit(module, loader())
         except Exception as error:
             if SMALL:  # a CPU doesn't have all of them
@@ -156,7 +180,9 @@ def precisions():
         first = first if first is not None else last
         figures[f"{precision}, last loss"] = round(last, 4)
         expect(last < losses[0].item(), f"{precision}: the loss doesn't fall, {losses.tolist()}")
-        expect(abs(last - first) < 0.2 * first + 0.1, f"{precision}: {last} beside {first} in float32")
+        expect(
+            abs(last - first) < 0.2 * first + 0.1, f"{precision}: {last} beside {first} in float32"
+        )
     if "16-mixed" not in figures:
         figures |= overflow()
     return figures
@@ -178,10 +204,16 @@ def overflow():
     """A step whose gradients overflow float16 changes no weight, and a later one does."""
     module = Overflowing()
     make_trainer(precision="16-mixed").fit(module, loader())
-    expect(torch.equal(module.seen[2], module.seen[3]), "a step whose gradients are infinite has changed weights")
+    expect(
+        torch.equal(module.seen[2], module.seen[3]),
+        "a step whose gradients are infinite has changed weights",
+    )
     changed = [not torch.equal(before, after) for before, after in pairwise(module.seen[3:])]
     expect(any(changed), "nothing is learned after an overflow")
-    expect(all(weight.isfinite().all() for weight in module.parameters()), "weights aren't finite after an overflow")
+    expect(
+        all(weight.isfinite().all() for weight in module.parameters()),
+        "weights aren't finite after an overflow",
+    )
     return {"16-mixed, steps until it learns again": changed.index(True) + 1}
 
 
@@ -206,7 +238,9 @@ def rate(num_bytes, took):
 def saves():
     """Bandwidth of saves and loads, beside that of a plain copy from the device."""
     fabric, module, optimizer, num_bytes = make_state(4 if SMALL else 340)
-    moments = [each for entry in optimizer.state.values() for each in entry.values() if each.numel() > 1]
+    moments = [
+        each for entry in optimizer.state.values() for each in entry.values() if each.numel() > 1
+    ]
     tensors = [*module.parameters(), *moments]
     pinned = [torch.empty(each.shape, dtype=each.dtype, pin_memory=not SMALL) for each in tensors]
 
@@ -216,19 +250,29 @@ def saves():
                 target.copy_(source, non_blocking=True)
 
     copy()
-    figures = {"state, MB": round(num_bytes / 1e6), "plain copy to pinned memory, GB/s": rate(num_bytes, seconds(copy))}
+    figures = {
+        "state, MB": round(num_bytes / 1e6),
+        "plain copy to pinned memory, GB/s": rate(num_bytes, seconds(copy)),
+    }
     pageable = seconds(lambda: [each.detach().to("cpu", copy=True) for each in tensors])
     figures["plain copy to pageable memory, GB/s"] = rate(num_bytes, pageable)
     with folder() as path:
         state = {"model": module, "optimizer": optimizer}
-        took = [seconds(partial(fabric.save, path / f"{number}.ckpt", state)) for number in range(3)]
+        took = [
+            seconds(partial(fabric.save, path / f"{number}.ckpt", state)) for number in range(3)
+        ]
         figures["save, GB/s"] = rate(num_bytes, min(took))
         before = [each.detach().clone() for each in tensors]
         for each in tensors:
             each.detach().zero_()
         took = [seconds(partial(fabric.load, path / "2.ckpt", state)) for _ in range(3)]
         figures["load, GB/s"] = rate(num_bytes, min(took))
-        moments = [each for entry in optimizer.state.values() for each in entry.values() if each.numel() > 1]
+        moments = [
+            each
+            for entry in optimizer.state.values()
+            for each in entry.values()
+            if each.numel() > 1
+        ]
         found = [*module.parameters(), *moments]
         same = all(torch.equal(one, other) for one, other in zip(before, found, strict=True))
         expect(same, "what was loaded isn't what was saved")
@@ -237,7 +281,9 @@ def saves():
 
 
 def asynchronous_saves():
-    """How long a save holds up a loop that goes on, and that what is saved is of the moment of the call."""
+    """How long a save holds up a loop that goes on, and that what is saved is of the moment of the
+    call.
+    """
     fabric, module, optimizer, num_bytes = make_state(4 if SMALL else 340)
     io = AsyncCheckpointIO()
     fabric.strategy.checkpoint_io = io
@@ -285,10 +331,13 @@ def resume():
         trainer.save_checkpoint(path / "two.ckpt")
         torch.manual_seed(99)
         second = Net()
-        make_trainer(max_epochs=4, deterministic=True).fit(second, loader(), ckpt_path=path / "two.ckpt")
+        make_trainer(max_epochs=4, deterministic=True).fit(
+            second, loader(), ckpt_path=path / "two.ckpt"
+        )
     for name, value in whole.state_dict().items():
         expect(
-            torch.equal(value.cpu(), second.state_dict()[name].cpu()), f"{name} differs from that of an unbroken run"
+            torch.equal(value.cpu(), second.state_dict()[name].cpu()),
+            f"{name} differs from that of an unbroken run",
         )
     return {"last loss": whole.losses[-1].item(), "weights": "bit-equal"}
 
@@ -297,10 +346,15 @@ def compiled():
     """A compiled run beside an eager one."""
     losses, figures = {}, {}
     # What inductor generates for a CPU takes a compiler and a minute.
-    for name, options in {"eager": False, "compiled": {"backend": "aot_eager"} if SMALL else True}.items():
+    for name, options in {
+        "eager": False,
+        "compiled": {"backend": "aot_eager"} if SMALL else True,
+    }.items():
         module = Net()
         module.layers[2].p = 0.0
-        figures[f"{name}, s"] = round(seconds(partial(make_trainer(compile=options).fit, module, loader())), 2)
+        figures[f"{name}, s"] = round(
+            seconds(partial(make_trainer(compile=options).fit, module, loader())), 2
+        )
         losses[name] = torch.stack(module.losses).float().cpu()
     torch.testing.assert_close(losses["eager"], losses["compiled"], rtol=1e-3, atol=1e-4)
     return figures
@@ -344,13 +398,22 @@ def hang(variables):
         command = [sys.executable, path / "hang.py", KIND]
         limit_s = DAY["limit_s"] - 5
         done = subprocess.run(
-            command, env=os.environ | variables, capture_output=True, text=True, timeout=limit_s, check=False
+            command,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
         )
     expect(done.returncode != 0, "a run of which one rank hangs has ended well")
     found = next((line for line in done.stderr.splitlines() if "HangError" in line), "")
     expect("ank 1" in found, f"rank 1 isn't named: {done.stderr[-800:]}")
     recorded = next((line for line in done.stdout.splitlines() if line.startswith("RECORDED")), "")
-    return {"told after, s": round(time.perf_counter() - began, 1), "told": found, "backend, recorders": recorded[9:]}
+    return {
+        "told after, s": round(time.perf_counter() - began, 1),
+        "told": found,
+        "backend, recorders": recorded[9:],
+    }
 
 
 def hang_legacy():
@@ -378,7 +441,7 @@ def memory():
     return {f"{name} {when}": value for when, each in stats.items() for name, value in each.items()}
 
 
-# GPT-2 ----------------------------------------------------------------------------------------------------------------
+# GPT-2 --------------------------------------------------------------------------------------------
 
 
 class Language(Module):
@@ -477,7 +540,10 @@ def gpt2():
                 each.zero_grad(set_to_none=True)
         rounds += 1
     # The first round has warmed up what there is to warm up.
-    ratios = [ours / theirs for ours, theirs in zip(rates["Trainer"][1:], rates["by hand"][1:], strict=True)]
+    ratios = [
+        ours / theirs
+        for ours, theirs in zip(rates["Trainer"][1:], rates["by hand"][1:], strict=True)
+    ]
     figures = {
         "parameters, M": round(sum(each.numel() for each in own.parameters()) / 1e6, 1),
         "batch": f"{batch_size} x {config.context}",
@@ -485,7 +551,11 @@ def gpt2():
         "Trainer / by hand": round(statistics.median(ratios), 4),
         "rounds": [round(each, 4) for each in ratios],
     }
-    figures |= {f"{name}, peak MB above what rests": round(max(each[1:]) / 1e6) for name, each in peaks.items() if each}
+    figures |= {
+        f"{name}, peak MB above what rests": round(max(each[1:]) / 1e6)
+        for name, each in peaks.items()
+        if each
+    }
     if not SMALL:
         expect(figures["Trainer / by hand"] >= GPT2_GOAL, f"{figures}: the goal is {GPT2_GOAL}")
     return figures
@@ -513,8 +583,13 @@ def main():
     except Skip as error:
         verdict, why = "skipped", str(error)
     except Exception as error:
-        verdict, why = "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}"
-    Path(DAY["result"]).write_text(json.dumps({"verdict": verdict, "why": why, "figures": figures}, default=str))
+        verdict, why = (
+            "failed",
+            f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}",
+        )
+    Path(DAY["result"]).write_text(
+        json.dumps({"verdict": verdict, "why": why, "figures": figures}, default=str)
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""Fifty hangs and twenty runs that are merely slow: whether the watch over ranks names the right rank and place.
+"""Fifty hangs and twenty runs that are merely slow: whether the watch over ranks names the right
+rank and place.
 
-    python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
+    python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind
+    hangs|healthy] [--at-once 1]
 
-Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go side by side. A hang
-is right if the first report, and the error that ends the run, name the rank and the line that stands still, each within
-twice its limit. A rank that computes would end after ten times `--end`: such a run is stopped once it was reported,
-unless `--to-the-end`. A slow run lasts longer than its limits, and is right if it comes to its end. `reported` and
-`ended` are the seconds that the ranks had stood still for, `over` the time from the verdict to the end of the program.
+Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go
+side by side. A hang is right if the first report, and the error that ends the run, name the rank
+and the line that stands still, each within twice its limit. A rank that computes would end after
+ten times `--end`: such a run is stopped once it was reported, unless `--to-the-end`. A slow run
+lasts longer than its limits, and is right if it comes to its end. `reported` and `ended` are the
+seconds that the ranks had stood still for, `over` the time from the verdict to the end of the
+program.
 """
 
 import argparse
@@ -57,17 +61,27 @@ class Run:
 
 
 def hangs() -> list[Run]:
-    """Fifty: where a rank sleeps, in loops of one's own and in the Trainer; what else a rank does; unequal calls."""
+    """Fifty: where a rank sleeps, in loops of one's own and in the Trainer; what else a rank does;
+    unequal calls.
+    """
     steps = [f"asleep@{place}" for place in ("first", "fourth", "usual", "late")]
     stages = [f"asleep@{place}" for place in ("validation", "checkpoint", "on_fit_end", "teardown")]
     others = ["spinning@first", "spinning", "regex", "native", "stopped"]
-    chosen = [*product(steps + stages, [*NEAR, FAR]), *product(others, NEAR[:2]), *product(AT_ONCE, [*NEAR, FAR])]
+    chosen = [
+        *product(steps + stages, [*NEAR, FAR]),
+        *product(others, NEAR[:2]),
+        *product(AT_ONCE, [*NEAR, FAR]),
+    ]
     return [Run(how, *combination) for how, combination in chosen]
 
 
 def healthy() -> list[Run]:
     """Every way of being slow, with three combinations; a slow disk with two."""
-    return [Run(how, *each) for how, each in product(SLOW, [*NEAR[:2], FAR]) if (how, each) != ("saves", FAR)]
+    return [
+        Run(how, *each)
+        for how, each in product(SLOW, [*NEAR[:2], FAR])
+        if (how, each) != ("saves", FAR)
+    ]
 
 
 def line_of(text: str) -> int:
@@ -100,13 +114,29 @@ def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
     stops = run.how.partition("@")[0] in AT_WORK and not arguments.to_the_end
     with tempfile.TemporaryDirectory() as folder:
         began_s, ended_s, code = time.monotonic(), None, None
-        own = [str(HANGING), run.how, run.strategy, run.launcher, str(arguments.limit), folder, str(arguments.end)]
+        own = [
+            str(HANGING),
+            run.how,
+            run.strategy,
+            run.launcher,
+            str(arguments.limit),
+            folder,
+            str(arguments.end),
+        ]
         with _starts:
-            process = programs.start([*command, *own], env=os.environ | {"OMP_NUM_THREADS": "1"}, merge_errors=True)
-        while (code := process.poll()) is None and time.monotonic() - began_s < 300 + 15 * arguments.end:
+            process = programs.start(
+                [*command, *own], env=os.environ | {"OMP_NUM_THREADS": "1"}, merge_errors=True
+            )
+        while (
+            code := process.poll()
+        ) is None and time.monotonic() - began_s < 300 + 15 * arguments.end:
             time.sleep(0.2)
             text = process.output()
-            if ended_s is None and (stops or "CORE_WATCH=report" in text) and "have made no progress for" in text:
+            if (
+                ended_s is None
+                and (stops or "CORE_WATCH=report" in text)
+                and "have made no progress for" in text
+            ):
                 ended_s = time.monotonic()
                 if stops:
                     break
@@ -114,7 +144,9 @@ def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
         if code is None:
             end(process)
         text = process.output()
-    reported = re.search(r"^core: (The ranks have made no progress for .*)$(?=\n  rank)", text, re.MULTILINE)
+    reported = re.search(
+        r"^core: (The ranks have made no progress for .*)$(?=\n  rank)", text, re.MULTILINE
+    )
     error = re.search(r"^core\.HangError: (.*)$", text, re.MULTILINE)
     return Outcome(code, text, reported[1] if reported else "", error[1] if error else "", over_s)
 
@@ -128,8 +160,12 @@ def end(process: programs.Program) -> None:
             each.kill()
 
 
-def is_named(run: Run, text: str, limit_s: float, *, is_certain: bool, is_first: bool = False) -> bool:
-    """True if a text names the rank and its line, soon enough. A stopped process shows its line as it is ended."""
+def is_named(
+    run: Run, text: str, limit_s: float, *, is_certain: bool, is_first: bool = False
+) -> bool:
+    """True if a text names the rank and its line, soon enough. A stopped process shows its line as
+    it is ended.
+    """
     words, line = HANGS[run.how.partition("@")[0]]
     found = re.search(rf"(?<!while )[Rr]ank 1 {words} at [^;]*?hanging.py:(\d+) in ", text)
     stood = seconds_of(text)
@@ -149,11 +185,17 @@ def is_right(kind: str, run: Run, outcome: Outcome, arguments: argparse.Namespac
     if kind == "healthy":
         return outcome.code == 0 and not outcome.error and "done" in outcome.text
     how = run.how.partition("@")[0]
-    reported = how in AT_ONCE or is_named(run, outcome.reported, arguments.limit, is_certain=False, is_first=True)
+    reported = how in AT_ONCE or is_named(
+        run, outcome.reported, arguments.limit, is_certain=False, is_first=True
+    )
     if how in AT_WORK and not arguments.to_the_end:
         return reported
     end_s = arguments.end * (10 if how in AT_WORK else 1)
-    return reported and outcome.code != 0 and is_named(run, outcome.error, end_s, is_certain=how in AT_ONCE)
+    return (
+        reported
+        and outcome.code != 0
+        and is_named(run, outcome.error, end_s, is_certain=how in AT_ONCE)
+    )
 
 
 @contextlib.contextmanager
@@ -177,14 +219,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose words match this expression")
     parser.add_argument("--kind", choices=("all", "hangs", "healthy"), default="all")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
-    parser.add_argument("--to-the-end", action="store_true", help="don't stop runs whose rank computes")
+    parser.add_argument(
+        "--to-the-end", action="store_true", help="don't stop runs whose rank computes"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *event: sys.exit(1))  # so that nothing is left
     chosen = [
         (kind, run)
         for kind, runs in (("hangs", hangs()), ("healthy", healthy()))
         for run in runs
-        if arguments.kind in ("all", kind) and re.search(arguments.only, f"{run.how} {run.strategy} {run.launcher}")
+        if arguments.kind in ("all", kind)
+        and re.search(arguments.only, f"{run.how} {run.strategy} {run.launcher}")
     ]
     table = Table("run", "strategy", "launcher", "code", "reported", "ended", "over", "right")
     numbers = {"hangs": [0, 0], "healthy": [0, 0]}
@@ -197,7 +242,15 @@ def main() -> None:
             seconds = map(seconds_of, (outcome.reported, outcome.error))
             stood = [f"{text} s" if text is not None else "" for text in seconds]
             over = f"{outcome.over_s:.1f} s" if outcome.error else ""
-            cells = (run.how, run.strategy, run.launcher, str(outcome.code), *stood, over, "yes" if right else "NO")
+            cells = (
+                run.how,
+                run.strategy,
+                run.launcher,
+                str(outcome.code),
+                *stood,
+                over,
+                "yes" if right else "NO",
+            )
             table.add_row(*cells)
             print(*cells, flush=True)
             if not right:
@@ -205,7 +258,8 @@ def main() -> None:
     Console(width=110).print(table)
     for kind, (right, number) in numbers.items():
         print(
-            f"{kind}: {right} of {number} right; load averages {', '.join(f'{each:.0f}' for each in os.getloadavg())}"
+            f"{kind}: {right} of {number} right; load averages "
+            f"{', '.join(f'{each:.0f}' for each in os.getloadavg())}"
         )
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/hivemind_overhead.py
 
-As `two_ranks.py` says, for one peer that is alone, and makes a step of each batch: the smallest step there is. Times
-of hivemind's own processes are in those of the clock only. By hand Adam counts a step of zeros too many, so that
-weights are close, and not the same.
+As `two_ranks.py` says, for one peer that is alone, and makes a step of each batch: the smallest
+step there is. Times of hivemind's own processes are in those of the clock only. By hand Adam counts
+a step of zeros too many, so that weights are close, and not the same.
 """
 
 import hivemind
@@ -40,4 +40,6 @@ def strategy() -> HivemindStrategy:
 
 
 if __name__ == "__main__":
-    compare({"hivemind": Contest(by_hand, strategy, ALONE, tolerance=2e-3)}, __doc__.splitlines()[0])
+    compare(
+        {"hivemind": Contest(by_hand, strategy, ALONE, tolerance=2e-3)}, __doc__.splitlines()[0]
+    )

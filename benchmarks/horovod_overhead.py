@@ -14,7 +14,9 @@ from core.strategies import HorovodStrategy
 def by_hand(num_steps: int) -> Run:
     module = Net()
     hvd.broadcast_parameters(module.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(module.configure_optimizers(), named_parameters=module.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        module.configure_optimizers(), named_parameters=module.named_parameters()
+    )
     watch = Stopwatch()
     for batch in Batches(num_steps):
         module(batch).backward()

@@ -1,9 +1,11 @@
-"""The cost of a training step over a loop that calls PopTorch by hand: calls, and microseconds of CPU.
+"""The cost of a training step over a loop that calls PopTorch by hand: calls, and microseconds of
+CPU.
 
     python benchmarks/ipu_overhead.py
 
-As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds. Where
-PopTorch isn't installed, its simulator takes its place: calls are right then, and times are those of the simulator.
+As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the
+rounds. Where PopTorch isn't installed, its simulator takes its place: calls are right then, and
+times are those of the simulator.
 """
 
 import argparse
@@ -47,12 +49,18 @@ def by_hand(num_steps: int) -> None:
 
 def trainer_loop(module_class: type[Net]):
     def run(num_steps: int) -> None:
-        Trainer(accelerator="ipu", devices=1, max_epochs=1, **OFF).fit(module_class(), Batches(num_steps))
+        Trainer(accelerator="ipu", devices=1, max_epochs=1, **OFF).fit(
+            module_class(), Batches(num_steps)
+        )
 
     return run
 
 
-RUNS = {"by hand": by_hand, "Trainer": trainer_loop(Net), "Trainer, one self.log": trainer_loop(LoggingNet)}
+RUNS = {
+    "by hand": by_hand,
+    "Trainer": trainer_loop(Net),
+    "Trainer, one self.log": trainer_loop(LoggingNet),
+}
 
 
 def per_step(measure, num_steps: int) -> float:
@@ -78,7 +86,14 @@ def main() -> None:
     medians = {name: statistics.median(own) for name, own in times.items()}
     for name in RUNS:
         more, ratio = calls[name] - calls["by hand"], medians[name] / medians["by hand"]
-        row = (name, f"{calls[name]:.1f}", f"{more:+.1f}", LIMITS[name], f"{medians[name]:.0f}", f"{ratio:.3f}")
+        row = (
+            name,
+            f"{calls[name]:.1f}",
+            f"{more:+.1f}",
+            LIMITS[name],
+            f"{medians[name]:.0f}",
+            f"{ratio:.3f}",
+        )
         table.add_row(*map(str, row))
     Console().print(table)
 

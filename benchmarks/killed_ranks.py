@@ -1,11 +1,12 @@
-"""Kill ranks of `core go-on` in each phase, and compare the weights with those of an undisturbed run.
+"""Kill ranks of `core go-on` in each phase, and compare the weights with those of an undisturbed
+run.
 
 python benchmarks/killed_ranks.py --kills 400 --forked
 python benchmarks/killed_ranks.py --kills 100 --forked --load 20
 python benchmarks/killed_ranks.py --kills 72
 
-A run meets several kills, one after the other; `meet` kills a rank while the others still meet after the one before.
-A parameter counts how often each sample was trained.
+A run meets several kills, one after the other; `meet` kills a rank while the others still meet
+after the one before. A parameter counts how often each sample was trained.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ import torch
 from core_testing import programs
 
 PHASES = ("set up", "data", "forward", "backward", "optimizer", "save", "validate", "meet", "end")
-WORLDS = [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4), ("parallel", 2), ("parallel", 4)]
+WORLDS = [
+    ("ddp", 2),
+    ("ddp", 3),
+    ("ddp", 4),
+    ("fsdp", 2),
+    ("fsdp", 3),
+    ("fsdp", 4),
+    ("parallel", 2),
+    ("parallel", 4),
+]
 STEPS = 40
 TOLERANCE = 1e-12
 PROGRAM = Path(__file__).parents[1] / "plugins/resilience/tests/lost_ranks_program.py"
@@ -38,17 +48,24 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=27)
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the run")
     parser.add_argument("--spares", type=int, default=0)
-    parser.add_argument("--forked", action="store_true", help="processes have imported torch already: less time each")
+    parser.add_argument(
+        "--forked",
+        action="store_true",
+        help="processes have imported torch already: less time each",
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.load)
+    ]
     try:
         results = drill(options, random.Random(options.seed))
     finally:
         for each in busy:
             each.kill()
     print(
-        f"torch {torch.__version__}, {options.load} busy processes, load {os.getloadavg()[1]:.1f}, seed {options.seed}"
+        f"torch {torch.__version__}, {options.load} busy processes, load {os.getloadavg()[1]:.1f}, "
+        f"seed {options.seed}"
     )
     print(table(results))
 
@@ -66,7 +83,10 @@ def drill(options: argparse.Namespace, rng: random.Random) -> list[dict]:
             results += judge(strategy, size, plan, weights, events, expected[strategy, size], text)
             if len(results) >= options.kills:
                 break
-            print(f"{len(results)} kills, {sum(not each['right'] for each in results)} wrong", flush=True)
+            print(
+                f"{len(results)} kills, {sum(not each['right'] for each in results)} wrong",
+                flush=True,
+            )
     return results
 
 
@@ -78,7 +98,10 @@ def make_plan(rng: random.Random, size: int) -> list[dict]:
     steps = sorted(rng.sample(range(1, STEPS), len(inner)))
     phases = [*inner, "end"]
     ranks = [rng.choice([0, size // 2, size - 1]) for _ in phases]
-    return [{"phase": p, "step": s, "rank": r} for p, s, r in zip(phases, [*steps, STEPS], ranks, strict=True)]
+    return [
+        {"phase": p, "step": s, "rank": r}
+        for p, s, r in zip(phases, [*steps, STEPS], ranks, strict=True)
+    ]
 
 
 def run(
@@ -88,11 +111,18 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         command = [*programs.CORE, "go-on", "--devices", str(size), "--spares", str(options.spares)]
         command += ["--max-losses", "100", str(PROGRAM), strategy, str(STEPS)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": folder}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PLAN": json.dumps(plan),
+            "CORE_MEMORY_FOLDER": folder,
+        }
         if options.forked:
             program = programs.start(command, cwd=folder, env=env, merge_errors=True)
         else:
-            program = subprocess.Popen(command, cwd=folder, env=env, stdout=-1, stderr=-2, text=True)
+            program = subprocess.Popen(
+                command, cwd=folder, env=env, stdout=-1, stderr=-2, text=True
+            )
         timeout_s = 240 * (1 + options.load / 4)
         try:
             text = program.communicate(timeout=timeout_s)[0]
@@ -107,7 +137,8 @@ def run(
 def judge(strategy, size, plan, weights, events, expected, text) -> list[dict]:
     """A row for each kill of a run: how the run ended, and how long it took to the next step.
 
-    A kill that is planned for a phase which doesn't come any more, as the last validation has been, is none.
+    A kill that is planned for a phase which doesn't come any more, as the last validation has been,
+    is none.
     """
     done = {event["round"]: event for event in events if event["kind"] == "kill"}
     first_steps = {}
@@ -118,7 +149,9 @@ def judge(strategy, size, plan, weights, events, expected, text) -> list[dict]:
     if not is_right:
         difference = None if weights is None else (weights - expected).abs().max().item()
         print(
-            f"{strategy} {size}: {len(done)} of {len(plan)} kills, difference {difference}\n{plan}\n{text}", flush=True
+            f"{strategy} {size}: {len(done)} of {len(plan)} kills, difference "
+            f"{difference}\n{plan}\n{text}",
+            flush=True,
         )
     rows = []
     for number, killed in done.items():
@@ -138,14 +171,18 @@ def judge(strategy, size, plan, weights, events, expected, text) -> list[dict]:
 
 
 def table(results: list[dict]) -> str:
-    lines = ["| killed in | ddp | fsdp | parallel | s to the next step: median, largest |", "| --- " * 5 + "|"]
+    lines = [
+        "| killed in | ddp | fsdp | parallel | s to the next step: median, largest |",
+        "| --- " * 5 + "|",
+    ]
     cells = defaultdict(list)
     for row in results:
         cells[row["phase"], row["strategy"]].append(row)
     for phase in PHASES:
         rows = [row for row in results if row["phase"] == phase]
         counts = [
-            f"{sum(r['right'] for r in cells[phase, s])} of {len(cells[phase, s])}" for s in ("ddp", "fsdp", "parallel")
+            f"{sum(r['right'] for r in cells[phase, s])} of {len(cells[phase, s])}"
+            for s in ("ddp", "fsdp", "parallel")
         ]
         times = [row["seconds"] for row in rows if row["seconds"] is not None]
         took = f"{statistics.median(times):.2f}, {max(times):.2f}" if times else ""

@@ -1,9 +1,11 @@
-"""Seconds from the death of a rank to the end of the next step: `core go-on`, with a spare, and torchrun's restart.
+"""Seconds from the death of a rank to the end of the next step: `core go-on`, with a spare, and
+torchrun's restart.
 
 python benchmarks/lost_ranks.py
 
-The ways take turns. Each trains a small network under ddp with two ranks and keeps the state in memory after each step;
-one rank is killed in the middle of a step, once the ranks have trained for a while.
+The ways take turns. Each trains a small network under ddp with two ranks and keeps the state in
+memory after each step; one rank is killed in the middle of a step, once the ranks have trained for
+a while.
 """
 
 import argparse
@@ -43,12 +45,22 @@ def main() -> None:
 def measure(words: list[str], rank: int) -> float:
     plan = [{"phase": "backward", "step": 400, "rank": rank}]
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": folder}
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PLAN": json.dumps(plan),
+            "CORE_MEMORY_FOLDER": folder,
+        }
         command = [sys.executable, "-m", "core", *words, PROGRAM, "ddp", "420"]
         subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
-        events = [json.loads(line) for line in Path(folder, "events.jsonl").read_text().splitlines()]
+        events = [
+            json.loads(line) for line in Path(folder, "events.jsonl").read_text().splitlines()
+        ]
     (killed,) = (event["time"] for event in events if event["kind"] == "kill")
-    return next(event["time"] for event in events if event["kind"] == "step" and event["round"] == 1) - killed
+    return (
+        next(event["time"] for event in events if event["kind"] == "step" and event["round"] == 1)
+        - killed
+    )
 
 
 if __name__ == "__main__":

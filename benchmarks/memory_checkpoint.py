@@ -1,11 +1,13 @@
-"""The cost of a step with `MemoryCheckpoint`: two ranks, each a node, with it and without it in turns.
+"""The cost of a step with `MemoryCheckpoint`: two ranks, each a node, with it and without it in
+turns.
 
-    torchrun --nproc-per-node 2 benchmarks/memory_checkpoint.py [--rounds 5] [--big-steps 8] [--small-steps 100]
+    torchrun --nproc-per-node 2 benchmarks/memory_checkpoint.py [--rounds 5] [--big-steps 8]
+    [--small-steps 100]
 
-The big model has 100 MB of weights in float32, and with Adam's moments a state of 302 MB; the small one has 4 KB. What
-is kept is written to `/dev/shm`, where the two nodes have a folder each; the network between them is the loopback. A
-round trains every contender once; a figure is the median over rounds of the median step, a ratio that of two runs of
-one round.
+The big model has 100 MB of weights in float32, and with Adam's moments a state of 302 MB; the small
+one has 4 KB. What is kept is written to `/dev/shm`, where the two nodes have a folder each; the
+network between them is the loopback. A round trains every contender once; a figure is the median
+over rounds of the median step, a ratio that of two runs of one round.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Net(Module):
     def __init__(self, width: int, num_layers: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(num_layers)))
+        self.layers = torch.nn.Sequential(
+            *(torch.nn.Linear(width, width, bias=False) for _ in range(num_layers))
+        )
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
         """The loss."""
@@ -48,7 +52,9 @@ class Net(Module):
 
 
 class Clock(Callback):
-    """CPU and clock from the beginning of each step to that of the next, whatever is done between them."""
+    """CPU and clock from the beginning of each step to that of the next, whatever is done between
+    them.
+    """
 
     def __init__(self) -> None:
         self.began: list[tuple[float, float]] = []
@@ -61,7 +67,9 @@ class Clock(Callback):
     def step_ms(self) -> list[float]:
         """Of a step in the middle: CPU of this process, and the clock."""
         pairs = list(zip(self.began[SKIPPED:], self.began[SKIPPED + 1 :], strict=False))
-        return [statistics.median(end[part] - begin[part] for begin, end in pairs) for part in (0, 1)]
+        return [
+            statistics.median(end[part] - begin[part] for begin, end in pairs) for part in (0, 1)
+        ]
 
 
 def train(strategy: str, model: str, num_steps: int, *, keeps: bool) -> list[float]:
@@ -90,7 +98,9 @@ def _medians(rows: list[list[float]], form: str) -> str:
 
 def main() -> None:
     """All ranks. Measure, and print a table on rank 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--big-steps", type=int, default=8)
     parser.add_argument("--small-steps", type=int, default=100)
@@ -107,16 +117,24 @@ def main() -> None:
         for _ in range(options.rounds):
             for strategy, model in contests:
                 num_steps = options.big_steps if model == "100 MB" else options.small_steps
-                without, kept = (train(strategy, model, num_steps, keeps=keeps) for keeps in (False, True))
+                without, kept = (
+                    train(strategy, model, num_steps, keeps=keeps) for keeps in (False, True)
+                )
                 found[strategy, model].append((without, kept))
     if dist.get_rank() == 0:
-        print("| strategy | weights | step: CPU, clock (ms) | with it: CPU, clock | ratio of CPU, of clock |")
+        print(
+            "| strategy | weights | step: CPU, clock (ms) | with it: CPU, clock | ratio of CPU, of "
+            "clock |"
+        )
         print("|" + " --- |" * 5)
         for (strategy, model), rows in found.items():
             cells = [_medians([row[which] for row in rows], ".1f") for which in (0, 1)]
             ratios = [[kept[part] / without[part] for part in (0, 1)] for without, kept in rows]
             print(f"| {strategy} | {model} | {cells[0]} | {cells[1]} | {_medians(ratios, '.2f')} |")
-        print(f"Load of the machine, which counts this too: {before:.1f} before, {os.getloadavg()[0]:.1f} after.")
+        print(
+            f"Load of the machine, which counts this too: {before:.1f} before, "
+            f"{os.getloadavg()[0]:.1f} after."
+        )
     dist.destroy_process_group()
 
 

@@ -1,17 +1,21 @@
-"""The cost of each dimension of core-parallel in two ranks: messages, bytes, the bubble, and CPU beside torch alone.
+"""The cost of each dimension of core-parallel in two ranks: messages, bytes, the bubble, and CPU
+beside torch alone.
 
-    torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B tensor]
+    torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B
+    tensor]
 
-Messages are counted below torch.distributed, as operations of `c10d`, in a step that makes no check. The bubble is
-that of the order in which the stages computed in a real step, with one unit of time for a forward and two for a
-backward. CPU is that of both ranks together: contenders take turns in going first, a round is so many steps of each,
-and a ratio is that of two runs of one round; beside its median is an interval in which the true one lies in 95 of 100
-cases. By hand means torch's own API: `torch.distributed.pipelining`, `parallelize_module`, `fully_shard`,
+Messages are counted below torch.distributed, as operations of `c10d`, in a step that makes no
+check. The bubble is that of the order in which the stages computed in a real step, with one unit of
+time for a forward and two for a backward. CPU is that of both ranks together: contenders take turns
+in going first, a round is so many steps of each, and a ratio is that of two runs of one round;
+beside its median is an interval in which the true one lies in 95 of 100 cases. By hand means
+torch's own API: `torch.distributed.pipelining`, `parallelize_module`, `fully_shard`,
 `DistributedDataParallel`. Both must reach the same loss. All checks are at their default.
 
-Contests begin after 17 steps, of which the 1st, 4th and 16th are compared with plain ones, as the 64th, the 256th and
-every 1000th are. The second table has the CPU of each check in a step that makes it: whether to compare is decided in
-each step, and batches are hashed in every 100th. Its shares are those of all checks, at these rates.
+Contests begin after 17 steps, of which the 1st, 4th and 16th are compared with plain ones, as the
+64th, the 256th and every 1000th are. The second table has the CPU of each check in a step that
+makes it: whether to compare is decided in each step, and batches are hashed in every 100th. Its
+shares are those of all checks, at these rates.
 """
 
 from __future__ import annotations
@@ -68,19 +72,27 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm_1(x)
         q, k, v = (
-            to(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for to in (self.query, self.key, self.value)
+            to(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for to in (self.query, self.key, self.value)
         )
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-PLAN = {**dict.fromkeys(("query", "key", "value", "up"), "colwise"), **dict.fromkeys(("out", "down"), "rowwise")}
+PLAN = {
+    **dict.fromkeys(("query", "key", "value", "up"), "colwise"),
+    **dict.fromkeys(("out", "down"), "rowwise"),
+}
 
 
 def make_parts() -> list[nn.Module]:
@@ -108,7 +120,7 @@ def adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-3)
 
 
-# core ---------------------------------------------------------------------------------------------------------------
+# core ---------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -141,13 +153,15 @@ def by_core(**options: Any) -> Ours:
     return Ours(strategy, step)
 
 
-# by hand ------------------------------------------------------------------------------------------------------------
+# by hand ------------------------------------------------------------------------------------------
 
 
 def by_hand_in_stages(name: str, numbers: Sequence[int], cuts: Sequence[int]) -> Step:
     parts = make_parts()
     ends = [sum(cuts[: number + 1]) for number in range(len(cuts))]
-    own = nn.ModuleDict({str(one): nn.Sequential(*parts[ends[one] - cuts[one] : ends[one]]) for one in numbers})
+    own = nn.ModuleDict(
+        {str(one): nn.Sequential(*parts[ends[one] - cuts[one] : ends[one]]) for one in numbers}
+    )
     stages = [PipelineStage(own[str(one)], one, len(cuts), torch.device("cpu")) for one in numbers]
     make = get_schedule_class(name)
     schedule = make(stages if len(stages) > 1 else stages[0], MICROBATCHES, loss_fn=loss_of)
@@ -214,8 +228,12 @@ def contests() -> dict[str, Contest]:
 
     return {
         "data=2": Contest({"data": 2}, lambda: by_hand(nn.parallel.DistributedDataParallel, True)),
-        "shard=2": Contest({"shard": 2, "auto_wrap_policy": {Block}}, lambda: by_hand(cut_in_shards, True)),
-        "tensor=2": Contest({"tensor": 2, "tensor_plan": plan}, lambda: by_hand(cut_in_tensors, False)),
+        "shard=2": Contest(
+            {"shard": 2, "auto_wrap_policy": {Block}}, lambda: by_hand(cut_in_shards, True)
+        ),
+        "tensor=2": Contest(
+            {"tensor": 2, "tensor_plan": plan}, lambda: by_hand(cut_in_tensors, False)
+        ),
         "context=2": Contest({"context": 2}),
         "context=2, gather": Contest({"context": 2, "context_attention": "gather"}),
         "pipeline=2": Contest({**pipeline, "balance": two}),
@@ -226,7 +244,7 @@ def contests() -> dict[str, Contest]:
     }
 
 
-# figures ------------------------------------------------------------------------------------------------------------
+# figures ------------------------------------------------------------------------------------------
 
 
 class Counted(TorchDispatchMode):
@@ -292,12 +310,22 @@ _UNITS = ("forward", "backward", "weights")
 
 
 def replay(ranks: Sequence[Sequence[Span]]) -> float:
-    """The share of time in which ranks wait if a forward takes 1, and a backward 2: 1 for inputs, 1 for weights."""
+    """The share of time in which ranks wait if a forward takes 1, and a backward 2: 1 for inputs, 1
+    for weights.
+    """
     orders = [
-        list(dict.fromkeys((s.kind, s.stage, s.microbatch) for s in spans if s.kind in _UNITS)) for spans in ranks
+        list(dict.fromkeys((s.kind, s.stage, s.microbatch) for s in spans if s.kind in _UNITS))
+        for spans in ranks
     ]
-    apart = {(stage, index) for order in orders for kind, stage, index in order if kind == "weights"}
-    last, ends, clocks, work = max(stage for order in orders for _, stage, _ in order), {}, [0.0] * len(orders), 0.0
+    apart = {
+        (stage, index) for order in orders for kind, stage, index in order if kind == "weights"
+    }
+    last, ends, clocks, work = (
+        max(stage for order in orders for _, stage, _ in order),
+        {},
+        [0.0] * len(orders),
+        0.0,
+    )
     while any(orders):
         left = sum(map(len, orders))
         for rank, order in enumerate(orders):
@@ -332,7 +360,9 @@ def cpu_ms(step: Step, num_steps: int) -> float:
 
 
 def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[str]:
-    """Medians of both, and of their ratios; the loss of both must be the same, where a rank has it."""
+    """Medians of both, and of their ratios; the loss of both must be the same, where a rank has
+    it.
+    """
     for _ in range(17):
         one, other = ours(), theirs()
         assert other is None or abs(one - other) < 1e-3, (one, other)
@@ -346,7 +376,11 @@ def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[s
     medians = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratios = sorted(one / other for one, other in pairs)
     least, most = (ratios[place] for place in interval(num_rounds))
-    return [*(f"{one:.1f}" for one in medians), f"{statistics.median(ratios):.3f}", f"{least:.3f} to {most:.3f}"]
+    return [
+        *(f"{one:.1f}" for one in medians),
+        f"{statistics.median(ratios):.3f}",
+        f"{least:.3f} to {most:.3f}",
+    ]
 
 
 @contextmanager
@@ -362,7 +396,9 @@ def checking(*, compares: bool = False, hashes: bool = False) -> Iterator[None]:
 
 @contextmanager
 def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
-    """A context in which the seconds of CPU that functions take are noted; they are given as owners and names."""
+    """A context in which the seconds of CPU that functions take are noted; they are given as owners
+    and names.
+    """
     found: list[float] = []
 
     def around(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -382,7 +418,9 @@ def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
 
 
 def cost_of_checks(step: Step, num_rounds: int) -> list[str]:
-    """Milliseconds of a step, and of each check in one that makes it; their shares of steps after the first 1,000."""
+    """Milliseconds of a step, and of each check in one that makes it; their shares of steps after
+    the first 1,000.
+    """
     decides = (check_keys.CheckKeys, "is_new"), (check_keys, "agreed"), (sequence, "agreed")
     own = {"decides": 0.0, "hashes": 0.0}
     plain, compared = [], []
@@ -402,13 +440,21 @@ def cost_of_checks(step: Step, num_rounds: int) -> list[str]:
     compare = max(0.0, statistics.median(compared) - usual)
     shares = [decide / usual, hashed / 100 / usual, compare / 1000 / usual]
     of_first = decide / usual + hashed / 100 / usual + 6 * compare / 1000 / usual
-    return [f"{one:.2f}" for one in (usual, decide, hashed, compare)] + [f"{sum(shares):.2%}", f"{of_first:.2%}"]
+    return [f"{one:.2f}" for one in (usual, decide, hashed, compare)] + [
+        f"{sum(shares):.2%}",
+        f"{of_first:.2%}",
+    ]
 
 
 def interval(number: int) -> tuple[int, int]:
-    """Places in a sorted list between which the median of all lies, in 95 of 100 cases if the list is long enough."""
+    """Places in a sorted list between which the median of all lies, in 95 of 100 cases if the list
+    is long enough.
+    """
     below = 0
-    while below < number // 2 and 2 * sum(math.comb(number, one) for one in range(below + 2)) <= 0.05 * 2**number:
+    while (
+        below < number // 2
+        and 2 * sum(math.comb(number, one) for one in range(below + 2)) <= 0.05 * 2**number
+    ):
         below += 1
     return below, number - 1 - below
 
@@ -417,11 +463,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=4, help="of a run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="(default: %(default)s)")
-    parser.add_argument("--only", nargs="*", default=[], help="contests whose names have one of these in them")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="contests whose names have one of these in them"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    table = Table("", "sends", "collectives", "KiB", "by hand", "", "", "bubble", "ms CPU", "by hand", "ratio", "95 %")
+    table = Table(
+        "",
+        "sends",
+        "collectives",
+        "KiB",
+        "by hand",
+        "",
+        "",
+        "bubble",
+        "ms CPU",
+        "by hand",
+        "ratio",
+        "95 %",
+    )
     of_checks = Table("", "ms CPU", "decides", "hashes", "compares", "share", "of the first 1,000")
     before = os.getloadavg()[0]
     for name, contest in contests().items():

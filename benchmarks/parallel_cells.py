@@ -1,9 +1,11 @@
-"""By hand: every cell of pipeline, schedule, data and tensor that needs at most 8 ranks, and further axes with them.
+"""By hand: every cell of pipeline, schedule, data and tensor that needs at most 8 ranks, and
+further axes with them.
 
     python benchmarks/parallel_cells.py [part of a cell's text ...]
 
-prints the largest difference of a weight from that of one device after 20 steps (windows of 2 batches of 8, the last of
-an epoch of 6, clipped). A cell that differs by more than 1e-12 ends it with an error.
+prints the largest difference of a weight from that of one device after 20 steps (windows of 2
+batches of 8, the last of an epoch of 6, clipped). A cell that differs by more than 1e-12 ends it
+with an error.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def _make() -> Step:
 
 
 class _MixedNet(Net):
-    """Six parts; the second block and the last have experts, the first part and the last have none."""
+    """Six parts; the second block and the last have experts, the first part and the last have
+    none.
+    """
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -78,7 +82,9 @@ def _make_mixed() -> Step:
 
 
 def _difference(mesh: dict[str, Any], make: Any) -> float:
-    """The largest difference of a weight from that of one device, or of a value, if all ranks have all data."""
+    """The largest difference of a weight from that of one device, or of a value, if all ranks have
+    all data.
+    """
     own = partial(train, make=make, **_OPTIONS)
     backend = on(**mesh)
     weights, values = backend.run(own)[0]

@@ -1,11 +1,13 @@
-"""Published Lightning programs as pipelines: `pipeline()` is added to their module, and nothing else is changed.
+"""Published Lightning programs as pipelines: `pipeline()` is added to their module, and nothing
+else is changed.
 
     git clone https://github.com/Lightning-AI/pytorch-lightning lightning
     python benchmarks/pipeline_of_lightning.py --checkout lightning
 
-The programs are two of Lightning's examples, on one device and on two ranks, by `core run --lightning`. Printed is the
-largest difference of a number in the checkpoints of both. MNIST and ImageNet are scikit-learn's digits, written where
-the programs look for theirs. Needs torchvision and scikit-learn.
+The programs are two of Lightning's examples, on one device and on two ranks, by
+`core run --lightning`. Printed is the largest difference of a number in the checkpoints of both.
+MNIST and ImageNet are scikit-learn's digits, written where the programs look for theirs. Needs
+torchvision and scikit-learn.
 """
 
 from __future__ import annotations
@@ -39,17 +41,25 @@ RESNET = """    def pipeline(self):
         return [net.conv1, net.bn1, net.relu, net.maxpool, *blocks, net.avgpool, lambda x: x.flatten(1), net.fc]
 
 """
-STRATEGY = "--trainer.strategy=core_parallel.MeshParallelStrategy --trainer.strategy.pipeline=2 --trainer.devices=2"
+STRATEGY = (
+    "--trainer.strategy=core_parallel.MeshParallelStrategy --trainer.strategy.pipeline=2 "
+    "--trainer.devices=2"
+)
 SCHEDULE = f"{STRATEGY} --trainer.strategy.schedule=1F1B"
 COMMON = "--trainer.max_epochs=1 --trainer.accelerator=cpu --trainer.precision=64-true"
 LIMITS = "--trainer.limit_train_batches=20 --trainer.limit_val_batches=4"
 OTHERS = "--trainer.limit_test_batches=4 --trainer.limit_predict_batches=4"
-IMAGENET = "fit --model.data_path=imagenet --model.workers=0 --model.lr=0.01 --trainer.use_distributed_sampler=true"
+IMAGENET = (
+    "fit --model.data_path=imagenet --model.workers=0 --model.lr=0.01 "
+    "--trainer.use_distributed_sampler=true"
+)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program: its file, what is added to its module, its words on one device, and those as a pipeline, by name."""
+    """A program: its file, what is added to its module, its words on one device, and those as a
+    pipeline, by name.
+    """
 
     path: str
     added: str
@@ -114,7 +124,12 @@ def run(program: Path, words: str) -> dict[str, Tensor]:
     log = program.with_suffix(".log")
     with log.open("w") as output:
         done = subprocess.run(
-            command, cwd=program.parent, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
+            command,
+            cwd=program.parent,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
     if done.returncode:
         raise SystemExit(log.read_text()[-3000:])
@@ -142,7 +157,10 @@ def main() -> None:
                 found = run(program, words)
                 assert found.keys() == expected.keys()
                 worst = max(float((found[key] - expected[key]).abs().max()) for key in expected)
-                print(f"{title}, {name}: {len(expected)} tensors, largest difference {worst:.1e}", flush=True)
+                print(
+                    f"{title}, {name}: {len(expected)} tensors, largest difference {worst:.1e}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     tox exec -e tests -- python benchmarks/plans.py [8B 70B 400B]
 
-Needs core-plan, core-ddp, core-fsdp, core-parallel and transformers. Models are Llama's shapes of 8 and 70 billion
-parameters, and a mixture of 128 experts of 400 billion, in bfloat16 with units computed again in backward; a rank has
-one sequence of 4,096 tokens a batch.
+Needs core-plan, core-ddp, core-fsdp, core-parallel and transformers. Models are Llama's shapes of 8
+and 70 billion parameters, and a mixture of 128 experts of 400 billion, in bfloat16 with units
+computed again in backward; a rank has one sequence of 4,096 tokens a batch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _show(size: str, strategy: str, ranks: int) -> None:
     )
     took_s = time.monotonic() - started_s
     peak = found.failure[:80] if found.failure else f"{found.peak_bytes / 2**30:.1f} GiB"
-    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20  # of any process that has planned
+    # of any process that has planned
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(f"{size:6} {strategy:20} {ranks:6} {peak:>12} {took_s:8.1f} {most:6.2f} GiB", flush=True)
 
 

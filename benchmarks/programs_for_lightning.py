@@ -1,14 +1,17 @@
-"""Programs for Lightning, unchanged, on Lightning and on core-lightning: their weights side by side, as a table.
+"""Programs for Lightning, unchanged, on Lightning and on core-lightning: their weights side by
+side, as a table.
 
     git clone https://github.com/Lightning-AI/pytorch-lightning lightning
     python benchmarks/programs_for_lightning.py run --checkout lightning --into results.json
-    python benchmarks/programs_for_lightning.py run on_gluonts --python gluonts-env/bin/python --into results.json
-    python benchmarks/programs_for_lightning.py table results.json --write docs/lightning.md
+    python benchmarks/programs_for_lightning.py run on_gluonts --python gluonts-env/bin/python
+    --into results.json python benchmarks/programs_for_lightning.py table results.json --write
+    docs/lightning.md
 
-The programs are Lightning's own examples that need no network, and those in `programs_for_lightning/`, which call
-published packages on small data. MNIST is random pixels and WikiText-2 is 400,000 words in turn, the same for both.
-Each program runs once by `python` and once by `core run --lightning`, in a folder of its own, with seeds set before its
-first line. After each call of a Trainer, and for Fabric at the program's end, all weights are compared, bit by bit.
+The programs are Lightning's own examples that need no network, and those in
+`programs_for_lightning/`, which call published packages on small data. MNIST is random pixels and
+WikiText-2 is 400,000 words in turn, the same for both. Each program runs once by `python` and once
+by `core run --lightning`, in a folder of its own, with seeds set before its first line. After each
+call of a Trainer, and for Fabric at the program's end, all weights are compared, bit by bit.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ HERE = Path(__file__).resolve()
 PACKAGES = HERE.with_suffix("")
 BEGIN, END = "<!-- programs_for_lightning.py writes this table -->", "<!-- the table ends -->"
 _CLI = (
-    "--data.batch_size=32 --trainer.max_epochs=1 --trainer.limit_train_batches=2 --trainer.limit_val_batches=2"
-    " --trainer.limit_test_batches=2 --trainer.limit_predict_batches=2 --optimizer=Adam --trainer.accelerator=cpu"
+    "--data.batch_size=32 --trainer.max_epochs=1 --trainer.limit_train_batches=2 "
+    "--trainer.limit_val_batches=2 --trainer.limit_test_batches=2 "
+    "--trainer.limit_predict_batches=2 --optimizer=Adam --trainer.accelerator=cpu"
 )
 """As Lightning's own script that runs the examples has them."""
 
@@ -57,13 +61,20 @@ EXAMPLES = {
     "backbone_image_classifier": Program("pytorch/basics", f"backbone_image_classifier.py {_CLI}"),
     "transformer": Program("pytorch/basics", "transformer.py"),
     "profiler_example": Program(
-        "pytorch/basics", "profiler_example.py predict --trainer.limit_predict_batches=2 --trainer.accelerator=cpu"
+        "pytorch/basics",
+        "profiler_example.py predict --trainer.limit_predict_batches=2 --trainer.accelerator=cpu",
     ),
-    "generative_adversarial_net": Program("pytorch/domain_templates", "generative_adversarial_net.py"),
+    "generative_adversarial_net": Program(
+        "pytorch/domain_templates", "generative_adversarial_net.py"
+    ),
     "reinforce_learn_Qnet": Program("pytorch/domain_templates", "reinforce_learn_Qnet.py"),
     "reinforce_learn_ppo": Program("pytorch/domain_templates", "reinforce_learn_ppo.py"),
-    "computer_vision_fine_tuning": Program("pytorch/domain_templates", "computer_vision_fine_tuning.py fit"),
-    "semantic_segmentation": Program("pytorch/domain_templates", "semantic_segmentation.py --data_path kitti"),
+    "computer_vision_fine_tuning": Program(
+        "pytorch/domain_templates", "computer_vision_fine_tuning.py fit"
+    ),
+    "semantic_segmentation": Program(
+        "pytorch/domain_templates", "semantic_segmentation.py --data_path kitti"
+    ),
     "imagenet": Program("pytorch/domain_templates", "imagenet.py fit --model.data_path imagenet"),
     "servable_module": Program("pytorch/servable_module", "production.py"),
     "tensor_parallel": Program("pytorch/tensor_parallel", "train.py"),
@@ -73,7 +84,9 @@ EXAMPLES = {
     "fabric/language_model": Program("fabric/language_model", "train.py"),
     "fabric/dcgan": Program("fabric/dcgan", "train_fabric.py"),
     "fabric/meta_learning": Program("fabric/meta_learning", "train_fabric.py"),
-    "fabric/reinforcement_learning": Program("fabric/reinforcement_learning", "train_fabric.py --total-timesteps 512"),
+    "fabric/reinforcement_learning": Program(
+        "fabric/reinforcement_learning", "train_fabric.py --total-timesteps 512"
+    ),
     "fabric/tensor_parallel": Program("fabric/tensor_parallel", "train.py"),
 }
 
@@ -93,9 +106,14 @@ def note_fabric(out: Path) -> None:
     def write() -> None:
         if given:
             states = [module.state_dict() for module in given]
-            total = sum(float(value.double().abs().sum()) for state in states for value in state.values())
+            total = sum(
+                float(value.double().abs().sum()) for state in states for value in state.values()
+            )
             with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"stage": "fabric", "digest": _digest(states), "weights": total}) + "\n")
+                file.write(
+                    json.dumps({"stage": "fabric", "digest": _digest(states), "weights": total})
+                    + "\n"
+                )
 
     atexit.register(write)
 
@@ -103,7 +121,11 @@ def note_fabric(out: Path) -> None:
 def make_data(work: Path) -> None:
     """Write random digits where torchvision and Lightning's demo look for them, and a text."""
     draws = torch.Generator().manual_seed(0)
-    for root in (*(above / "Datasets" for above in work.parents[1:3]), work / "data", work / "Datasets"):
+    for root in (
+        *(above / "Datasets" for above in work.parents[1:3]),
+        work / "data",
+        work / "Datasets",
+    ):
         (raw := root / "MNIST" / "raw").mkdir(parents=True, exist_ok=True)
         (whole := root / "MNIST" / "complete").mkdir(exist_ok=True)
         for name, file, number in (("train", "training.pt", 60000), ("t10k", "test.pt", 10000)):
@@ -111,14 +133,20 @@ def make_data(work: Path) -> None:
             classes = torch.randint(0, 10, (number,), generator=draws, dtype=torch.uint8)
             torch.save((images, classes.long()), whole / file)
             for kind, values in (("images-idx3", images[:2000]), ("labels-idx1", classes[:2000])):
-                head = struct.pack(">HBB", 0, 8, values.dim()) + struct.pack(f">{values.dim()}I", *values.shape)
+                head = struct.pack(">HBB", 0, 8, values.dim()) + struct.pack(
+                    f">{values.dim()}I", *values.shape
+                )
                 (raw / f"{name}-{kind}-ubyte").write_bytes(head + values.numpy().tobytes())
         words = " ".join(f"w{number % 997}" for number in range(400_000))
         (root / "wikitext-2.txt").write_text(words, encoding="utf-8")
 
 
-def run(program: Path, command: str, python: str, on_core: bool, work: Path, limit_s: int) -> dict[str, Any]:
-    """Run a program in a copy of its folder; the status, the last line of its output, and what was noted."""
+def run(
+    program: Path, command: str, python: str, on_core: bool, work: Path, limit_s: int
+) -> dict[str, Any]:
+    """Run a program in a copy of its folder; the status, the last line of its output, and what was
+    noted.
+    """
     folder = work / "examples" / "group" / "program"
     folder.mkdir(parents=True)
     subprocess.run(["cp", "-r", f"{program}/.", str(folder)], check=True)
@@ -137,7 +165,13 @@ def run(program: Path, command: str, python: str, on_core: bool, work: Path, lim
     with (work / "output.txt").open("wb") as log:
         try:
             done = subprocess.run(
-                words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=limit_s, check=False
+                words,
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
             )
             status = done.returncode
         except subprocess.TimeoutExpired:
@@ -153,9 +187,12 @@ def run(program: Path, command: str, python: str, on_core: bool, work: Path, lim
 def versions(python: str, names: list[str]) -> str:
     """The versions of installed distributions."""
     ask = (
-        "import sys; from importlib.metadata import version as v; print(' '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
+        "import sys; from importlib.metadata import version as v; print(' '.join(f'{n} {v(n)}' "
+        "for n in sys.argv[1:]))"
     )
-    return subprocess.run([python, "-c", ask, *names], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", ask, *names], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 # The table.
@@ -180,7 +217,8 @@ def row(name: str, found: dict[str, Any]) -> str:
             verdict = f"equal, bit by bit, after {len(pairs)} call{'s' * (len(pairs) != 1)}"
         else:
             apart = max(
-                abs(one["weights"] - other["weights"]) / max(abs(one["weights"]), 1e-12) for one, other in pairs
+                abs(one["weights"] - other["weights"]) / max(abs(one["weights"]), 1e-12)
+                for one, other in pairs
             )
             verdict = f"{same} of {len(pairs)} equal; sums of weights differ by {apart:.1e}"
     return f"| {found.get('label', name)} | {verdict} |"
@@ -196,20 +234,31 @@ def _reason(side: dict[str, Any]) -> str:
 def table(results: dict[str, Any]) -> str:
     """The rows of all programs that run on one side at least, and the names of the others."""
     ordered = sorted(results.items(), key=lambda item: (item[0].startswith("on_"), item[0]))
-    neither = [name for name, found in ordered if found["lightning"]["status"] and found["core"]["status"]]
+    neither = [
+        name for name, found in ordered if found["lightning"]["status"] and found["core"]["status"]
+    ]
     rows = [row(name, found) for name, found in ordered if name not in neither]
     if neither:
-        rows += ["", f"On neither: {', '.join(results[name].get('label', name) for name in neither)}."]
+        rows += [
+            "",
+            f"On neither: {', '.join(results[name].get('label', name) for name in neither)}.",
+        ]
     return "\n".join(["| program | weights |", "| --- | --- |", *rows])
 
 
 def main() -> None:
     """Run programs, or write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "table"))
-    parser.add_argument("names", nargs="*", help="examples, or programs that begin with on_; for table the results")
+    parser.add_argument(
+        "names", nargs="*", help="examples, or programs that begin with on_; for table the results"
+    )
     parser.add_argument("--checkout", type=Path, help="of Lightning, for its examples")
-    parser.add_argument("--python", default=sys.executable, help="of an environment with core and the package")
+    parser.add_argument(
+        "--python", default=sys.executable, help="of an environment with core and the package"
+    )
     parser.add_argument("--into", type=Path, default=Path("results.json"))
     parser.add_argument("--limit-s", type=int, default=300)
     parser.add_argument("--write", type=Path, help="the page that has the table")
@@ -236,13 +285,21 @@ def main() -> None:
                 label = versions(options.python, first.removeprefix("# ").split()[:1])
             else:
                 example = EXAMPLES[name]
-                source, command, label = options.checkout / "examples" / example.folder, example.command, f"`{name}`"
+                source, command, label = (
+                    options.checkout / "examples" / example.folder,
+                    example.command,
+                    f"`{name}`",
+                )
             found: dict[str, Any] = {
-                side: run(source, command, options.python, side == "core", work / side, options.limit_s)
+                side: run(
+                    source, command, options.python, side == "core", work / side, options.limit_s
+                )
                 for side in ("lightning", "core")
             }
             found["label"] = label
-        results = json.loads(options.into.read_text(encoding="utf-8")) if options.into.exists() else {}
+        results = (
+            json.loads(options.into.read_text(encoding="utf-8")) if options.into.exists() else {}
+        )
         results[name] = found
         options.into.write_text(json.dumps(results, indent=1), encoding="utf-8")
         print(row(name, found), flush=True)

@@ -33,13 +33,23 @@ _SIZES = {
     "pad_token_id": 0,
     "attention_dropout": 0.0,
 }
-_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH}
+_EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": WIDTH,
+}
 
 
 class Learner(Module):
     """A module of one published model; `step` computes the loss, a mean over samples."""
 
-    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Tensor], draw: Callable[[], list[Tensor]]):
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Callable[[nn.Module, Any], Tensor],
+        draw: Callable[[], list[Tensor]],
+    ):
         super().__init__()
         self.model, self._step, self.draw = model, step, draw
 
@@ -74,7 +84,11 @@ def _speech() -> list[Tensor]:
 
 
 def _noise() -> list[Tensor]:
-    return [torch.randn(SAMPLES, 3, 16, 16), torch.randn(SAMPLES, 3, 16, 16), torch.randint(0, 1000, (SAMPLES,))]
+    return [
+        torch.randn(SAMPLES, 3, 16, 16),
+        torch.randn(SAMPLES, 3, 16, 16),
+        torch.randint(0, 1000, (SAMPLES,)),
+    ]
 
 
 def _places(words: Tensor) -> Tensor:
@@ -104,7 +118,10 @@ def _masked_word(model: Any, batch: Any) -> Tensor:
 
 def _translation(model: Any, batch: Any) -> Tensor:
     words, answers = batch
-    return _of_words(model(input_ids=words, decoder_input_ids=answers, use_cache=False).logits[:, :-1], answers[:, 1:])
+    return _of_words(
+        model(input_ids=words, decoder_input_ids=answers, use_cache=False).logits[:, :-1],
+        answers[:, 1:],
+    )
 
 
 def _transcription(model: Any, batch: Any) -> Tensor:
@@ -158,7 +175,11 @@ class Translator(nn.Module):
 
     def forward(self, words: Tensor, answers: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(answers.size(1))
-        return self.head(self.transformer(self.source(words), self.target(answers), tgt_mask=mask, tgt_is_causal=True))
+        return self.head(
+            self.transformer(
+                self.source(words), self.target(answers), tgt_mask=mask, tgt_is_causal=True
+            )
+        )
 
 
 def _outputs(given: tuple[Tensor, Any]) -> Tensor:
@@ -177,7 +198,16 @@ class Recurrent(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WORDS)
 
     def pipeline(self) -> list[Any]:
-        return [self.embed, self.lower, _outputs, self.upper, _outputs, self.up, torch.relu, self.down]
+        return [
+            self.embed,
+            self.lower,
+            _outputs,
+            self.upper,
+            _outputs,
+            self.up,
+            torch.relu,
+            self.down,
+        ]
 
     def forward(self, words: Tensor) -> Tensor:
         return self.down(self.up(self.upper(self.lower(self.embed(words))[0])[0]).relu())
@@ -200,7 +230,9 @@ def _causal(name: str, **options: Any) -> Callable[[], Learner]:
 def _bert() -> Learner:
     import transformers
 
-    config = transformers.BertConfig(**_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = transformers.BertConfig(
+        **_SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     return Learner(transformers.BertForMaskedLM(config), _masked_word, _words)
 
 
@@ -208,7 +240,13 @@ def _t5() -> Learner:
     import transformers
 
     config = transformers.T5Config(
-        vocab_size=WORDS, d_model=WIDTH, d_kv=8, d_ff=2 * WIDTH, num_layers=2, num_heads=4, dropout_rate=0.0
+        vocab_size=WORDS,
+        d_model=WIDTH,
+        d_kv=8,
+        d_ff=2 * WIDTH,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
     )
     return Learner(transformers.T5ForConditionalGeneration(config), _translation, _pairs)
 
@@ -216,7 +254,11 @@ def _t5() -> Learner:
 def _whisper() -> Learner:
     import transformers
 
-    layers = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("ffn_dim", 64))}
+    layers = {
+        f"{side}_{what}": n
+        for side in ("encoder", "decoder")
+        for what, n in (("layers", 2), ("ffn_dim", 64))
+    }
     heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     config = transformers.WhisperConfig(
         vocab_size=WORDS,
@@ -227,12 +269,17 @@ def _whisper() -> Learner:
         dropout=0.0,
         **layers,
         **heads,
-        **{f"{name}_token_id": index for index, name in enumerate(("pad", "bos", "eos", "decoder_start"))},
+        **{
+            f"{name}_token_id": index
+            for index, name in enumerate(("pad", "bos", "eos", "decoder_start"))
+        },
     )
     return Learner(transformers.WhisperForConditionalGeneration(config), _transcription, _speech)
 
 
-_VISION = {**{name: _SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}}
+_VISION = {
+    **{name: _SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+}
 
 
 def _vit() -> Learner:
@@ -263,7 +310,9 @@ def _clip() -> Learner:
 def _mamba() -> Learner:
     import transformers
 
-    config = transformers.MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, state_size=4, num_hidden_layers=LAYERS)
+    config = transformers.MambaConfig(
+        vocab_size=WORDS, hidden_size=WIDTH, state_size=4, num_hidden_layers=LAYERS
+    )
     return Learner(transformers.MambaForCausalLM(config), _next_word_without_places, _words)
 
 
@@ -288,7 +337,8 @@ def _timm(name: str, **options: Any) -> Callable[[], Learner]:
 def _resnet() -> Learner:
     import torchvision
 
-    # In smaller images its last batch norms have one value of each sample: of two samples, rounding decides.
+    # In smaller images its last batch norms have one value of each sample: of two samples, rounding
+    # decides.
     return Learner(torchvision.models.resnet18(num_classes=10), _label, partial(_images, 2 * IMAGE))
 
 
@@ -307,8 +357,20 @@ def _unet() -> Learner:
     return Learner(model, _denoising, _noise)
 
 
-_DEEPSEEK = {"first_k_dense_replace": 1, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
-_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+_DEEPSEEK = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+}
 MODELS: dict[str, Callable[[], Learner]] = {
     "Llama": _causal("Llama"),
     "Llama, tied": _causal("Llama", tie_word_embeddings=True),
@@ -329,9 +391,16 @@ MODELS: dict[str, Callable[[], Learner]] = {
     "CLIP": _clip,
     "Mamba": _mamba,
     "timm's ViT": _timm(
-        "vit_tiny_patch16_224", img_size=IMAGE, patch_size=8, embed_dim=WIDTH, depth=LAYERS, num_heads=4
+        "vit_tiny_patch16_224",
+        img_size=IMAGE,
+        patch_size=8,
+        embed_dim=WIDTH,
+        depth=LAYERS,
+        num_heads=4,
     ),
-    "timm's ConvNeXt": _timm("convnext_atto", depths=(1, 1, 2, 1), dims=(8, 16, 32, 32), drop_path_rate=0.0),
+    "timm's ConvNeXt": _timm(
+        "convnext_atto", depths=(1, 1, 2, 1), dims=(8, 16, 32, 32), drop_path_rate=0.0
+    ),
     "torchvision's ResNet": _resnet,
     "diffusers' U-Net": _unet,
     "nn.Transformer": lambda: Learner(Translator(), _both_sides, _pairs),
@@ -353,11 +422,18 @@ class _Doubled(types.ModuleType):
 
 
 def in_float64() -> None:
-    """Compute in this process in float64, also where a model of a library names float32; for no other purpose."""
+    """Compute in this process in float64, also where a model of a library names float32; for no
+    other purpose.
+    """
     torch.set_default_dtype(torch.float64)
     doubled, single = _Doubled(), Tensor.float
     for name, module in list(sys.modules.items()):
-        computes = re.match(r"transformers\.(models\..*\.modeling_|integrations|loss|modeling_rope)|diffusers\.", name)
+        computes = re.match(
+            r"transformers\.(models\..*\.modeling_|integrations|loss|modeling_rope)|diffusers\.",
+            name,
+        )
         if computes and vars(module).get("torch") is torch:
             module.torch = doubled
-    Tensor.float = lambda self, **options: self if self.dtype == torch.float64 else single(self, **options)
+    Tensor.float = lambda self, **options: (
+        self if self.dtype == torch.float64 else single(self, **options)
+    )

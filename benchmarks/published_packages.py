@@ -1,13 +1,15 @@
-"""Published packages' own examples, unchanged, on Lightning and on core-lightning, and what they end with on each.
+"""Published packages' own examples, unchanged, on Lightning and on core-lightning, and what they
+end with on each.
 
     python -m pip install lightning chemprop pytorch-forecasting mlcolvar ipython nbformat
     python benchmarks/published_packages.py chemprop
     python benchmarks/published_packages.py mlcolvar --checkout path/to/a/checkout/of/mlcolvar
 
-neuralforecast and pytorch-tabular need environments of their own. An example comes out of the package's source
-distribution, which pip downloads, or out of a checkout: a script, or the program in its README. It runs once by
-`python`, and once by `core run --lightning`, on one device, in a folder of its own, with seeds set before its first
-line. After each call of a Trainer that ends, all weights, metrics and predictions are compared, bit by bit.
+neuralforecast and pytorch-tabular need environments of their own. An example comes out of the
+package's source distribution, which pip downloads, or out of a checkout: a script, or the program
+in its README. It runs once by `python`, and once by `core run --lightning`, on one device, in a
+folder of its own, with seeds set before its first line. After each call of a Trainer that ends, all
+weights, metrics and predictions are compared, bit by bit.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ STAGES = ("fit", "validate", "test", "predict")
 
 @dataclass(frozen=True)
 class Example:
-    """One example: the project, and commands after `python` or `core run`, run where its files have been put."""
+    """One example: the project, and commands after `python` or `core run`, run where its files have
+    been put.
+    """
 
     project: str
     commands: tuple[str, ...]
@@ -60,12 +64,13 @@ EXAMPLES = {
         "chemprop",
         (
             # Without a seed chemprop takes one at random.
-            "chemprop train --data-path tests/data/regression.csv --task-type regression --output-dir trained"
-            " --pytorch-seed 0",
-            "chemprop predict --test-path tests/data/regression.csv --model-path trained/model_0/best.pt"
-            " --preds-path predictions.csv",
+            "chemprop train --data-path tests/data/regression.csv --task-type regression "
+            "--output-dir trained --pytorch-seed 0",
+            "chemprop predict --test-path tests/data/regression.csv --model-path "
+            "trained/model_0/best.pt --preds-path predictions.csv",
         ),
-        # Checkpoints hold objects, which each of the two unpickles where its loader allows that only.
+        # Checkpoints hold objects, which each of the two unpickles where its loader allows that
+        # only.
         environment=(("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),),
         prelude="--lightning-trusted",
     ),
@@ -73,8 +78,12 @@ EXAMPLES = {
     "neuralforecast": Example(
         "neuralforecast", ("readme.py",), readme_begins="from neuralforecast import NeuralForecast"
     ),
-    "pytorch-tabular": Example("pytorch-tabular", ("-m IPython '16-Model Stacking.ipynb'",), "docs/tutorials"),
-    "mlcolvar": Example("mlcolvar", ("-m IPython intro_1_training.ipynb",), "docs/notebooks/tutorials"),
+    "pytorch-tabular": Example(
+        "pytorch-tabular", ("-m IPython '16-Model Stacking.ipynb'",), "docs/tutorials"
+    ),
+    "mlcolvar": Example(
+        "mlcolvar", ("-m IPython intro_1_training.ipynb",), "docs/notebooks/tutorials"
+    ),
 }
 
 
@@ -102,7 +111,11 @@ def observe(out: Path, arguments: list[str]) -> None:
 
 def _trainers() -> set[Any]:
     """The classes behind Lightning's two names: a single one on core."""
-    return {import_module(name).Trainer for name in ("lightning.pytorch", "pytorch_lightning") if find_spec(name)}
+    return {
+        import_module(name).Trainer
+        for name in ("lightning.pytorch", "pytorch_lightning")
+        if find_spec(name)
+    }
 
 
 def _noting(method: Any, stage: str, out: Path) -> Any:
@@ -114,7 +127,9 @@ def _noting(method: Any, stage: str, out: Path) -> Any:
             "stage": stage,
             "epoch": trainer.current_epoch,
             "steps": trainer.global_step,
-            "weights": sum(float(weight.detach().double().abs().sum()) for weight in module.parameters()),
+            "weights": sum(
+                float(weight.detach().double().abs().sum()) for weight in module.parameters()
+            ),
             "digest": _digest(module.state_dict()),
             "result": _digest(result),
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -132,7 +147,10 @@ def _digest(values: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            digest.update(str((value.dtype, tuple(value.shape))).encode() + value.detach().cpu().numpy().tobytes())
+            digest.update(
+                str((value.dtype, tuple(value.shape))).encode()
+                + value.detach().cpu().numpy().tobytes()
+            )
         elif isinstance(value, dict):
             for name in sorted(value, key=str):
                 digest.update(str(name).encode())
@@ -150,14 +168,18 @@ def _digest(values: Any) -> str:
 # Both runs of an example.
 
 
-def run(example: Example, source: Path, on_core: bool, work: Path) -> tuple[list[dict[str, Any]], float]:
+def run(
+    example: Example, source: Path, on_core: bool, work: Path
+) -> tuple[list[dict[str, Any]], float]:
     """Run its commands, in a copy of its files; what was noted, and the seconds it took."""
     work.mkdir(parents=True)
     subprocess.run(["cp", "-r", f"{source}/.", str(work)], check=True)
     folder, out = work / example.folder, work / "noted.jsonl"
     out.touch()
     if example.readme_begins:
-        blocks = re.findall("```python\n(.*?)```", (work / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+        blocks = re.findall(
+            "```python\n(.*?)```", (work / "README.md").read_text(encoding="utf-8"), re.DOTALL
+        )
         program = next(block for block in blocks if block.startswith(example.readme_begins))
         (folder / "readme.py").write_text(program, encoding="utf-8")
     launcher = ["core", "run", "--devices", "1", example.prelude] if on_core else [sys.executable]
@@ -186,14 +208,20 @@ def run(example: Example, source: Path, on_core: bool, work: Path) -> tuple[list
 def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
     """Print where they differ, by how much, and a sum of both."""
     if [note["stage"] for note in first] != [note["stage"] for note in second]:
-        print(f"  calls differ: {[note['stage'] for note in first]}, {[note['stage'] for note in second]}")
+        print(
+            f"  calls differ: {[note['stage'] for note in first]}, "
+            f"{[note['stage'] for note in second]}"
+        )
         return
     pairs = list(zip(first, second, strict=True))
     same = {
         what: sum(one[what] == other[what] for one, other in pairs)
         for what in ("digest", "result", "epoch", "steps", "weights")
     }
-    print(f"  {len(pairs)} calls; equal: " + ", ".join(f"{what} in {count}" for what, count in same.items()))
+    print(
+        f"  {len(pairs)} calls; equal: "
+        + ", ".join(f"{what} in {count}" for what, count in same.items())
+    )
     differing: dict[str, float] = {}
     missing = set()
     names = 0
@@ -203,8 +231,13 @@ def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
             names += 1
             ours, theirs = other["metrics"][name], one["metrics"][name]
             if ours != theirs and not (ours != ours and theirs != theirs):
-                differing[name] = max(differing.get(name, 0.0), abs(ours - theirs) / max(abs(theirs), 1e-12))
-    print(f"  {names} metrics; relative differences: {differing or 'none'}; on one only: {sorted(missing) or 'none'}")
+                differing[name] = max(
+                    differing.get(name, 0.0), abs(ours - theirs) / max(abs(theirs), 1e-12)
+                )
+    print(
+        f"  {names} metrics; relative differences: {differing or 'none'}; on one only: "
+        f"{sorted(missing) or 'none'}"
+    )
     for one, other in (pairs[0], pairs[-1]):
         print(f"  {one['stage']}: Lightning {_line(one)}")
         print(f"  {other['stage']}: core      {_line(other)}")
@@ -212,7 +245,10 @@ def compare(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
 
 def _line(note: dict[str, Any]) -> str:
     metrics = {name: note["metrics"][name] for name in sorted(note["metrics"])[:6]}
-    return f"weights {note['weights']!r} after {note['epoch']} epochs, {note['steps']} steps; {metrics}"
+    return (
+        f"weights {note['weights']!r} after {note['epoch']} epochs, {note['steps']} steps; "
+        f"{metrics}"
+    )
 
 
 def unpacked(example: Example, checkout: Path | None, into: Path) -> Path:
@@ -220,7 +256,15 @@ def unpacked(example: Example, checkout: Path | None, into: Path) -> Path:
     if checkout is not None:
         return checkout
     wanted = f"{example.project}=={version(example.project)}"
-    options = ("--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(into))
+    options = (
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--no-build-isolation",
+        "--dest",
+        str(into),
+    )
     subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], check=True)
     (archive,) = into.glob("*.tar.gz")
     with tarfile.open(archive) as file:
@@ -232,9 +276,13 @@ def unpacked(example: Example, checkout: Path | None, into: Path) -> Path:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="+", metavar="PACKAGE", help=f"of {', '.join(EXAMPLES)}")
-    parser.add_argument("--checkout", type=Path, help="in place of the source distribution; for one package")
+    parser.add_argument(
+        "--checkout", type=Path, help="in place of the source distribution; for one package"
+    )
     parser.add_argument("--work", type=Path, help="a new folder that is kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -244,7 +292,10 @@ def main() -> None:
             print(f"{name} {version(example.project)}: {' && '.join(example.commands)}")
             source = unpacked(example, options.checkout, work / name / "source")
             noted, seconds = zip(
-                *(run(example, source, on_core, work / name / f"core_{on_core}") for on_core in (False, True)),
+                *(
+                    run(example, source, on_core, work / name / f"core_{on_core}")
+                    for on_core in (False, True)
+                ),
                 strict=True,
             )
             print(f"  seconds: Lightning {seconds[0]:.0f}, core {seconds[1]:.0f}")

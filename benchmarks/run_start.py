@@ -1,16 +1,19 @@
-"""The way to the first step of two ranks on one node: started by hand, by `core run`, and by torchrun.
+"""The way to the first step of two ranks on one node: started by hand, by `core run`, and by
+torchrun.
 
     python benchmarks/run_start.py
     python benchmarks/run_start.py --most-load 0.2
     python benchmarks/run_start.py --ahead
 
-The three start one program, a Fabric on two CPU ranks, in turns. By hand means two processes at once, with the
-variables that `torch.distributed` reads. "To step 1" is clock time from the start of the first process to the end of
-rank 0's first optimizer step. CPU is that of all processes to their end, as the operating system counts it. A ratio is
-the median of the rounds' own. Everything is imported from compiled files, as an installed package is.
+The three start one program, a Fabric on two CPU ranks, in turns. By hand means two processes at
+once, with the variables that `torch.distributed` reads. "To step 1" is clock time from the start of
+the first process to the end of rank 0's first optimizer step. CPU is that of all processes to their
+end, as the operating system counts it. A ratio is the median of the rounds' own. Everything is
+imported from compiled files, as an installed package is.
 
-On a machine that others use, `--most-load` waits for a pause of theirs before each start. `--ahead` gives all processes
-real-time priority, and each rank a core of its own, as it would have if nobody else were there. It needs root.
+On a machine that others use, `--most-load` waits for a pause of theirs before each start. `--ahead`
+gives all processes real-time priority, and each rank a core of its own, as it would have if nobody
+else were there. It needs root.
 """
 
 from __future__ import annotations
@@ -52,8 +55,15 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def by_hand(arguments: list[str]) -> list[subprocess.Popen[bytes]]:
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port(by_hand)), "WORLD_SIZE": "2"}
-    return [start([sys.executable, *arguments], {"RANK": rank, "LOCAL_RANK": rank, **meeting}) for rank in "01"]
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(reserve_port(by_hand)),
+        "WORLD_SIZE": "2",
+    }
+    return [
+        start([sys.executable, *arguments], {"RANK": rank, "LOCAL_RANK": rank, **meeting})
+        for rank in "01"
+    ]
 
 
 def start(command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -103,8 +113,15 @@ def busy_and_clock_s() -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most-load", type=float, default=99.0, help="cores that others keep busy when a run begins")
-    parser.add_argument("--ahead", action="store_true", help="real-time priority, and a core for each rank")
+    parser.add_argument(
+        "--most-load",
+        type=float,
+        default=99.0,
+        help="cores that others keep busy when a run begins",
+    )
+    parser.add_argument(
+        "--ahead", action="store_true", help="real-time priority, and a core for each rank"
+    )
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     compile_core()
@@ -126,7 +143,10 @@ def main() -> None:
     for name, rows in found.items():
         steps_s, cpus_s, loads = zip(*rows, strict=True)
         step_ratio, cpu_ratio = (
-            statistics.median(one[column] / other[column] for one, other in zip(rows, found["by hand"], strict=True))
+            statistics.median(
+                one[column] / other[column]
+                for one, other in zip(rows, found["by hand"], strict=True)
+            )
             for column in (0, 1)
         )
         step_s, cpu_s, load = map(statistics.median, (steps_s, cpus_s, loads))

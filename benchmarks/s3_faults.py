@@ -2,9 +2,10 @@
 
     PYTHONPATH=tests python benchmarks/s3_faults.py [STRIDE]
 
-Of each kind of fault every STRIDE-th answer fails, beginning with another one, and a line is printed: one answer that
-fails is asked for again, and a store that stays away fails a save. A save that says that it has failed has left what
-was there. With 3 it takes a minute and a half; core's own part is in `tests/checkpoint/test_two_ranks_survive.py`.
+Of each kind of fault every STRIDE-th answer fails, beginning with another one, and a line is
+printed: one answer that fails is asked for again, and a store that stays away fails a save. A save
+that says that it has failed has left what was there. With 3 it takes a minute and a half; core's
+own part is in `tests/checkpoint/test_two_ranks_survive.py`.
 """
 
 import contextlib
@@ -29,15 +30,14 @@ from core.contract import CheckpointError
 from support.checkpoint_collectives import Alone
 
 READ_TIMEOUT_S = 1.0
-SLOW_DOWN = (
-    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
+SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
 class Faulty:
     """The server's program, which lets its n-th request fail in the way that is asked for.
 
-    moto changes plain dicts while other threads go over them, and answers that with a 500: one request at a time.
+    moto changes plain dicts while other threads go over them, and answers that with a 500: one
+    request at a time.
     """
 
     def __init__(self):
@@ -57,7 +57,10 @@ class Faulty:
             return due and bool(self.kind)
 
     def __call__(self, environ, start_response):
-        deletes = environ["REQUEST_METHOD"] == "DELETE" or environ.get("QUERY_STRING", "").partition("=")[0] == "delete"
+        deletes = (
+            environ["REQUEST_METHOD"] == "DELETE"
+            or environ.get("QUERY_STRING", "").partition("=")[0] == "delete"
+        )
         refuses = self.keeps_all and deletes
         if not self._is_due() and not refuses:
             return self._answer(environ, start_response)
@@ -92,7 +95,11 @@ def served():
         "key": "anybody",
         "secret": "anything",
         "default_block_size": 5 << 20,
-        "config_kwargs": {"read_timeout": READ_TIMEOUT_S, "connect_timeout": 5, "retries": {"max_attempts": 0}},
+        "config_kwargs": {
+            "read_timeout": READ_TIMEOUT_S,
+            "connect_timeout": 5,
+            "retries": {"max_attempts": 0},
+        },
     }
     os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
     s3fs.S3FileSystem.retries = 2
@@ -105,8 +112,8 @@ def served():
 
 
 def each_answer(faulty, kind, numbers, *, lasts=False):
-    """Save, while the answers of these numbers fail one after the other, until there are no more; how many saves
-    failed, and how many did not."""
+    """Save, while the answers of these numbers fail one after the other, until there are no more;
+    how many saves failed, and how many did not."""
     path, outcomes = Url(f"s3://bucket/{kind.replace(' ', '-')}{lasts}/last.ckpt"), [0, 0]
     for number in numbers:
         assert save_together(path, 1) == ["", ""], "what failed is in the way of the next save"
@@ -146,7 +153,9 @@ def uploads_in_parts(faulty, numbers):
 
 
 def kept_generations(faulty):
-    """Two saves beside which the store deletes nothing, and one that may again; the files after each save."""
+    """Two saves beside which the store deletes nothing, and one that may again; the files after
+    each save.
+    """
     path, store, numbers = Url("s3://bucket/generations/last.ckpt"), fsspec.filesystem("s3"), []
     for step, faulty.keeps_all in ((1, False), (2, True), (3, True), (4, False)):
         save(path, step)
@@ -169,9 +178,19 @@ def main(stride):
         ):
             numbers = itertools.count(1 + place % stride, stride)
             failed, succeeded = each_answer(faulty, kind, numbers, lasts=lasts)
-            print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
-        print(f"uploads in parts: {uploads_in_parts(faulty, itertools.count(1, stride))} saves failed", flush=True)
-        print(f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True)
+            print(
+                f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did "
+                "not",
+                flush=True,
+            )
+        print(
+            f"uploads in parts: {uploads_in_parts(faulty, itertools.count(1, stride))} saves "
+            "failed",
+            flush=True,
+        )
+        print(
+            f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The work of one process at set-up, save and load for 64, 1,024 and 4,096 ranks: messages, bytes and seconds.
+"""The work of one process at set-up, save and load for 64, 1,024 and 4,096 ranks: messages, bytes
+and seconds.
 
     python benchmarks/scale.py [RANKS ...] [--leaves 100] [--torch]
 
-One process stands for rank 0, on torch's `fake` process group, in which it is one of so many. What the other ranks
-would have said and written is made by the code that they would run, in this process, and isn't counted. Files are
-written to memory. Each leaf is a float32 tensor that is cut by rows over all ranks, as FSDP does. `--torch` measures
-the planner of torch.distributed.checkpoint for the same state.
+One process stands for rank 0, on torch's `fake` process group, in which it is one of so many. What
+the other ranks would have said and written is made by the code that they would run, in this
+process, and isn't counted. Files are written to memory. Each leaf is a float32 tensor that is cut
+by rows over all ranks, as FSDP does. `--torch` measures the planner of torch.distributed.checkpoint
+for the same state.
 """
 
 from __future__ import annotations
@@ -99,8 +101,12 @@ class CountedStore:
 
 
 def join(num_ranks: int) -> list[Row]:
-    """Compare fingerprints at a store: what rank 0 asks, as the last to come, and what the store has to answer."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+    """Compare fingerprints at a store: what rank 0 asks, as the last to come, and what the store
+    has to answer.
+    """
+    server = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
+    )
     store = CountedStore(server)
     began_s = time.perf_counter()
     for rank in range(1, num_ranks):
@@ -116,11 +122,18 @@ def join(num_ranks: int) -> list[Row]:
         store.row.size_bytes - before.size_bytes,
         end_s - last_s,
     )
-    return [own, dataclasses.replace(store.row, what="set-up: the store, all ranks", seconds=end_s - began_s)]
+    return [
+        own,
+        dataclasses.replace(
+            store.row, what="set-up: the store, all ranks", seconds=end_s - began_s
+        ),
+    ]
 
 
 class Comers:
-    """The store of rank 0 at a meeting, at which the others do their part between two of its questions, uncounted."""
+    """The store of rank 0 at a meeting, at which the others do their part between two of its
+    questions, uncounted.
+    """
 
     def __init__(self, store: CountedStore, num_ranks: int) -> None:
         self._store, self._numbers = store, range(0)
@@ -148,7 +161,9 @@ class Comers:
 
 def meet(num_ranks: int) -> Row:
     """Meet under torchrun or a scheduler: what rank 0 asks and says."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+    server = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
+    )
     store = CountedStore(server)
     rounds.meet(Comers(store, num_ranks), 0, num_ranks, timedelta(minutes=5))  # type: ignore[arg-type]  # as a store
     return dataclasses.replace(store.row, what="set-up: the meeting, rank 0")
@@ -158,21 +173,28 @@ def state_of(rank: int, num_ranks: int, num_leaves: int) -> dict[str, Any]:
     """The state of one rank: of each leaf its row, and plain values."""
     row = torch.ones(1, COLUMNS)
     leaf = ShardedLeaf((num_ranks, COLUMNS), torch.float32, (Chunk((rank, 0), (1, COLUMNS), row),))
-    return {"model": dict.fromkeys((f"layer.{number}.weight" for number in range(num_leaves)), leaf), "step": 7}
+    return {
+        "model": dict.fromkeys((f"layer.{number}.weight" for number in range(num_leaves)), leaf),
+        "step": 7,
+    }
 
 
 def placed_state(num_ranks: int, num_leaves: int) -> dict[str, Any]:
     """The same of rank 0, in DTensors over the fake group."""
     mesh = init_device_mesh("cpu", (num_ranks,))
     leaves = {
-        f"layer.{number}.weight": DTensor.from_local(torch.ones(1, COLUMNS), mesh, [Shard(0)], run_check=False)
+        f"layer.{number}.weight": DTensor.from_local(
+            torch.ones(1, COLUMNS), mesh, [Shard(0)], run_check=False
+        )
         for number in range(num_leaves)
     }
     return {"model": leaves, "step": 7}
 
 
 class RankZero:
-    """The `Collectives` of rank 0: the other ranks do their part when they are asked for it, out of its time."""
+    """The `Collectives` of rank 0: the other ranks do their part when they are asked for it, out of
+    its time.
+    """
 
     rank = 0
 
@@ -190,7 +212,9 @@ class RankZero:
         return obj
 
     def agree(self, vote: bool) -> bool:
-        """The vote of all, by `all_reduce`: a number to and from a rank for each doubling of the ranks."""
+        """The vote of all, by `all_reduce`: a number to and from a rank for each doubling of the
+        ranks.
+        """
         doublings = math.ceil(math.log2(self.size))
         self.row.messages += 2 * doublings
         self.row.size_bytes += 2 * doublings * 8
@@ -211,7 +235,9 @@ class RankZero:
         answers = [
             self._answer(rank, first)
             if ranks[1] == 1
-            else [self._answer(each, first) for each in range(rank, min(rank + ranks[1], self.size))]
+            else [
+                self._answer(each, first) for each in range(rank, min(rank + ranks[1], self.size))
+            ]
             for rank in ranks[1:]
         ]
         self.others_s += time.thread_time() - began_s
@@ -275,7 +301,9 @@ def load(path: Path, num_ranks: int, num_leaves: int, num_readers: int, what: st
 
 
 def plan_of_torch(num_ranks: int, state: dict[str, Any]) -> list[Row]:
-    """Plan a save by torch.distributed.checkpoint: all ranks' plans at rank 0, and the metadata that it makes."""
+    """Plan a save by torch.distributed.checkpoint: all ranks' plans at rank 0, and the metadata
+    that it makes.
+    """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner()
@@ -288,10 +316,15 @@ def plan_of_torch(num_ranks: int, state: dict[str, Any]) -> list[Row]:
     answers, metadata = planner.create_global_plan(plans)
     content = pickle.dumps(metadata)
     size = sum(map(len, messages)) + sum(len(pickle.dumps(answer)) for answer in answers[1:])
-    saved = Row("torch: plan of a save, rank 0", 2 * len(messages), size, time.thread_time() - began_s)
+    saved = Row(
+        "torch: plan of a save, rank 0", 2 * len(messages), size, time.thread_time() - began_s
+    )
     began_s = time.thread_time()
     pickle.loads(content)
-    return [saved, Row("torch: metadata that each rank loads", 1, len(content), time.thread_time() - began_s)]
+    return [
+        saved,
+        Row("torch: metadata that each rank loads", 1, len(content), time.thread_time() - began_s),
+    ]
 
 
 def _moved(plan: Any, rank: int) -> Any:
@@ -320,7 +353,11 @@ def measure(num_ranks: int, num_leaves: int, *, with_torch: bool) -> list[Row]:
         state = placed_state(num_ranks, num_leaves)
         with tempfile.TemporaryDirectory(dir=memory) as place:
             folder = LocalFolder(Path(place) / "last.ckpt")
-            rows = [meet(num_ranks), *join(num_ranks), *save(folder, num_ranks, state, "save: commit, rank 0")]
+            rows = [
+                meet(num_ranks),
+                *join(num_ranks),
+                *save(folder, num_ranks, state, "save: commit, rank 0"),
+            ]
             rows += save(folder, num_ranks, state, "save: commit that replaces, rank 0")
             for readers, what in (
                 (num_ranks, "load: on as many ranks"),
@@ -335,13 +372,19 @@ def measure(num_ranks: int, num_leaves: int, *, with_torch: bool) -> list[Row]:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ranks", type=int, nargs="*", default=[64, 1024, 4096])
     parser.add_argument("--leaves", type=int, default=100)
     parser.add_argument("--torch", action="store_true")
     options = parser.parse_args()
     found = [measure(ranks, options.leaves, with_torch=options.torch) for ranks in options.ranks]
-    print("| messages or files; bytes; CPU s |", " | ".join(f"{ranks:,}" for ranks in options.ranks), "|")
+    print(
+        "| messages or files; bytes; CPU s |",
+        " | ".join(f"{ranks:,}" for ranks in options.ranks),
+        "|",
+    )
     print("|" + " --- |" * (1 + len(found)))
     for rows in zip(*found, strict=True):
         cells = [f"{row.messages:,}; {row.size_bytes:,}; {row.seconds:.4f}" for row in rows]

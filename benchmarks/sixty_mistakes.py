@@ -1,8 +1,10 @@
-"""Make over sixty mistakes of a first week: how many lines each takes, and whether the last three have its cause.
+"""Make over sixty mistakes of a first week: how many lines each takes, and whether the last three
+have its cause.
 
 python benchmarks/sixty_mistakes.py [--only WORDS] [--show]
 
-Programs start in forks of one process, so that all take about a minute. `--show` prints what they write.
+Programs start in forks of one process, so that all take about a minute. `--show` prints what they
+write.
 """
 
 import argparse
@@ -88,7 +90,10 @@ PROGRAMS = {
     "a logger that isn't one": ("make(logger=3)", "logger has 3"),
     "a callback's class": ("make(callbacks=[EarlyStopping])", "EarlyStopping"),
     "a callback that isn't one": ("make(callbacks=['early'])", "'early'"),
-    "two limits of a checkpoint": ("ModelCheckpoint(every_n_epochs=1, every_n_train_steps=1)", "every_n"),
+    "two limits of a checkpoint": (
+        "ModelCheckpoint(every_n_epochs=1, every_n_train_steps=1)",
+        "every_n",
+    ),
     "a misspelt mode": ("EarlyStopping('val_loss', mode='minimum')", "'minimum'"),
     "a misspelt callback": ("from core.callbacks import EarlyStoping", "'EarlyStoping'"),
     "a misspelt import": ("from core import Trainr", "'Trainr'"),
@@ -102,14 +107,18 @@ PROGRAMS = {
         "class It(Module):\n    def __init__(self):\n        self.l = nn.Linear(1, 1)\nIt()",
         "__init__() call",
     ),
-    "no optimizer": ("class It(Module):\n    training_step = Net.training_step\nfit(It())", "configure_optimizers"),
+    "no optimizer": (
+        "class It(Module):\n    training_step = Net.training_step\nfit(It())",
+        "configure_optimizers",
+    ),
     "an optimizer's class": (optimizers("return torch.optim.SGD"), "SGD"),
     "a word as optimizer": (optimizers("return 'sgd'"), "'sgd'"),
     "a scheduler alone": (optimizers("return {'lr_scheduler': 1}"), "optimizer"),
     "a misspelt key of a scheduler": (
         optimizers(
-            "o = torch.optim.SGD(self.parameters(), lr=1.0); s = torch.optim.lr_scheduler.StepLR(o, 1); "
-            "return {'optimizer': o, 'lr_scheduler': {'scheduler': s, 'intervall': 'step'}}"
+            "o = torch.optim.SGD(self.parameters(), lr=1.0); s = "
+            "torch.optim.lr_scheduler.StepLR(o, 1); return {'optimizer': o, 'lr_scheduler': "
+            "{'scheduler': s, 'intervall': 'step'}}"
         ),
         "interval",
     ),
@@ -132,14 +141,21 @@ PROGRAMS = {
     "a log of several": (step("self.log({'loss': 1.0})"), "log_dict"),
     "a log of text": (step("self.log('a', 'b')"), "'a'"),
     "a log of a vector": (step("self.log('a', torch.ones(3))"), "shape"),
-    "a backward of one's own": (step("loss = self(batch[0]).mean(); loss.backward(); return loss"), "backward"),
-    "optimizers() in automatic": (step("self.manual_backward(self(batch[0]).mean())"), "automatic_optimization"),
+    "a backward of one's own": (
+        step("loss = self(batch[0]).mean(); loss.backward(); return loss"),
+        "backward",
+    ),
+    "optimizers() in automatic": (
+        step("self.manual_backward(self(batch[0]).mean())"),
+        "automatic_optimization",
+    ),
     "a step without arguments": (
         "class It(Net):\n    def training_step(self):\n        pass\nfit(It())",
         "training_step",
     ),
     "a trainer in __init__": (
-        "class It(Net):\n    def __init__(self):\n        super().__init__()\n        self.trainer.world_size\nIt()",
+        "class It(Net):\n    def __init__(self):\n        super().__init__()\n        "
+        "self.trainer.world_size\nIt()",
         "trainer",
     ),
     # data
@@ -159,29 +175,40 @@ PROGRAMS = {
         "equal size",
     ),
     "no test_step": ("make().test(Net(), data())", "test_step"),
-    "a data module without loaders": ("make().fit(Net(), datamodule=DataModule())", "train_dataloader"),
+    "a data module without loaders": (
+        "make().fit(Net(), datamodule=DataModule())",
+        "train_dataloader",
+    ),
     # metrics and checkpoints
     "a metric that isn't logged": ("fit(Net(), callbacks=[EarlyStopping('val_los')])", "val_los"),
     "a checkpoint by no metric": (
-        "make(enable_checkpointing=True, callbacks=[ModelCheckpoint(monitor='acc')]).fit(Net(), data(), data())",
+        "make(enable_checkpointing=True, callbacks=[ModelCheckpoint(monitor='acc')]).fit(Net(), "
+        "data(), data())",
         "acc",
     ),
     "learning rates without a logger": ("fit(Net(), callbacks=[LearningRateMonitor()])", "logger"),
     "a missing checkpoint": ("make().fit(Net(), data(), ckpt_path='no.ckpt')", "no.ckpt"),
     "the best of none": ("make().test(Net(), data(), ckpt_path='best')", "best"),
     "a damaged checkpoint": (
-        "path = saved()\nbig = max(pathlib.Path(path).rglob('*.data'), key=lambda p: p.stat().st_size)\n"
+        "path = saved()\nbig = max(pathlib.Path(path).rglob('*.data'), key=lambda p: "
+        "p.stat().st_size)\n"
         "big.write_bytes(b'x' + big.read_bytes()[1:])\nmake().fit(Net(), data(), ckpt_path=path)",
         "damaged",
     ),
     "another model's checkpoint": ("make().fit(Net(3), data(), ckpt_path=saved())", "layer"),
-    "a checkpoint for another class": ("nn.Linear(2, 2).load_state_dict(torch.load(saved()))", "last.ckpt"),
+    "a checkpoint for another class": (
+        "nn.Linear(2, 2).load_state_dict(torch.load(saved()))",
+        "last.ckpt",
+    ),
     "a text file as a checkpoint": (
         "pathlib.Path('a.ckpt').write_text('hello')\nmake().fit(Net(), data(), ckpt_path='a.ckpt')",
         "a.ckpt",
     ),
     # Fabric
-    "a backward of one's own, Fabric": ("Fabric(accelerator='cpu').backward(torch.ones(()))", "grad"),
+    "a backward of one's own, Fabric": (
+        "Fabric(accelerator='cpu').backward(torch.ones(()))",
+        "grad",
+    ),
 }
 
 COMMANDS = {
@@ -195,25 +222,36 @@ COMMANDS = {
 
 
 def shown_by(command):
-    """Standard error of a program in an empty folder, whose `program.py` is its last word if it has one."""
+    """Standard error of a program in an empty folder, whose `program.py` is its last word if it has
+    one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(command, list):
             Path(folder, "program.py").write_text(f"{HEAD}\n{command}\n")
             command = [sys.executable, "program.py"]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "default::UserWarning"}
+        environment = os.environ | {
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONWARNINGS": "default::UserWarning",
+        }
         done = programs.run(command, cwd=folder, env=environment, timeout=100)
     # Without the frame of the process that is forked.
-    errors = re.sub(r'  File ".*fork_server.py", line \d+, in <module>\n.*\n( +~*\^+\n)?', "", done.stderr)
+    errors = re.sub(
+        r'  File ".*fork_server.py", line \d+, in <module>\n.*\n( +~*\^+\n)?', "", done.stderr
+    )
     return errors or f"exit code {done.returncode}: {done.stdout}"
 
 
 def main():
     """Make the mistakes, and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", metavar="WORDS")
     parser.add_argument("--show", action="store_true")
     arguments = parser.parse_args()
-    commands = {name: ([*programs.CORE, *words], cause) for name, (words, cause) in COMMANDS.items()}
+    commands = {
+        name: ([*programs.CORE, *words], cause) for name, (words, cause) in COMMANDS.items()
+    }
     lengths, late = [], 0
     for name, (command, cause) in {**PROGRAMS, **commands}.items():
         if arguments.only not in name:
@@ -227,7 +265,9 @@ def main():
         if arguments.show or not is_there:
             print(textwrap.indent(shown.strip(), "      | "))
     print(
-        f"{len(lengths)} mistakes: {statistics.median(lengths)} lines at the median, {max(lengths)} at most; ", end=""
+        f"{len(lengths)} mistakes: {statistics.median(lengths)} lines at the median, "
+        f"{max(lengths)} at most; ",
+        end="",
     )
     print(f"{late} without the cause in the last three lines")
 

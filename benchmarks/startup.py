@@ -3,10 +3,11 @@
     python benchmarks/startup.py
     python benchmarks/startup.py --seconds 120 --only ddp
 
-CPU seconds of whole processes, children included, as the operating system counts them; contenders take turns. A figure
-is the median over the rounds, a ratio the median of the rounds' own. Each comparison is with what a user would write
-by hand on torch alone, with the same loader and optimizer. Everything is imported from compiled files, as an installed
-package is: where Python isn't allowed to write those (PYTHONDONTWRITEBYTECODE), these processes are.
+CPU seconds of whole processes, children included, as the operating system counts them; contenders
+take turns. A figure is the median over the rounds, a ratio the median of the rounds' own. Each
+comparison is with what a user would write by hand on torch alone, with the same loader and
+optimizer. Everything is imported from compiled files, as an installed package is: where Python
+isn't allowed to write those (PYTHONDONTWRITEBYTECODE), these processes are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pathlib import Path
 IMPORT_TORCH = "import torch"
 IMPORT_CORE = "import torch\nfrom core import Trainer"
 COUNT_MODULES = (
-    "import sys, torch\nbefore = set(sys.modules)\nfrom core import Trainer\nprint(len(set(sys.modules) - before))"
+    "import sys, torch\nbefore = set(sys.modules)\nfrom core import "
+    "Trainer\nprint(len(set(sys.modules) - before))"
 )
 
 MODEL = """
@@ -63,12 +65,18 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 """
 
-OFF = "logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False"
+OFF = (
+    "logger=False, enable_checkpointing=False, enable_progress_bar=False, "
+    "enable_model_summary=False"
+)
 
 
 def trainer_script(options: str, batch_size: int = 8) -> str:
     """One epoch of one step a rank."""
-    fit = f"Trainer(accelerator='cpu', max_epochs=1, {options}).fit(Net(), DataLoader(data, batch_size={batch_size}))\n"
+    fit = (
+        f"Trainer(accelerator='cpu', max_epochs=1, {options}).fit(Net(), DataLoader(data, "
+        f"batch_size={batch_size}))\n"
+    )
     return MODEL + TRAINER + fit
 
 
@@ -103,7 +111,9 @@ if os.environ["RANK"] == "0":
 
 @dataclass
 class Comparison:
-    """Two scripts, and how many times the first one's CPU the second may take; None where nothing is promised."""
+    """Two scripts, and how many times the first one's CPU the second may take; None where nothing
+    is promised.
+    """
 
     by_hand: str
     ours: str
@@ -118,7 +128,9 @@ COMPARISONS = {
     "ddp launch, everything off": Comparison(
         RAW_LAUNCH, trainer_script(f"strategy='ddp', devices=2, {OFF}", batch_size=4), limit=1.1
     ),
-    "ddp launch, defaults": Comparison(RAW_LAUNCH, trainer_script("strategy='ddp', devices=2", batch_size=4)),
+    "ddp launch, defaults": Comparison(
+        RAW_LAUNCH, trainer_script("strategy='ddp', devices=2", batch_size=4)
+    ),
 }
 
 
@@ -134,8 +146,12 @@ def compile_core() -> None:
 
 def cpu_s(script: Path) -> float:
     """CPU seconds of a script and its children."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen([sys.executable, script], cwd=script.parent, env=environment, stdout=subprocess.DEVNULL)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    process = subprocess.Popen(
+        [sys.executable, script], cwd=script.parent, env=environment, stdout=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{script} ended with status {status}")
@@ -144,13 +160,29 @@ def cpu_s(script: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=15, help="for which a comparison begins rounds; at least two")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=15,
+        help="for which a comparison begins rounds; at least two",
+    )
     parser.add_argument("--only", default="", help="comparisons whose name contains this")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    counted = subprocess.run([sys.executable, "-c", COUNT_MODULES], capture_output=True, text=True, check=True)
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNT_MODULES], capture_output=True, text=True, check=True
+    )
     compile_core()
-    columns = ("what", "rounds", "by hand, CPU s", "core, CPU s", "more, ms", "ratio", "limit", "holds")
+    columns = (
+        "what",
+        "rounds",
+        "by hand, CPU s",
+        "core, CPU s",
+        "more, ms",
+        "ratio",
+        "limit",
+        "holds",
+    )
     print(ROW.format(*columns), flush=True)
     for name, comparison in COMPARISONS.items():
         if arguments.only in name:
@@ -159,7 +191,10 @@ def main() -> None:
             print(ROW.format(name, *cells), flush=True)
     num_modules = int(counted.stdout)
     verdict = "holds" if num_modules <= 60 else "does not hold"
-    print(f"`from core import Trainer` adds {num_modules} modules to `import torch`; the limit of 60 {verdict}.")
+    print(
+        f"`from core import Trainer` adds {num_modules} modules to `import torch`; the limit of 60 "
+        f"{verdict}."
+    )
 
 
 def measure(folder: Path, comparison: Comparison, seconds: float) -> tuple[str, ...]:
@@ -178,8 +213,19 @@ def measure(folder: Path, comparison: Comparison, seconds: float) -> tuple[str, 
     if comparison.limit is not None:
         limit, holds = f"{comparison.limit}", "yes" if ratio <= comparison.limit else "NO"
     if comparison.limit_ms is not None:
-        limit, holds = f"{comparison.limit_ms:.0f} ms", "yes" if difference_ms <= comparison.limit_ms else "NO"
-    return str(len(rounds)), f"{by_hand_s:.3f}", f"{ours_s:.3f}", f"{difference_ms:.0f}", f"{ratio:.3f}", limit, holds
+        limit, holds = (
+            f"{comparison.limit_ms:.0f} ms",
+            "yes" if difference_ms <= comparison.limit_ms else "NO",
+        )
+    return (
+        str(len(rounds)),
+        f"{by_hand_s:.3f}",
+        f"{ours_s:.3f}",
+        f"{difference_ms:.0f}",
+        f"{ratio:.3f}",
+        limit,
+        holds,
+    )
 
 
 if __name__ == "__main__":

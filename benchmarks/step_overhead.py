@@ -1,13 +1,15 @@
-"""The cost of a training step over the loop that a user would write by hand: calls, and microseconds of CPU.
+"""The cost of a training step over the loop that a user would write by hand: calls, and
+microseconds of CPU.
 
     python benchmarks/step_overhead.py
 
-All contenders train, or evaluate, the same tiny model in one process, in turns, so that what disturbs the machine
-disturbs all of them; times are those of the quickest runs, which were disturbed least. Calls are Python's and C's,
-counted by `sys.setprofile` in a run of their own; they are the same in every run.
+All contenders train, or evaluate, the same tiny model in one process, in turns, so that what
+disturbs the machine disturbs all of them; times are those of the quickest runs, which were
+disturbed least. Calls are Python's and C's, counted by `sys.setprofile` in a run of their own; they
+are the same in every run.
 
-Limits in time are shares of the raw loop's, measured in the same run: written for a machine on which that takes
-`RAW_US`, and shown for the one that is there.
+Limits in time are shares of the raw loop's, measured in the same run: written for a machine on
+which that takes `RAW_US`, and shown for the one that is there.
 """
 
 import argparse
@@ -82,7 +84,9 @@ def raw_loop(num_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def fabric_loop(make_fabric: Callable[[], Fabric], module_class: type[Module]) -> Callable[[int], None]:
+def fabric_loop(
+    make_fabric: Callable[[], Fabric], module_class: type[Module]
+) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
         fabric, module = make_fabric(), module_class()
         fabric.launch()
@@ -105,7 +109,9 @@ def raw_validation(num_batches: int) -> None:
             module.validation_step(batch, batch_idx)
 
 
-OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+OFF = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 def trainer_loop(module_class: type[Net] = Net, **options) -> Callable[[int], None]:
@@ -123,7 +129,8 @@ def trainer_validation(num_batches: int) -> None:
 
 @dataclass(frozen=True)
 class Contender:
-    """A loop, and what a step of it may cost more than a step of another one; None where nothing is promised.
+    """A loop, and what a step of it may cost more than a step of another one; None where nothing is
+    promised.
 
     `max_us` is for a machine on which the raw loop takes `RAW_US`.
     """
@@ -141,7 +148,9 @@ CONTENDERS = {
     OFF_NAME: Contender(trainer_loop(**OFF), RAW, 40, 10),
     "Trainer, one self.log": Contender(trainer_loop(LoggingNet, **OFF), OFF_NAME, 15, 3),
     "Trainer, one callback hook": Contender(trainer_loop(callbacks=Listener(), **OFF), OFF_NAME, 2),
-    "Trainer, no hook overridden": Contender(trainer_loop(callbacks=Callback(), **OFF), OFF_NAME, 0),
+    "Trainer, no hook overridden": Contender(
+        trainer_loop(callbacks=Callback(), **OFF), OFF_NAME, 0
+    ),
     "Trainer, defaults": Contender(trainer_loop(LoggingNet), RAW, 150, 30),
     RAW_VALIDATION: Contender(raw_validation, RAW_VALIDATION),
     "Trainer.validate": Contender(trainer_validation, RAW_VALIDATION, None, 10),
@@ -164,7 +173,9 @@ class Deep(Net):
 
 
 def begin_ms(begins: Callable[[Deep], None]) -> float:
-    """Milliseconds of CPU until the first step of a module with 1,000 submodules, which is there already."""
+    """Milliseconds of CPU until the first step of a module with 1,000 submodules, which is there
+    already.
+    """
     module = Deep()
     started_ns = time.process_time_ns()
     begins(module)
@@ -196,7 +207,9 @@ def short_and_long(measure: Callable[[int], float], num_steps: int) -> tuple[flo
 
 
 def per_step(rounds: Sequence[tuple[float, float]], num_steps: int) -> float:
-    """The slope between the quickest short run and the quickest long one: it has no share of starting and ending."""
+    """The slope between the quickest short run and the quickest long one: it has no share of
+    starting and ending.
+    """
     short, long = (min(column) for column in zip(*rounds, strict=True))
     return (long - short) / (num_steps - num_steps // 10)
 
@@ -242,23 +255,41 @@ def main() -> None:
         for name, contender in CONTENDERS.items():
             times[name].append(short_and_long(cpu_us(contender.run), arguments.steps))
         begins.append((begin_ms(begin_trainer), begin_ms(begin_by_hand)))
-    calls = {name: [short_and_long(count_calls(contender.run), 500)] for name, contender in CONTENDERS.items()}
-    figures = {name: Figures(per_step(calls[name], 500), per_step(times[name], arguments.steps)) for name in CONTENDERS}
+    calls = {
+        name: [short_and_long(count_calls(contender.run), 500)]
+        for name, contender in CONTENDERS.items()
+    }
+    figures = {
+        name: Figures(per_step(calls[name], 500), per_step(times[name], arguments.steps))
+        for name in CONTENDERS
+    }
     slower = figures[RAW].cpu_us / RAW_US
     show(figures, slower)
     begin = min(trainer for trainer, _ in begins) - min(by_hand for _, by_hand in begins)
     begin_limit_ms = BEGIN_LIMIT_MS * slower
     Console().print(
-        f"A fit of 1,000 submodules begins {begin:.1f} ms later than by hand (making the Trainer included); "
-        f"limit {begin_limit_ms:.1f} ms: {_verdict(begin, begin_limit_ms)}.\n"
-        f"Where the raw loop takes {RAW_US:.0f} µs, the limits in time are those of docs/benchmarks.md; here they are "
-        f"{slower:.2f} times as much."
+        f"A fit of 1,000 submodules begins {begin:.1f} ms later than by hand (making the Trainer "
+        f"included); limit {begin_limit_ms:.1f} ms: {_verdict(begin, begin_limit_ms)}.\n"
+        f"Where the raw loop takes {RAW_US:.0f} µs, the limits in time are those of "
+        f"docs/benchmarks.md; here they are {slower:.2f} times as much."
     )
 
 
 def show(figures: dict[str, Figures], slower: float) -> None:
-    """Each contender beside the one that its limits are about; limits in time, `slower` times those for `RAW_US`."""
-    table = Table("contender", "calls", "µs CPU", "compared with", "calls more", "limit", "µs more", "limit", "holds")
+    """Each contender beside the one that its limits are about; limits in time, `slower` times those
+    for `RAW_US`.
+    """
+    table = Table(
+        "contender",
+        "calls",
+        "µs CPU",
+        "compared with",
+        "calls more",
+        "limit",
+        "µs more",
+        "limit",
+        "holds",
+    )
     for name, own in figures.items():
         contender = CONTENDERS[name]
         calls = own.calls - figures[contender.over].calls

@@ -1,12 +1,15 @@
-"""Seeded slow ranks and healthy runs: whether StragglerDetection names the right rank and phase, and else nobody.
+"""Seeded slow ranks and healthy runs: whether StragglerDetection names the right rank and phase,
+and else nobody.
 
-    python benchmarks/stragglers.py [--healthy 20] [--load 0] [--only TEXT] [--at-once 2] [--strategy ddp]
+    python benchmarks/stragglers.py [--healthy 20] [--load 0] [--only TEXT] [--at-once 2]
+    [--strategy ddp]
 
-Each run trains with 2 to 4 ranks on the CPU. A step takes 50 ms, most of it slept as a program sleeps that waits for
-its GPU, so that ranks don't compete for cores. Slow runs: for each phase, share and number of ranks one rank, drawn by
-the run's seed, takes 10, 20 or 50 % of a step longer there, from the start or from step 200 on. A run is right if the
-rank and the phase are named, within two minutes, and nobody else is. Healthy runs last 75 seconds, and are right if
-nobody is named. `--load N` lets N processes compute all the while.
+Each run trains with 2 to 4 ranks on the CPU. A step takes 50 ms, most of it slept as a program
+sleeps that waits for its GPU, so that ranks don't compete for cores. Slow runs: for each phase,
+share and number of ranks one rank, drawn by the run's seed, takes 10, 20 or 50 % of a step longer
+there, from the start or from step 200 on. A run is right if the rank and the phase are named,
+within two minutes, and nobody else is. Healthy runs last 75 seconds, and are right if nobody is
+named. `--load N` lets N processes compute all the while.
 """
 
 import argparse
@@ -33,7 +36,12 @@ from core import Module, Trainer
 from core.callbacks import Callback, StragglerDetection
 
 STEP_S = 0.05
-PARTS_S = {"data": 0.2 * STEP_S, "forward": 0.4 * STEP_S, "backward": 0.2 * STEP_S, "optimizer": 0.2 * STEP_S}
+PARTS_S = {
+    "data": 0.2 * STEP_S,
+    "forward": 0.4 * STEP_S,
+    "backward": 0.2 * STEP_S,
+    "optimizer": 0.2 * STEP_S,
+}
 LATE_STEP = 200
 LIMIT_S, HEALTHY_S = 120.0, 75.0
 
@@ -51,7 +59,11 @@ class Run:
     onset: int = 0
 
     def __str__(self) -> str:
-        slow = f"{self.phase} +{self.share:.0%} on rank {self.rank} from step {self.onset}" if self.phase else "healthy"
+        slow = (
+            f"{self.phase} +{self.share:.0%} on rank {self.rank} from step {self.onset}"
+            if self.phase
+            else "healthy"
+        )
         return f"{self.num_ranks} ranks, {slow}"
 
 
@@ -63,7 +75,15 @@ def slow_runs(strategy: str) -> list[Run]:
     ):
         draw = random.Random(seed)
         runs.append(
-            Run(seed, num_ranks, strategy, phase, share, draw.randrange(num_ranks), draw.choice([0, LATE_STEP]))
+            Run(
+                seed,
+                num_ranks,
+                strategy,
+                phase,
+                share,
+                draw.randrange(num_ranks),
+                draw.choice([0, LATE_STEP]),
+            )
         )
     return runs
 
@@ -133,7 +153,12 @@ class Note(Callback):
     """Counts steps, and ends the run when somebody is named."""
 
     def __init__(self, naps: Naps, detection: StragglerDetection) -> None:
-        self.naps, self.detection, self.onset_s, self.named_s = naps, detection, time.monotonic(), 0.0
+        self.naps, self.detection, self.onset_s, self.named_s = (
+            naps,
+            detection,
+            time.monotonic(),
+            0.0,
+        )
 
     def on_train_start(self, trainer, module):
         self.naps.rank, self.onset_s = trainer.global_rank, time.monotonic()
@@ -155,7 +180,9 @@ def train(run: Run, target: str) -> None:
     torch.set_num_threads(1)
     naps, detection = Naps(run), StragglerDetection()
     note = Note(naps, detection)
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    off = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = Trainer(
         accelerator="cpu",
         devices=run.num_ranks,
@@ -167,7 +194,11 @@ def train(run: Run, target: str) -> None:
     trainer.fit(Net(naps), DataLoader(Samples(naps)))
     if trainer.is_global_zero:
         found = [asdict(each) for each in detection.stragglers]
-        content = {"found": found, "steps": trainer.global_step, "passed_s": note.named_s - note.onset_s}
+        content = {
+            "found": found,
+            "steps": trainer.global_step,
+            "passed_s": note.named_s - note.onset_s,
+        }
         Path(target).write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -175,9 +206,21 @@ def outcome_of(run: Run) -> dict:
     """The findings of a run, from its own process."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "found.json"
-        command = [sys.executable, __file__, "--one", json.dumps(asdict(run)), "--target", str(target)]
+        command = [
+            sys.executable,
+            __file__,
+            "--one",
+            json.dumps(asdict(run)),
+            "--target",
+            str(target),
+        ]
         done = subprocess.run(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False
+            command,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         if not target.exists():
             print(done.stderr[-3000:], file=sys.stderr)
@@ -199,7 +242,9 @@ def judge(run: Run, outcome: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--healthy", type=int, default=20)
     parser.add_argument("--load", type=int, default=0)
     parser.add_argument("--only", default="")
@@ -213,7 +258,10 @@ def main() -> None:
         return
     runs = [*slow_runs(arguments.strategy), *healthy_runs(arguments.healthy, arguments.strategy)]
     runs = [run for run in runs if arguments.only in str(run)]
-    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(arguments.load)]
+    busy = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        for _ in range(arguments.load)
+    ]
     table = Table("run", "outcome", "behind", "steps since", "seconds since", "line")
     counts: dict[str, list[bool]] = {"slow": [], "healthy": []}
     try:
@@ -224,8 +272,16 @@ def main() -> None:
                 first = outcome["found"][0] if outcome["found"] else None
                 row = ["", "", "", ""]
                 if first is not None:
-                    line = Path(first["line"].partition(" in ")[0]).name + first["line"][first["line"].find(" in ") :]
-                    row = [f"{first['share']:.1%}", str(first["step"] - run.onset), f"{outcome['passed_s']:.0f}", line]
+                    line = (
+                        Path(first["line"].partition(" in ")[0]).name
+                        + first["line"][first["line"].find(" in ") :]
+                    )
+                    row = [
+                        f"{first['share']:.1%}",
+                        str(first["step"] - run.onset),
+                        f"{outcome['passed_s']:.0f}",
+                        line,
+                    ]
                 table.add_row(str(run), verdict, *row)
                 print(run, verdict, *row, flush=True)
     finally:

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 4 benchmarks/timeline.py [--schedule 1F1B] [--microbatches 8]
 
-Parts take 15 ms forward and 30 ms backward, in which they sleep: so four ranks overlap on a machine of two cores too.
+Parts take 15 ms forward and 30 ms backward, in which they sleep: so four ranks overlap on a machine
+of two cores too.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def main() -> None:
     )
     timeline = Timeline(dirpath=tempfile.gettempdir())
     trainer = Trainer(strategy=strategy, accelerator="cpu", callbacks=timeline, max_steps=5, **OFF)
-    trainer.fit(Net(arguments.parts), DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=32))
+    trainer.fit(
+        Net(arguments.parts), DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=32)
+    )
     trainer.print(timeline.describe(arguments.width))
     trainer.print(f"{arguments.schedule}: bubble {bubble(timeline.rows, timeline.duration_s):.1%}")
 

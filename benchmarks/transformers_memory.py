@@ -1,12 +1,15 @@
-"""Peak memory of a rank while a model of transformers is loaded, beside Accelerate's and transformers' own ways.
+"""Peak memory of a rank while a model of transformers is loaded, beside Accelerate's and
+transformers' own ways.
 
-python benchmarks/transformers_memory.py [--layers 16] [--ranks 2 4]    # needs transformers and accelerate
+python benchmarks/transformers_memory.py [--layers 16] [--ranks 2 4]    # needs transformers and
+accelerate
 
-Ranks on the CPU, gloo. A rank's memory is sampled each 2 ms, from when all is imported until each rank has its part of
-the model: its own (RssAnon), and with mapped pages of the files (VmRSS), which are shared, and in which transformers
-leaves what it needn't change. The bound is a rank's part and the largest layer. Accelerate takes FSDP on CPUs for
-another distributed type: its own function fsdp2_prepare_model is called with a state that says FSDP, and models as
-from_pretrained makes them for it.
+Ranks on the CPU, gloo. A rank's memory is sampled each 2 ms, from when all is imported until each
+rank has its part of the model: its own (RssAnon), and with mapped pages of the files (VmRSS), which
+are shared, and in which transformers leaves what it needn't change. The bound is a rank's part and
+the largest layer. Accelerate takes FSDP on CPUs for another distributed type: its own function
+fsdp2_prepare_model is called with a state that says FSDP, and models as from_pretrained makes them
+for it.
 """
 
 import argparse
@@ -27,12 +30,22 @@ CORE = {
     "core, parallel, pipeline": lambda ranks: {"pipeline": ranks},
 }
 OTHERS = ("transformers, fsdp", "transformers, tensor", "Accelerate, fsdp")
-PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-OF_ACCELERATE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
+PROMPT_FREE = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "1",
+}
+OF_ACCELERATE = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+}
 
 
 def memory_mib():
-    """This process's own memory, and all that is in its address space, mapped pages of files too."""
+    """This process's own memory, and all that is in its address space, mapped pages of files
+    too.
+    """
     text = Path("/proc/self/status").read_text()
     return [int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024 for name in ("RssAnon", "VmRSS")]
 
@@ -126,7 +139,13 @@ def work(way, folder, results):
     import torch.distributed.tensor  # noqa: F401  # what is imported isn't counted
     import transformers  # noqa: F401
 
-    measure = by_core if way in CORE else by_transformers if way.startswith("transformers") else by_accelerate
+    measure = (
+        by_core
+        if way in CORE
+        else by_transformers
+        if way.startswith("transformers")
+        else by_accelerate
+    )
     measured = measure(way, folder)
     Path(results, os.environ["RANK"]).write_text(json.dumps(measured))
 
@@ -134,7 +153,11 @@ def work(way, folder, results):
 def measured_by_ranks(way, ranks, folder):
     with tempfile.TemporaryDirectory() as results:
         command = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
-        environment = {**os.environ, **PROMPT_FREE, **(OF_ACCELERATE if way.startswith("Accelerate") else {})}
+        environment = {
+            **os.environ,
+            **PROMPT_FREE,
+            **(OF_ACCELERATE if way.startswith("Accelerate") else {}),
+        }
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", *command, "--work", way, str(folder), results],
             env=environment,
@@ -163,8 +186,13 @@ def main():
         make(first, asked.layers)
         total = sum(path.stat().st_size for path in first.glob("*.safetensors")) / MIB
         layer = 4 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024) / MIB
-        print(f"model {total:.0f} MiB, a layer {layer:.0f} MiB; MiB while loading, of the rank that takes most")
-        print(f"{'':26} {'ranks':>5} {'part':>6} {'bound':>6} {'own':>6} {'mapped':>6} {'saving':>7}")
+        print(
+            f"model {total:.0f} MiB, a layer {layer:.0f} MiB; MiB while loading, of the rank that "
+            "takes most"
+        )
+        print(
+            f"{'':26} {'ranks':>5} {'part':>6} {'bound':>6} {'own':>6} {'mapped':>6} {'saving':>7}"
+        )
         for ranks in asked.ranks:
             for way in asked.ways:
                 found = measured_by_ranks(way, ranks, first)
@@ -174,7 +202,10 @@ def main():
                 part = max(each[0] for each in found)
                 saving = "" if found[0][2] is None else f"{max(each[2] for each in found):.0f}"
                 own, mapped = (max(each[1][index] for each in found) for index in (0, 1))
-                print(f"{way:26} {ranks:5} {part:6.0f} {part + layer:6.0f} {own:6.0f} {mapped:6.0f} {saving:>7}")
+                print(
+                    f"{way:26} {ranks:5} {part:6.0f} {part + layer:6.0f} {own:6.0f} {mapped:6.0f} "
+                    f"{saving:>7}"
+                )
                 if (saved := Path(f"{first}-saved")).exists():
                     subprocess.run(["rm", "-r", str(saved)], check=True)
 

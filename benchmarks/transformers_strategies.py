@@ -1,17 +1,20 @@
-"""By hand: models of transformers loaded, saved and resumed under strategies; writes a table to docs/transformers.md.
+"""By hand: models of transformers loaded, saved and resumed under strategies; writes a table to
+docs/transformers.md.
 
     python benchmarks/transformers_strategies.py [model ...] [--strategy NAME ...] [-v]
 
-Each cell is two fits in 2 processes, of 8 samples a step, by SGD with momentum, in float64 (DeepSpeed in float32):
+Each cell is two fits in 2 processes, of 8 samples a step, by SGD with momentum, in float64
+(DeepSpeed in float32):
 
-1. two steps from a folder that transformers wrote. What the ranks have loaded equals what from_pretrained loads, and
-   what they save equals from_pretrained of it, bit by bit. What they stream by PretrainedWeights, written to a folder,
-   is what from_pretrained loads of the saved one, bit by bit. On one device the checkpoint goes on for two steps more;
+1. two steps from a folder that transformers wrote. What the ranks have loaded equals what
+   from_pretrained loads, and what they save equals from_pretrained of it, bit by bit. What they
+   stream by PretrainedWeights, written to a folder, is what from_pretrained loads of the saved one,
+   bit by bit. On one device the checkpoint goes on for two steps more;
 2. two steps that go on from a checkpoint of one device.
 
-Weights after four steps differ from those of a run on one device that never stopped by what the table says. A
-difference above 1e-12, or 1e-5 in float32, is wrong. Results are kept in transformers_strategies.json, and a run
-replaces those of its cells.
+Weights after four steps differ from those of a run on one device that never stopped by what the
+table says. A difference above 1e-12, or 1e-5 in float32, is wrong. Results are kept in
+transformers_strategies.json, and a run replaces those of its cells.
 """
 
 from __future__ import annotations
@@ -63,10 +66,15 @@ STRATEGIES: dict[str, Any] = {
     "deepspeed_stage_3": lambda name: "deepspeed_stage_3",
     "tensor=2": lambda name: MeshParallelStrategy(tensor=2),
     "pipeline=2": lambda name: MeshParallelStrategy(pipeline=2),
-    "shard=2": lambda name: MeshParallelStrategy(data=1, shard=2, expert=2 if name in MIXTURES else 1),
+    "shard=2": lambda name: MeshParallelStrategy(
+        data=1, shard=2, expert=2 if name in MIXTURES else 1
+    ),
 }
 SHARED = ("model_parallel", "tensor=2", "pipeline=2")
-RECORD, PAGE = Path(__file__).with_suffix(".json"), Path(__file__).parents[1] / "docs" / "transformers.md"
+RECORD, PAGE = (
+    Path(__file__).with_suffix(".json"),
+    Path(__file__).parents[1] / "docs" / "transformers.md",
+)
 COLWISE = re.compile(r"\.(gate_proj|up_proj|fc1|wi|\d+\.intermediate\.dense)$")
 ROWWISE = re.compile(r"\.(down_proj|fc2|wo|\d+\.output\.dense)$")
 
@@ -81,8 +89,14 @@ class Learner(Module):
         config._experts_implementation = "eager"  # torch's grouped product has no float64
         self.model = from_config(self.trainer, config, self.auto)
         if self.is_cut:
-            linear = {name for name, each in self.model.named_modules() if isinstance(each, torch.nn.Linear)}
-            plan: dict[str, Any] = {name: ColwiseParallel() for name in linear if COLWISE.search(name)}
+            linear = {
+                name
+                for name, each in self.model.named_modules()
+                if isinstance(each, torch.nn.Linear)
+            }
+            plan: dict[str, Any] = {
+                name: ColwiseParallel() for name in linear if COLWISE.search(name)
+            }
             plan |= {name: RowwiseParallel() for name in linear if ROWWISE.search(name)}
             parallelize_module(self.model, self.device_mesh["tensor_parallel"], plan)
 
@@ -95,7 +109,9 @@ class Learner(Module):
 
 
 class Whole(Callback):
-    """The whole weights at the beginning and the end, on rank 0; those that are streamed; and a checkpoint."""
+    """The whole weights at the beginning and the end, on rank 0; those that are streamed; and a
+    checkpoint.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,8 +152,12 @@ def _batches(name: str, dtype: torch.dtype, size: int) -> Any:
     return torch.utils.data.DataLoader(samples, batch_size=size)  # type: ignore[arg-type]
 
 
-def _fit(rank: Any, name: str, strategy: str, folder: Path, steps: int, ckpt_path: Path | None, out: Path) -> Any:
-    """On all ranks. Train, write `out/saved`, `out/streamed` and `out/last.ckpt`; the whole weights at both ends."""
+def _fit(
+    rank: Any, name: str, strategy: str, folder: Path, steps: int, ckpt_path: Path | None, out: Path
+) -> Any:
+    """On all ranks. Train, write `out/saved`, `out/streamed` and `out/last.ckpt`; the whole weights
+    at both ends.
+    """
     whole = Whole(out / "last.ckpt")
     precision = rank.backend.options["precision"]
     size = 8 if strategy in SHARED else 8 // rank.backend.num_processes
@@ -164,7 +184,9 @@ def _run(name: str, strategy: str, precision: str, *args: Any) -> Any:
 
 
 def _loaded(name: str, folder: Path, dtype: Any = "auto") -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = MODELS[name][2].from_pretrained(folder, dtype=dtype).state_dict()
+    loaded: dict[str, torch.Tensor] = (
+        MODELS[name][2].from_pretrained(folder, dtype=dtype).state_dict()
+    )
     return loaded
 
 
@@ -201,9 +223,13 @@ def _cell(name: str, strategy: str, folder: Path) -> dict[str, Any]:
         return {"verdict": "wrong", "text": f"saved: {wrong[:3]}"}
     if wrong := _differing(_loaded(name, out / "first" / "streamed"), saved):
         return {"verdict": "wrong", "text": f"streamed: {wrong[:3]}"}
-    _, left = _run(name, "single_device", precision, first, 4, out / "first" / "last.ckpt", out / "left")
+    _, left = _run(
+        name, "single_device", precision, first, 4, out / "first" / "last.ckpt", out / "left"
+    )
     _, come = _run(name, strategy, precision, first, 4, one / "half" / "last.ckpt", out / "come")
-    largest = max(float((each[key] - expected[key]).abs().max()) for each in (left, come) for key in expected)
+    largest = max(
+        float((each[key] - expected[key]).abs().max()) for each in (left, come) for key in expected
+    )
     if not largest <= limit:
         return {"verdict": "wrong", "text": f"resumed: {largest:.1e}"}
     return {"verdict": "right", "text": f"{largest:.0e}" if largest else "0"}
@@ -217,13 +243,21 @@ def _result(name: str, strategy: str, folder: Path, is_loud: bool) -> dict[str, 
             traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
         said = re.search(r"core\.\S*\.(?:Module|Configuration|Unsupported)Error: (.*)", text)
-        is_refused = said is not None or isinstance(error, (ConfigurationError, ModuleError, UnsupportedError))
-        return {"verdict": "refused" if is_refused else "crash", "text": said[1] if said else text[-600:]}
+        is_refused = said is not None or isinstance(
+            error, (ConfigurationError, ModuleError, UnsupportedError)
+        )
+        return {
+            "verdict": "refused" if is_refused else "crash",
+            "text": said[1] if said else text[-600:],
+        }
 
 
 def _table(results: dict[str, dict[str, Any]]) -> str:
     reasons: list[str] = []
-    rows = [f"| model | {' | '.join(f'`{each}`' for each in STRATEGIES)} |", f"| --- |{' --- |' * len(STRATEGIES)}"]
+    rows = [
+        f"| model | {' | '.join(f'`{each}`' for each in STRATEGIES)} |",
+        f"| --- |{' --- |' * len(STRATEGIES)}",
+    ]
     for name, (config, _, _) in MODELS.items():
         cells = []
         for strategy in STRATEGIES:
@@ -232,7 +266,9 @@ def _table(results: dict[str, dict[str, Any]]) -> str:
             if found["verdict"] in ("refused", "wrong", "crash"):
                 if found["text"] not in reasons:
                     reasons.append(found["text"])
-                text = f"{'fails' if text == 'crash' else text} ({reasons.index(found['text']) + 1})"
+                text = (
+                    f"{'fails' if text == 'crash' else text} ({reasons.index(found['text']) + 1})"
+                )
             cells.append(text)
         kind = config.__name__.removesuffix("Config")
         rows.append(f"| {kind}, {name.replace('_', ' ')} | {' | '.join(cells)} |")
@@ -254,7 +290,9 @@ def main() -> int:
         for name in asked.models or MODELS:
             for strategy in asked.strategy or STRATEGIES:
                 started_s = time.monotonic()
-                found = results[f"{name} {strategy}"] = _result(name, strategy, Path(folder), asked.v)
+                found = results[f"{name} {strategy}"] = _result(
+                    name, strategy, Path(folder), asked.v
+                )
                 number_wrong += found["verdict"] in ("wrong", "crash")
                 took = f"{time.monotonic() - started_s:4.0f} s"
                 print(f"{name:16} {strategy:18} {found['verdict']:8} {took}  {found['text'][:300]}")

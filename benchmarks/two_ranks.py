@@ -1,8 +1,10 @@
-"""The cost of a step in two ranks: contenders in turns, each a loop that trains so many steps. Of no use by itself.
+"""The cost of a step in two ranks: contenders in turns, each a loop that trains so many steps. Of
+no use by itself.
 
-Processes are those of torchrun, in one group that all contenders share, unless a benchmark says what else joins them.
-Before anything is measured, all must end with the same weights. Figures are medians over the rounds, of slopes between
-a short and a long run; a ratio is that of two runs of the same round.
+Processes are those of torchrun, in one group that all contenders share, unless a benchmark says
+what else joins them. Before anything is measured, all must end with the same weights. Figures are
+medians over the rounds, of slopes between a short and a long run; a ratio is that of two runs of
+the same round.
 """
 
 import argparse
@@ -30,7 +32,9 @@ WHERE = {"accelerator": "cpu"}  # and on all ranks that were started
 
 @dataclass(frozen=True)
 class Group:
-    """The group that joins the processes: torch.distributed, or what the contenders use in its place."""
+    """The group that joins the processes: torch.distributed, or what the contenders use in its
+    place.
+    """
 
     begin: Callable[[], Any]
     rank: Callable[[], int]
@@ -38,7 +42,12 @@ class Group:
     end: Callable[[], Any]
 
 
-TORCHS = Group(partial(dist.init_process_group, "gloo"), dist.get_rank, dist.barrier, dist.destroy_process_group)
+TORCHS = Group(
+    partial(dist.init_process_group, "gloo"),
+    dist.get_rank,
+    dist.barrier,
+    dist.destroy_process_group,
+)
 ALONE = Group(*(lambda: 0,) * 4)
 """One process, which needs none."""
 
@@ -65,9 +74,14 @@ class Batches:
     """A batch of this rank's own, again and again."""
 
     def __init__(self, num_batches: int) -> None:
-        rank = next((int(os.environ[name]) for name in ("RANK", "HOROVOD_RANK") if name in os.environ), 0)
+        rank = next(
+            (int(os.environ[name]) for name in ("RANK", "HOROVOD_RANK") if name in os.environ), 0
+        )
         own = torch.Generator().manual_seed(1 + rank)
-        self.batch, self.num_batches = torch.randn(BATCH_SIZE, NUM_FEATURES, generator=own), num_batches
+        self.batch, self.num_batches = (
+            torch.randn(BATCH_SIZE, NUM_FEATURES, generator=own),
+            num_batches,
+        )
 
     def __len__(self) -> int:
         return self.num_batches
@@ -79,7 +93,9 @@ class Batches:
 
 @dataclass(frozen=True)
 class Run:
-    """The weights at the end, and seconds of this process's CPU and of the clock between first and last step."""
+    """The weights at the end, and seconds of this process's CPU and of the clock between first and
+    last step.
+    """
 
     weights: torch.Tensor
     cpu_s: float
@@ -133,7 +149,9 @@ def in_trainer(make_strategy: Callable[[], Strategy]) -> Callable[[int], Run]:
     def run(num_steps: int) -> Run:
         module, options = Watched(), {**OFF, **WHERE, "use_distributed_sampler": False}
         with tempfile.TemporaryDirectory() as root:
-            trainer = Trainer(strategy=make_strategy(), max_epochs=1, default_root_dir=root, **options)
+            trainer = Trainer(
+                strategy=make_strategy(), max_epochs=1, default_root_dir=root, **options
+            )
             trainer.fit(module, Batches(num_steps))
         return module.found
 
@@ -142,7 +160,9 @@ def in_trainer(make_strategy: Callable[[], Strategy]) -> Callable[[int], Run]:
 
 @dataclass(frozen=True)
 class Contest:
-    """A loop by hand, and the strategy that does the same, to a tolerance of the weights after 50 steps."""
+    """A loop by hand, and the strategy that does the same, to a tolerance of the weights after 50
+    steps.
+    """
 
     by_hand: Callable[[int], Run]
     make_strategy: Callable[[], Strategy]
@@ -158,7 +178,9 @@ class Contest:
         }
 
 
-def per_step(run: Callable[[int], Run], num_steps: int, barrier: Callable[[], Any]) -> tuple[float, float]:
+def per_step(
+    run: Callable[[int], Run], num_steps: int, barrier: Callable[[], Any]
+) -> tuple[float, float]:
     """Microseconds of CPU and of the clock."""
     few = num_steps // 10
     barrier()
@@ -167,7 +189,9 @@ def per_step(run: Callable[[int], Run], num_steps: int, barrier: Callable[[], An
     return scale * (long.cpu_s - short.cpu_s), scale * (long.clock_s - short.clock_s)
 
 
-def measure(contest: Contest, num_steps: int, num_rounds: int) -> dict[str, list[tuple[float, float]]]:
+def measure(
+    contest: Contest, num_steps: int, num_rounds: int
+) -> dict[str, list[tuple[float, float]]]:
     expected = contest.by_hand(50).weights
     for run in contest.runs.values():
         torch.testing.assert_close(run(50).weights, expected, rtol=1e-6, atol=contest.tolerance)
@@ -181,9 +205,14 @@ def measure(contest: Contest, num_steps: int, num_rounds: int) -> dict[str, list
 def add_rows(table: Table, contest: str, found: dict[str, list[tuple[float, float]]]) -> None:
     for name, rows in found.items():
         pairs = zip(rows, found["by hand"], strict=True)
-        ratios = zip(*([one / other for one, other in zip(*pair, strict=True)] for pair in pairs), strict=True)
+        ratios = zip(
+            *([one / other for one, other in zip(*pair, strict=True)] for pair in pairs),
+            strict=True,
+        )
         medians = [f"{statistics.median(column):.0f}" for column in zip(*rows, strict=True)]
-        table.add_row(contest, name, *medians, *(f"{statistics.median(column):.2f}" for column in ratios))
+        table.add_row(
+            contest, name, *medians, *(f"{statistics.median(column):.2f}" for column in ratios)
+        )
 
 
 def compare(contests: dict[str, Contest], description: str) -> None:
@@ -201,5 +230,8 @@ def compare(contests: dict[str, Contest], description: str) -> None:
         add_rows(table, name, measure(contest, arguments.steps, arguments.rounds))
     if group.rank() == 0:
         Console().print(table)
-        print(f"Load of the machine, which counts this too: {before:.1f} before, {os.getloadavg()[0]:.1f} after.")
+        print(
+            f"Load of the machine, which counts this too: {before:.1f} before, "
+            f"{os.getloadavg()[0]:.1f} after."
+        )
     group.end()

@@ -3,8 +3,8 @@
     python benchmarks/walks.py                     # this checkout
     python benchmarks/walks.py --beside OTHER      # another checkout too, in the same environment
 
-Counts move with Python and torch, so a comparison is of two checkouts in one run. A move is a call from one file into
-another; a return is a move back into a file that the walk has been in.
+Counts move with Python and torch, so a comparison is of two checkouts in one run. A move is a call
+from one file into another; a return is a move back into a file that the walk has been in.
 """
 
 import argparse
@@ -34,7 +34,10 @@ class Walk:
         sys.setprofile(None)
 
     def _note(self, frame, event, arg) -> None:
-        if event != "call" or frame.f_globals.get("__name__", "").partition(".")[0] not in ("core", "core_ddp"):
+        if event != "call" or frame.f_globals.get("__name__", "").partition(".")[0] not in (
+            "core",
+            "core_ddp",
+        ):
             return
         if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return  # the body of a module or a class: an import
@@ -47,7 +50,12 @@ class Walk:
         self._files[file] = self._files.get(file, 0) + 1
 
     def figures(self) -> dict[str, int]:
-        return {"files": len(self._files), "calls": self.calls, "moves": self.moves, "returns": self.returns}
+        return {
+            "files": len(self._files),
+            "calls": self.calls,
+            "moves": self.moves,
+            "returns": self.returns,
+        }
 
 
 def measure() -> dict[str, dict[str, int]]:
@@ -67,10 +75,17 @@ def measure() -> dict[str, dict[str, int]]:
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "0",
+    }
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "walks"}
     off = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "watch"), False
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "watch"),
+        False,
     )
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 1)))
     found = {}
@@ -84,7 +99,15 @@ def measure() -> dict[str, dict[str, int]]:
         start()
     found["Trainer(strategy='ddp')"] = walk.figures()
 
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         del os.environ[name]
     del os.environ["TORCHELASTIC_RUN_ID"]
 
@@ -118,7 +141,9 @@ def measure() -> dict[str, dict[str, int]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--beside", type=Path, help="the root of another checkout")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -128,10 +153,14 @@ def main() -> None:
     for root in filter(None, (args.beside, ROOT)):
         path = os.pathsep.join(map(str, (root, root / "plugins/ddp")))
         command = [sys.executable, "-W", "ignore", __file__, "--worker"]
-        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, check=True
+        )
         print(f"{root}")
         for name, figures in json.loads(done.stdout.splitlines()[-1]).items():
-            print(f"  {name:28}" + "  ".join(f"{value:6,} {what}" for what, value in figures.items()))
+            print(
+                f"  {name:28}" + "  ".join(f"{value:6,} {what}" for what, value in figures.items())
+            )
 
 
 if __name__ == "__main__":

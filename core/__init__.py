@@ -4,8 +4,8 @@
 
     Trainer(strategy="ddp", accelerator="cpu", devices=2).fit(module, train_loader)
 
-The public names, `core.callbacks` and the other subpackages among them, are imported when they are first used, so that
-`import core` costs nothing.
+The public names, `core.callbacks` and the other subpackages among them, are imported when they are
+first used, so that `import core` costs nothing.
 """
 
 from __future__ import annotations
@@ -145,12 +145,14 @@ _MODULES = (
 
 __getattr__, __dir__ = lazy_exports(__name__, modules=_MODULES, open_to_plugins=True)
 
-if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
+# this may be a rank that runs the script again: its warnings go to the main process
+if "CORE_TALK" in os.environ:
     from core.launch.messages import begin_inherited
 
     begin_inherited()
 
-if "TORCHELASTIC_ERROR_FILE" in os.environ:  # a rank of torchrun: an error before a Fabric is shown once a node too
+# a rank of torchrun: an error before a Fabric is shown once a node too
+if "TORCHELASTIC_ERROR_FILE" in os.environ:
     from core.display import install_for
 
     install_for(sys.modules[__name__])

@@ -16,19 +16,24 @@ __all__ = ["lazy_exports"]
 
 
 def lazy_exports(
-    package: str, *, kind: str | None = None, modules: Iterable[str] = (), open_to_plugins: bool = False
+    package: str,
+    *,
+    kind: str | None = None,
+    modules: Iterable[str] = (),
+    open_to_plugins: bool = False,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package, called in it below its `__all__`.
 
-    The names of `__all__` that aren't there yet are imported from where the package's block `if TYPE_CHECKING:` has
-    them. It never runs, and is read from the compiled package.
+    The names of `__all__` that aren't there yet are imported from where the package's block
+    `if TYPE_CHECKING:` has them. It never runs, and is read from the compiled package.
 
     Args:
         package: its `__name__`.
         kind: of the plugins whose classes the package exports too, if they are installed; a key of
             `core.contract.KINDS`.
         modules: public ones of the package, imported when they are first used as its attributes.
-        open_to_plugins: whether installed packages can add names (entry-point group `core.exports`).
+        open_to_plugins: whether installed packages can add names (entry-point group
+            `core.exports`).
     """
     if not hasattr(sys.modules["core"], "_MODULES"):
         from core.namesakes import overwritten
@@ -41,12 +46,14 @@ def lazy_exports(
     def get(name: str) -> Any:
         if name in public and (home := _homes(code).get(name) or _homes(code).get("*")):
             value = getattr(importlib.import_module(home), name)
-            setattr(sys.modules[package], name, value)  # the next time, Python finds it without asking
+            # the next time, Python finds it without asking
+            setattr(sys.modules[package], name, value)
             return value
         if name in own_modules:
             return importlib.import_module(f".{name}", package)
-        # Python itself asks packages for submodules and dunder names: the installed plugins aren't searched for those.
-        # Not kept: what is installed and registered may be another class the next time.
+        # Python itself asks packages for submodules and dunder names: the installed plugins aren't
+        # searched for those. Not kept: what is installed and registered may be another class the
+        # next time.
         if kind is not None and name[:1].isupper():
             from core.registry.registry import REGISTRIES
 
@@ -66,5 +73,7 @@ def _homes(code: CodeType) -> dict[str, str]:
     import dis
 
     steps = pairwise(dis.get_instructions(code))
-    imports = [(before.argval, step.argval) for before, step in steps if step.opname == "IMPORT_NAME"]
+    imports = [
+        (before.argval, step.argval) for before, step in steps if step.opname == "IMPORT_NAME"
+    ]
     return {name: module for names, module in imports for name in names or ()}

@@ -3,9 +3,10 @@
 python examples/best_of_n.py --accelerator cpu
 python examples/best_of_n.py --accelerator cpu --strategy fsdp
 
-The task: write three digits backwards. The reward of a completion is the share of digits that are right, and nobody
-shows the policy a right one: of 16 completions for each prompt the best is learned (best-of-n, or rejection sampling).
-Needs core-weights: a `GroupSink` sends the weights, whatever the strategy, and a `WeightReceiver` gets them.
+The task: write three digits backwards. The reward of a completion is the share of digits that are
+right, and nobody shows the policy a right one: of 16 completions for each prompt the best is
+learned (best-of-n, or rejection sampling). Needs core-weights: a `GroupSink` sends the weights,
+whatever the strategy, and a `WeightReceiver` gets them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Policy(nn.Module):
         self.layers = nn.Sequential(nn.Linear(2 * LENGTH * 16, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def forward(self, text: Tensor) -> Tensor:
-        """Map prompts and what is written so far (batch, 2 * LENGTH) to logits of the next digit (batch, 10)."""
+        """Map prompts and what is written so far (batch, 2 * LENGTH) to logits of the next digit
+        (batch, 10).
+        """
         return self.layers(self.digits(text).flatten(1))
 
 
@@ -53,11 +56,16 @@ def sample(policy: Policy, prompts: Tensor) -> Tensor:
 
 
 def generate(address: str, samples: Queue[tuple[list[list[int]], float]]) -> None:
-    """The engine: with each version of the weights, put the best completions and the mean reward of all."""
+    """The engine: with each version of the weights, put the best completions and the mean reward of
+    all.
+    """
     torch.manual_seed(1)
     policy, receiver = Policy(), WeightReceiver(address)
     while receiver.load_into(policy):
-        text = sample(policy, torch.randint(10, (NUM_PROMPTS, LENGTH)).repeat_interleave(NUM_COMPLETIONS, dim=0))
+        text = sample(
+            policy,
+            torch.randint(10, (NUM_PROMPTS, LENGTH)).repeat_interleave(NUM_COMPLETIONS, dim=0),
+        )
         prompts, completions = text.split(LENGTH, dim=1)
         rewards = (completions == prompts.flip(1)).float().mean(1)
         best = rewards.view(NUM_PROMPTS, NUM_COMPLETIONS).argmax(1)
@@ -66,8 +74,13 @@ def generate(address: str, samples: Queue[tuple[list[list[int]], float]]) -> Non
 
 
 def compute_loss(policy: nn.Module, text: Tensor) -> Tensor:
-    """Cross entropy of completed texts (batch, 2 * LENGTH), all places of a completion in one batch."""
-    seen = [F.pad(text[:, :place], (0, 2 * LENGTH - place), value=NOTHING) for place in range(LENGTH, 2 * LENGTH)]
+    """Cross entropy of completed texts (batch, 2 * LENGTH), all places of a completion in one
+    batch.
+    """
+    seen = [
+        F.pad(text[:, :place], (0, 2 * LENGTH - place), value=NOTHING)
+        for place in range(LENGTH, 2 * LENGTH)
+    ]
     return F.cross_entropy(policy(torch.cat(seen)), text[:, LENGTH:].T.flatten())
 
 
@@ -96,7 +109,9 @@ def train(fabric: Fabric, num_steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--devices", default=2)
     parser.add_argument("--accelerator", default="auto")

@@ -1,13 +1,16 @@
-"""Trains a small GPT on the source of Python's standard library, character by character, and lets it write some.
+"""Trains a small GPT on the source of Python's standard library, character by character, and lets
+it write some.
 
     python examples/char_gpt.py
     python examples/char_gpt.py --strategy ddp --devices 2 --accelerator cpu
     torchrun --nproc-per-node 2 examples/char_gpt.py --accelerator cpu
     python examples/char_gpt.py --parallel pipeline=2 --devices 2 --accelerator cpu
-    python examples/char_gpt.py --parallel pipeline=2,schedule=1F1B,data=2 --devices 4 --accelerator cpu
+    python examples/char_gpt.py --parallel pipeline=2,schedule=1F1B,data=2 --devices 4 --accelerator
+    cpu
 
-The loop is plain PyTorch. What Fabric does in it stands in the lines that say `fabric`. `--parallel` takes every
-dimension of `MeshParallelStrategy` (data, shard, tensor, pipeline, context). The loop and the numbers stay as they are.
+The loop is plain PyTorch. What Fabric does in it stands in the lines that say `fabric`.
+`--parallel` takes every dimension of `MeshParallelStrategy` (data, shard, tensor, pipeline,
+context). The loop and the numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def read_standard_library(size_bytes: int) -> str:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Every stretch of CONTEXT characters in a text, with the characters that follow each of them."""
+    """Every stretch of CONTEXT characters in a text, with the characters that follow each of
+    them.
+    """
 
     def __init__(self, text: Tensor) -> None:
         self.text = text
@@ -62,22 +67,29 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network for each position; each adds nothing at first."""
+    """Attention to what came before, then a small network for each position; each adds nothing at
+    first.
+    """
 
     def __init__(self, width: int, head_size: int) -> None:
         super().__init__()
         self.head_size = head_size
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.down.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape. A rank of a tensor group has some of the heads."""
+        """Map (batch, length, width) to the same shape. A rank of a tensor group has some of the
+        heads.
+        """
         normed = self.norm_1(x)
         query, key, value = (
-            to(normed).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for to in (self.query, self.key, self.value)
+            to(normed).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+            for to in (self.query, self.key, self.value)
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.output(attended.transpose(1, 2).flatten(2))
@@ -96,9 +108,14 @@ class GPT(nn.Module):
     }
     """How `tensor` cuts the layers."""
 
-    def __init__(self, num_characters: int, width: int = 128, num_blocks: int = 2, num_heads: int = 4) -> None:
+    def __init__(
+        self, num_characters: int, width: int = 128, num_blocks: int = 2, num_heads: int = 4
+    ) -> None:
         super().__init__()
-        self.characters, self.before = nn.Embedding(num_characters, width), nn.Embedding(num_characters, width)
+        self.characters, self.before = (
+            nn.Embedding(num_characters, width),
+            nn.Embedding(num_characters, width),
+        )
         self.positions = nn.Embedding(CONTEXT, width)
         self.blocks = nn.ModuleList(Block(width, width // num_heads) for _ in range(num_blocks))
         self.norm = nn.LayerNorm(width)
@@ -106,7 +123,9 @@ class GPT(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
 
     def pipeline(self) -> list[Callable[..., Tensor]]:
-        """The parts that `pipeline` distributes. The functions use one table on the first stage and on the last."""
+        """The parts that `pipeline` distributes. The functions use one table on the first stage and
+        on the last.
+        """
         return [self.embed, *self.blocks, self.norm, self.to_logits]
 
     def embed(self, characters: Tensor, before: Tensor, positions: Tensor) -> Tensor:
@@ -126,7 +145,9 @@ class GPT(nn.Module):
 
 
 def predict(model: nn.Module, characters: Tensor) -> Tensor:
-    """Logits for indices (batch, length). What follows from whole sequences is made here, and `context` cuts it."""
+    """Logits for indices (batch, length). What follows from whole sequences is made here, and
+    `context` cuts it.
+    """
     before = F.pad(characters[:, :-1], (1, 0))
     positions = torch.arange(characters.size(1), device=characters.device).expand_as(characters)
     return model(characters, before, positions)
@@ -139,12 +160,16 @@ def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def write(
-    fabric: Fabric, model: nn.Module, characters: Tensor, num_characters: int, temperature: float = 0.8
+    fabric: Fabric,
+    model: nn.Module,
+    characters: Tensor,
+    num_characters: int,
+    temperature: float = 0.8,
 ) -> Tensor:
     """Go on from indices (length,) by so many characters, each drawn on the host.
 
-    A window that isn't full yet ends with zeros, which no position before them sees: a device that compiles what it
-    computes gets one shape.
+    A window that isn't full yet ends with zeros, which no position before them sees: a device that
+    compiles what it computes gets one shape.
     """
     for _ in range(num_characters):
         window = characters[-CONTEXT:]
@@ -157,7 +182,9 @@ def write(
 
 @torch.no_grad()
 def evaluate(fabric: Fabric, model: nn.Module, loader: DataLoader) -> float:
-    """Mean loss over a loader and all processes. Read, and so computed, batch by batch on every device."""
+    """Mean loss over a loader and all processes. Read, and so computed, batch by batch on every
+    device.
+    """
     model.eval()
     losses = [compute_loss(model, batch).item() for batch in loader]
     model.train()
@@ -168,7 +195,9 @@ def make_loader(fabric: Fabric, text: Tensor, num_batches: int) -> DataLoader:
     """Random windows of the text; each share of the data gets its part of every batch."""
     windows = Windows(text)
     sampler = RandomSampler(windows, replacement=True, num_samples=num_batches * BATCH_SIZE)
-    loader = DataLoader(windows, batch_size=BATCH_SIZE // fabric.strategy.data_parallel_size, sampler=sampler)
+    loader = DataLoader(
+        windows, batch_size=BATCH_SIZE // fabric.strategy.data_parallel_size, sampler=sampler
+    )
     return fabric.setup_dataloaders(loader)
 
 
@@ -184,7 +213,9 @@ def train(fabric: Fabric, num_steps: int, num_characters: int = 400) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=num_steps)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    fabric.print(f"{len(text):,} characters, {num_parameters:,} parameters, {fabric.world_size} process(es)")
+    fabric.print(
+        f"{len(text):,} characters, {num_parameters:,} parameters, {fabric.world_size} process(es)"
+    )
     model, optimizer = fabric.setup(model, optimizer)
     train_loader = make_loader(fabric, encoded[:split], num_steps)
     validation_loader = make_loader(fabric, encoded[split:], num_batches=20)
@@ -198,7 +229,9 @@ def train(fabric: Fabric, num_steps: int, num_characters: int = 400) -> None:
         if step % VALIDATE_EVERY == 0 or step == num_steps:
             validation_loss = evaluate(fabric, model, validation_loader)
             training_loss = fabric.all_reduce(loss).item()
-            fabric.print(f"step {step:4}   loss {training_loss:.3f}   validation loss {validation_loss:.3f}")
+            fabric.print(
+                f"step {step:4}   loss {training_loss:.3f}   validation loss {validation_loss:.3f}"
+            )
 
     prompt = torch.tensor([index[character] for character in "def "])
     written = write(fabric, model.eval(), prompt, num_characters)
@@ -206,23 +239,41 @@ def train(fabric: Fabric, num_steps: int, num_characters: int = 400) -> None:
 
 
 def make_strategy(alias: str, parallel: str | None) -> str | Strategy:
-    """The strategy of an alias, or one of `pipeline=2,schedule=1F1B`: options of `MeshParallelStrategy`."""
+    """The strategy of an alias, or one of `pipeline=2,schedule=1F1B`: options of
+    `MeshParallelStrategy`.
+    """
     if parallel is None:
         return alias
     from core_parallel import MeshParallelStrategy
 
     options = dict(option.split("=") for option in parallel.split(","))
-    return MeshParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
+    return MeshParallelStrategy(
+        **{name: int(value) if value.isdigit() else value for name, value in options.items()}
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's standard library.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--parallel", help="sizes of dimensions, such as tensor=2 or pipeline=2,data=2")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=500, help="optimizer steps (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--parallel", help="sizes of dimensions, such as tensor=2 or pipeline=2,data=2"
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=500, help="optimizer steps (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     fabric = Fabric(
         strategy=make_strategy(arguments.strategy, arguments.parallel),

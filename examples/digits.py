@@ -1,4 +1,5 @@
-"""Trains a small CNN on scikit-learn's 1,797 handwritten digits, and prints how many unseen ones it reads.
+"""Trains a small CNN on scikit-learn's 1,797 handwritten digits, and prints how many unseen ones it
+reads.
 
 python examples/digits.py
 python examples/digits.py --strategy ddp --devices 2 --accelerator cpu
@@ -53,7 +54,10 @@ class DigitReader(Module):
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=5e-3)
-        return {"optimizer": optimizer, "lr_scheduler": CosineAnnealingLR(optimizer, T_max=self.num_epochs)}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": CosineAnnealingLR(optimizer, T_max=self.num_epochs),
+        }
 
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
@@ -69,11 +73,23 @@ def load_data() -> tuple[TensorDataset, TensorDataset]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small CNN on handwritten digits.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=10, help="passes over the data (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -97,7 +113,10 @@ def main() -> None:
     trainer.fit(module, train_loader, unseen_loader)
     [metrics] = trainer.validate(module, unseen_loader)
     processes = "1 process" if trainer.world_size == 1 else f"{trainer.world_size} processes"
-    trainer.print(f"Accuracy on {len(unseen)} digits that were not trained on: {metrics['accuracy']:.1%} ({processes})")
+    trainer.print(
+        f"Accuracy on {len(unseen)} digits that were not trained on: {metrics['accuracy']:.1%} "
+        f"({processes})"
+    )
 
 
 if __name__ == "__main__":

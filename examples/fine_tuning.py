@@ -3,8 +3,8 @@
 python examples/fine_tuning.py
 python examples/fine_tuning.py --strategy ddp --devices 2 --accelerator cpu
 
-The first layer stays as it was pretrained, the second one learns slowly, the new head fast: the discriminative learning
-rates of Howard and Ruder, 2018.
+The first layer stays as it was pretrained, the second one learns slowly, the new head fast: the
+discriminative learning rates of Howard and Ruder, 2018.
 """
 
 import argparse
@@ -23,12 +23,16 @@ NUM_FINE_TUNING_IMAGES = 100
 
 
 class Reader(Module):
-    """Two convolutions and a head that distinguishes five digits, over images of shape (batch, 1, 8, 8)."""
+    """Two convolutions and a head that distinguishes five digits, over images of shape (batch, 1,
+    8, 8).
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(1, 32, kernel_size=3, padding=1), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.second = nn.Sequential(
+            nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        )
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(64 * 4 * 4, 5))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -64,15 +68,22 @@ class FineTunedReader(Reader):
         optimizer = torch.optim.AdamW(groups)
         num_steps = self.trainer.estimated_stepping_batches
         scheduler = OneCycleLR(optimizer, max_lr=[3e-4, 1e-2], total_steps=num_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 def load_data(first: int, num_seen: int | None = None) -> tuple[TensorDataset, TensorDataset]:
-    """Images of five digits from `first` on: some to train on, and others that training never sees."""
+    """Images of five digits from `first` on: some to train on, and others that training never
+    sees.
+    """
     images, digits = load_digits(return_X_y=True)
     chosen = (digits >= first) & (digits < first + 5)
     images, digits = images[chosen] / 16, digits[chosen] - first
-    parts = train_test_split(images, digits, test_size=0.3, train_size=num_seen, stratify=digits, random_state=0)
+    parts = train_test_split(
+        images, digits, test_size=0.3, train_size=num_seen, stratify=digits, random_state=0
+    )
     seen, unseen, seen_digits, unseen_digits = (torch.as_tensor(part) for part in parts)
     return (
         TensorDataset(seen.float().reshape(-1, 1, 8, 8), seen_digits),
@@ -82,11 +93,26 @@ def load_data(first: int, num_seen: int | None = None) -> tuple[TensorDataset, T
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Fine-tune a reader of some digits on others.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="of pretraining; thrice to tune (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=5,
+        help="of pretraining; thrice to tune (default: %(default)s)",
+    )
     return parser.parse_args()
 
 
@@ -108,11 +134,16 @@ def main() -> None:
     seen, unseen = load_data(first=0)
     pretrained = Reader()
     make_trainer(arguments, arguments.epochs).fit(
-        pretrained, DataLoader(seen, batch_size=32, shuffle=True), DataLoader(unseen, batch_size=128)
+        pretrained,
+        DataLoader(seen, batch_size=32, shuffle=True),
+        DataLoader(unseen, batch_size=128),
     )
 
     seen, unseen = load_data(first=5, num_seen=NUM_FINE_TUNING_IMAGES)
-    train_loader, unseen_loader = DataLoader(seen, batch_size=10, shuffle=True), DataLoader(unseen, batch_size=128)
+    train_loader, unseen_loader = (
+        DataLoader(seen, batch_size=10, shuffle=True),
+        DataLoader(unseen, batch_size=128),
+    )
     module = FineTunedReader(pretrained)
     frozen = [parameter.detach().cpu().clone() for parameter in module.first.parameters()]
     trainer = make_trainer(arguments, 3 * arguments.epochs)
@@ -120,8 +151,13 @@ def main() -> None:
     trainer.fit(module, train_loader, unseen_loader)
     [after] = trainer.validate(module, unseen_loader)
 
-    trainer.print(f"Accuracy on 5 to 9: {before['accuracy']:.1%} before fine-tuning, {after['accuracy']:.1%} after")
-    is_unchanged = all(map(torch.equal, frozen, (parameter.cpu() for parameter in module.first.parameters())))
+    trainer.print(
+        f"Accuracy on 5 to 9: {before['accuracy']:.1%} before fine-tuning, {after['accuracy']:.1%} "
+        "after"
+    )
+    is_unchanged = all(
+        map(torch.equal, frozen, (parameter.cpu() for parameter in module.first.parameters()))
+    )
     trainer.print(f"The frozen layer is as it was: {is_unchanged}")
 
 

@@ -1,10 +1,12 @@
-"""Trains a generator and a discriminator on scikit-learn's handwritten digits, by manual optimization.
+"""Trains a generator and a discriminator on scikit-learn's handwritten digits, by manual
+optimization.
 
 python examples/gan.py
 python examples/gan.py --strategy ddp --devices 2 --accelerator cpu
 
-After Goodfellow et al., 2014, with the loss that doesn't saturate. The Fréchet distance (Heusel et al., 2017; here
-between pixels instead of a network's features) measures how far the drawn images are from the real ones.
+After Goodfellow et al., 2014, with the loss that doesn't saturate. The Fréchet distance (Heusel et
+al., 2017; here between pixels instead of a network's features) measures how far the drawn images
+are from the real ones.
 """
 
 import argparse
@@ -55,8 +57,11 @@ class GAN(Module):
 
         with self.toggled_optimizer(for_discriminator):
             drawn = self.draw(len(real)).detach()
-            # Real images count 0.9 (one-sided label smoothing), so that the discriminator doesn't get too sure.
-            loss = is_real_loss(self.discriminator(real), 0.9) + is_real_loss(self.discriminator(drawn), 0.0)
+            # Real images count 0.9 (one-sided label smoothing), so that the discriminator doesn't
+            # get too sure.
+            loss = is_real_loss(self.discriminator(real), 0.9) + is_real_loss(
+                self.discriminator(drawn), 0.0
+            )
             self.log("discriminator", loss, prog_bar=True)
             for_discriminator.zero_grad()
             self.manual_backward(loss)
@@ -85,12 +90,21 @@ def is_real_loss(logits: Tensor, target: float) -> Tensor:
 
 
 def frechet_distance(first: Tensor, second: Tensor) -> Tensor:
-    """Between the normal distributions that have the means and covariances of two sets of shape (samples, features)."""
+    """Between the normal distributions that have the means and covariances of two sets of shape
+    (samples, features).
+    """
     first, second = first.double(), second.double()
     first_covariance, second_covariance = first.T.cov(), second.T.cov()
-    # The trace of the product's square root, by its eigenvalues: real and positive but for rounding.
-    common = torch.linalg.eigvals(first_covariance @ second_covariance).real.clamp(min=0).sqrt().sum()
-    return (first.mean(0) - second.mean(0)).square().sum() + (first_covariance + second_covariance).trace() - 2 * common
+    # The trace of the product's square root, by its eigenvalues: real and positive but for
+    # rounding.
+    common = (
+        torch.linalg.eigvals(first_covariance @ second_covariance).real.clamp(min=0).sqrt().sum()
+    )
+    return (
+        (first.mean(0) - second.mean(0)).square().sum()
+        + (first_covariance + second_covariance).trace()
+        - 2 * common
+    )
 
 
 def as_text(images: Tensor) -> str:
@@ -98,16 +112,30 @@ def as_text(images: Tensor) -> str:
     ink = " .:-=+*#%@"
     shades = ((images.reshape(-1, 8, 8) + 1) / 2 * (len(ink) - 1)).round().int()
     rows = shades.permute(1, 0, 2).tolist()
-    return "\n".join("  ".join("".join(ink[shade] for shade in part) for part in row) for row in rows)
+    return "\n".join(
+        "  ".join("".join(ink[shade] for shade in part) for part in row) for row in rows
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a GAN on handwritten digits.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=60, help="passes over the data (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=60, help="passes over the data (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -132,7 +160,10 @@ def main() -> None:
     [before] = trainer.validate(module, all_loader)
     trainer.fit(module, DataLoader(data, batch_size=64, shuffle=True), all_loader)
     [after] = trainer.validate(module, all_loader)
-    trainer.print(f"Distance from the real digits: {before['distance']:.1f} before, {after['distance']:.1f} after")
+    trainer.print(
+        f"Distance from the real digits: {before['distance']:.1f} before, {after['distance']:.1f} "
+        "after"
+    )
     module.eval()
     with torch.no_grad():
         trainer.print(as_text(module.draw(8).cpu()))

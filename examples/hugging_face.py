@@ -1,6 +1,8 @@
-"""Trains a Hugging Face model, made of a config, on batches as its tokenizer makes them: `BatchEncoding`.
+"""Trains a Hugging Face model, made of a config, on batches as its tokenizer makes them:
+`BatchEncoding`.
 
-The model decides whether a sentence says that more is there than before. All is made here; nothing is downloaded.
+The model decides whether a sentence says that more is there than before. All is made here; nothing
+is downloaded.
 
 pip install 'core-training[hugging-face]'
 python examples/hugging_face.py
@@ -14,7 +16,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BatchEncoding,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from core import Module, Trainer
 
@@ -49,7 +56,11 @@ class Classifier(Module):
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         config = BertConfig(
-            vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+            vocab_size=vocab_size,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
         )
         self.bert = BertForSequenceClassification(config)
 
@@ -98,7 +109,9 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(Classifier(len(tokenizer)), train, validation)
-    trainer.print(f"Accuracy on 128 new sentences: {float(trainer.callback_metrics['accuracy']):.1%}")
+    trainer.print(
+        f"Accuracy on 128 new sentences: {float(trainer.callback_metrics['accuracy']):.1%}"
+    )
 
 
 if __name__ == "__main__":

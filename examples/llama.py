@@ -1,13 +1,14 @@
-"""Trains a small Llama, made of a config, in every dimension that its strategy has. Nothing is downloaded.
+"""Trains a small Llama, made of a config, in every dimension that its strategy has. Nothing is
+downloaded.
 
 pip install 'core-training[hugging-face]'
 python examples/llama.py
 python examples/llama.py --parallel tensor=2 --devices 2 --accelerator cpu
 python examples/llama.py --parallel tensor=2,shard=2 --devices 4 --accelerator cpu
 
-A sentence goes up by one step from any number, modulo the vocabulary, and the model finds out by which. `--parallel`
-has sizes of `MeshParallelStrategy`: data, shard, context, and by plans in the config tensor and pipeline. The module
-and the numbers stay as they are.
+A sentence goes up by one step from any number, modulo the vocabulary, and the model finds out by
+which. `--parallel` has sizes of `MeshParallelStrategy`: data, shard, context, and by plans in the
+config tensor and pipeline. The module and the numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Writer(Module):
 
     def compute_loss(self, batch: list[Tensor]) -> Tensor:
         words, following = batch[0][:, :-1], batch[0][:, 1:]
-        # The model would count positions from the length that it sees, of which a rank of `context` has a part.
+        # The model would count positions from the length that it sees, of which a rank of `context`
+        # has a part.
         positions = torch.arange(words.size(1), device=words.device).expand_as(words)
         logits = self.llama(input_ids=words, position_ids=positions, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), following.flatten())
@@ -81,22 +83,30 @@ def make_strategy(alias: str, parallel: str | None) -> str | Strategy:
     from core_parallel import MeshParallelStrategy
 
     options = dict(option.split("=") for option in parallel.split(","))
-    return MeshParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
+    return MeshParallelStrategy(
+        **{name: int(value) if value.isdigit() else value for name, value in options.items()}
+    )
 
 
 def train(trainer: Trainer) -> None:
     """Train and validate, and print the loss."""
     torch.manual_seed(0)
     size = BATCH_SIZE // trainer.strategy.data_parallel_size
-    sentences, others = (DataLoader(make_sentences(number, seed), size) for number, seed in ((1024, 0), (128, 1)))
+    sentences, others = (
+        DataLoader(make_sentences(number, seed), size) for number, seed in ((1024, 0), (128, 1))
+    )
     trainer.fit(Writer(), sentences, others)
-    trainer.print(f"Loss on 128 new sentences: {float(trainer.callback_metrics['validation_loss']):.4f}")
+    trainer.print(
+        f"Loss on 128 new sentences: {float(trainer.callback_metrics['validation_loss']):.4f}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="auto")
-    parser.add_argument("--parallel", help="sizes of dimensions, such as tensor=2 or tensor=2,shard=2")
+    parser.add_argument(
+        "--parallel", help="sizes of dimensions, such as tensor=2 or tensor=2,shard=2"
+    )
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--precision", default="32-true")

@@ -1,4 +1,5 @@
-"""Trains a small mixture-of-experts language model on a module of Python's standard library; needs core-parallel.
+"""Trains a small mixture-of-experts language model on a module of Python's standard library; needs
+core-parallel.
 
 python examples/mixture_of_experts.py
 python examples/mixture_of_experts.py --expert 2 --devices 2 --accelerator cpu
@@ -78,14 +79,22 @@ class Writer(Module):
 
     def on_train_epoch_end(self) -> None:
         """Print the mean loss of the epoch."""
-        self.print(f"Epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss']:.6f}")
+        self.print(
+            f"Epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss']:.6f}"
+        )
 
 
 def main() -> None:
     """Parse the command line, train, and print how even the load is."""
-    parser = argparse.ArgumentParser(description="Train a mixture of experts on the source of argparse.")
-    parser.add_argument("--expert", type=int, default=1, help="over how many processes experts are distributed")
-    parser.add_argument("--devices", type=int, default=1, help="number of processes, each with a device")
+    parser = argparse.ArgumentParser(
+        description="Train a mixture of experts on the source of argparse."
+    )
+    parser.add_argument(
+        "--expert", type=int, default=1, help="over how many processes experts are distributed"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=1, help="number of processes, each with a device"
+    )
     parser.add_argument("--accelerator", default="auto", help="kind of device")
     parser.add_argument("--epochs", type=int, default=3)
     args = parser.parse_args()

@@ -43,14 +43,17 @@ class DigitReader(Module):
 
 
 class NumPyWriter(BasePredictionWriter):
-    """Writes a file for each batch: probabilities, and which samples of the data set they belong to."""
+    """Writes a file for each batch: probabilities, and which samples of the data set they belong
+    to.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(write_interval="batch")
         self.folder = folder
 
     def setup(self, trainer: Trainer, module: Module, stage: str) -> None:
-        # Each process of `ddp` has run this script, and has made a folder; rank 0's is the one to use.
+        # Each process of `ddp` has run this script, and has made a folder; rank 0's is the one to
+        # use.
         self.folder = trainer.strategy.broadcast(self.folder)
 
     def write_on_batch_end(
@@ -71,7 +74,9 @@ class NumPyWriter(BasePredictionWriter):
 
 
 def collect(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Indices and probabilities of all files, in the order of the data set, and the number of files."""
+    """Indices and probabilities of all files, in the order of the data set, and the number of
+    files.
+    """
     files = [np.load(path) for path in sorted(folder.glob("*.npz"))]
     indices = np.concatenate([file["indices"] for file in files])
     probabilities = np.concatenate([file["probabilities"] for file in files])
@@ -81,11 +86,23 @@ def collect(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Write predictions of handwritten digits to disk.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=5, help="passes over the data (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=5, help="passes over the data (default: %(default)s)"
+    )
     return parser.parse_args()
 
 
@@ -112,8 +129,13 @@ def main() -> None:
         if trainer.is_global_zero:
             indices, probabilities, num_files = collect(Path(folder))
             each_is_there_once = np.array_equal(indices, np.arange(len(data)))
-            trainer.print(f"{num_files} files with {len(indices)} predictions; each sample once: {each_is_there_once}")
-            trainer.print(f"{np.mean(probabilities.argmax(axis=1) == digits):.1%} of them are right")
+            trainer.print(
+                f"{num_files} files with {len(indices)} predictions; each sample once: "
+                f"{each_is_there_once}"
+            )
+            trainer.print(
+                f"{np.mean(probabilities.argmax(axis=1) == digits):.1%} of them are right"
+            )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Fine-tunes a model of transformers from a folder, and saves it to another, under any strategy. Nothing is downloaded.
+"""Fine-tunes a model of transformers from a folder, and saves it to another, under any strategy.
+Nothing is downloaded.
 
 pip install core-transformers
 python examples/pretrained.py
 python examples/pretrained.py --strategy fsdp --devices 2 --accelerator cpu
 python examples/pretrained.py --parallel tensor=2 --devices 2 --accelerator cpu
 
-The first folder is made here, of a small Llama without training. Each rank reads its own parts of the files; the last
-lines load what was saved by `from_pretrained`, as any other program would.
+The first folder is made here, of a small Llama without training. Each rank reads its own parts of
+the files; the last lines load what was saved by `from_pretrained`, as any other program would.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ class Writer(Module):
     def prepare_data(self) -> None:
         """One process. Make what would otherwise be downloaded."""
         if not self.folder.exists():
-            sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+            sizes = {
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+            }
             config = LlamaConfig(**sizes, vocab_size=WORDS, tie_word_embeddings=False)
             AutoModelForCausalLM.from_config(config).save_pretrained(self.folder)
 
@@ -70,17 +76,23 @@ def make_strategy(alias: str, parallel: str | None) -> str | Strategy:
     from core_parallel import MeshParallelStrategy
 
     options = dict(option.split("=") for option in parallel.split(","))
-    return MeshParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
+    return MeshParallelStrategy(
+        **{name: int(value) if value.isdigit() else value for name, value in options.items()}
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="auto")
-    parser.add_argument("--parallel", help="sizes of dimensions, such as tensor=2 or tensor=2,shard=2")
+    parser.add_argument(
+        "--parallel", help="sizes of dimensions, such as tensor=2 or tensor=2,shard=2"
+    )
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--devices", default="auto")
     parser.add_argument("--precision", default="32-true")
-    parser.add_argument("--folder", type=Path, default=Path("models"), help="where first/ and tuned/ are")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("models"), help="where first/ and tuned/ are"
+    )
     options = parser.parse_args()
     first, tuned = options.folder / "first", options.folder / "tuned"
     trainer = Trainer(

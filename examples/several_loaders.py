@@ -4,8 +4,8 @@ python examples/several_loaders.py
 python examples/several_loaders.py --strategy ddp --devices 2 --accelerator cpu
 python examples/several_loaders.py --weight 0  # for comparison: the labeled digits alone
 
-The model has to say the same of an image and of the image moved by a pixel, which needs no label: consistency
-regularization, in the form of FixMatch (Sohn et al., 2020).
+The model has to say the same of an image and of the image moved by a pixel, which needs no label:
+consistency regularization, in the form of FixMatch (Sohn et al., 2020).
 """
 
 import argparse
@@ -48,7 +48,9 @@ class SemiSupervisedReader(Module):
         return supervised + self.weight * consistency
 
     def consistency_loss(self, images: Tensor) -> Tensor:
-        """The loss of answers for moved images against those that the model is sure of for the images themselves."""
+        """The loss of answers for moved images against those that the model is sure of for the
+        images themselves.
+        """
         with torch.no_grad():
             certainty, answer = self.layers(images).softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(self.layers(move(images)), answer, reduction="none")
@@ -56,7 +58,9 @@ class SemiSupervisedReader(Module):
 
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         images, digits = batch
-        self.log("accuracy", (self.layers(images).argmax(dim=1) == digits).float().mean(), prog_bar=True)
+        self.log(
+            "accuracy", (self.layers(images).argmax(dim=1) == digits).float().mean(), prog_bar=True
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -75,8 +79,12 @@ def load_data() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     """Labeled and unlabeled digits to train on, and others that training never sees."""
     images, digits = load_digits(return_X_y=True)
     images = torch.as_tensor(images).float().reshape(-1, 1, 8, 8) / 16
-    seen, unseen = train_test_split(range(len(digits)), test_size=0.2, stratify=digits, random_state=0)
-    labeled, unlabeled = train_test_split(seen, train_size=NUM_LABELED, stratify=digits[seen], random_state=0)
+    seen, unseen = train_test_split(
+        range(len(digits)), test_size=0.2, stratify=digits, random_state=0
+    )
+    labeled, unlabeled = train_test_split(
+        seen, train_size=NUM_LABELED, stratify=digits[seen], random_state=0
+    )
     digits = torch.as_tensor(digits)
     return (
         TensorDataset(images[labeled], digits[labeled]),
@@ -86,13 +94,32 @@ def load_data() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train on labeled and unlabeled handwritten digits.")
-    parser.add_argument("--strategy", default="auto", help="an alias of `core list-strategies` (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)")
-    parser.add_argument("--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)")
-    parser.add_argument("--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the unlabeled data (default: %(default)s)")
-    parser.add_argument("--weight", type=float, default=1.0, help="of the consistency loss (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Train on labeled and unlabeled handwritten digits."
+    )
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        help="an alias of `core list-strategies` (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", default="auto", help="how many, or which: 2, 0,1, -1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accelerator", default="auto", help="cpu, cuda, mps, ... (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision", default="32-true", help="such as bf16-mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=30,
+        help="passes over the unlabeled data (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--weight", type=float, default=1.0, help="of the consistency loss (default: %(default)s)"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,5 @@
-"""Runs import-linter on core and on every plugin in this folder: its configuration can't name packages by a pattern.
+"""Runs import-linter on core and on every plugin in this folder: its configuration can't name
+packages by a pattern.
 
     python plugins/imports.py
 

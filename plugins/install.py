@@ -2,8 +2,9 @@
 
     python plugins/install.py FOLDER [PLUGIN ...]
 
-Without names: each plugin whose other requirements are installed already. Nothing comes from an index. The wheels stay
-in FOLDER, with constraints as `wheels.py` writes them; where they are installed and up to date, nothing is done.
+Without names: each plugin whose other requirements are installed already. Nothing comes from an
+index. The wheels stay in FOLDER, with constraints as `wheels.py` writes them; where they are
+installed and up to date, nothing is done.
 """
 
 import subprocess
@@ -23,9 +24,16 @@ def main() -> None:
     """Install into the environment of this interpreter."""
     folder, *plugins = sys.argv[1:]
     core, *others = sources_below(ROOT)
-    sources = [core, *(each for each in others if (each.name in plugins if plugins else fits(each)))]
+    sources = [
+        core,
+        *(each for each in others if (each.name in plugins if plugins else fits(each))),
+    ]
     names, done = " ".join(map(str, sources)), Path(folder, "done")
-    if done.is_file() and done.read_text() == names and done.stat().st_mtime > max(map(last_change, sources)):
+    if (
+        done.is_file()
+        and done.read_text() == names
+        and done.stat().st_mtime > max(map(last_change, sources))
+    ):
         return
     for path in (done, *Path(folder).glob("core_*.whl")):
         path.unlink(missing_ok=True)
@@ -44,7 +52,9 @@ def last_change(source: Path) -> float:
 
 
 def fits(source: Path) -> bool:
-    """True for the folder of a plugin whose requirements are installed, but for distributions of ours."""
+    """True for the folder of a plugin whose requirements are installed, but for distributions of
+    ours.
+    """
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return all(map(is_met, project["dependencies"]))
 

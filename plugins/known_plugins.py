@@ -2,7 +2,8 @@
 
     python plugins/known_plugins.py
 
-By it an error of core can say which distribution to install. `tests/registry/test_known_plugins.py` holds it equal.
+By it an error of core can say which distribution to install. `tests/registry/test_known_plugins.py`
+holds it equal.
 """
 
 import json
@@ -18,10 +19,15 @@ TABLE = PLUGINS.parent / "core" / "registry" / "known_plugins.json"
 
 def text() -> str:
     """The content that the file should have."""
-    projects = [tomllib.loads(path.read_text(encoding="utf-8"))["project"] for path in PLUGINS.glob("*/pyproject.toml")]
+    projects = [
+        tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        for path in PLUGINS.glob("*/pyproject.toml")
+    ]
     known = {
         project["name"]: {
-            KIND_OF_GROUP[group]: {normalize_alias(alias): target for alias, target in sorted(points.items())}
+            KIND_OF_GROUP[group]: {
+                normalize_alias(alias): target for alias, target in sorted(points.items())
+            }
             for group, points in sorted(project.get("entry-points", {}).items())
             if group in KIND_OF_GROUP
         }

@@ -1,10 +1,11 @@
-"""Builds the wheels of core and of every plugin, and constraints by which pip takes these from their files.
+"""Builds the wheels of core and of every plugin, and constraints by which pip takes these from
+their files.
 
     python plugins/wheels.py dist
     python -m pip install -c dist/constraints.txt core-ddp core-deepspeed
 
-Without the constraints pip would ask an index, which has none of ours, or somebody else's. Beside them,
-`release.json` is what `core doctor --verify` compares the installed files with.
+Without the constraints pip would ask an index, which has none of ours, or somebody else's. Beside
+them, `release.json` is what `core doctor --verify` compares the installed files with.
 """
 
 import argparse
@@ -42,7 +43,10 @@ def main() -> None:
             print(wheel.name, flush=True)
     constraints = write_constraints(folder, wheels)
     write_digests(folder, wheels)
-    print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {shlex.quote(str(constraints))} core-ddp")
+    print(
+        f"{len(wheels)} wheels. Install from them: python -m pip install -c "
+        f"{shlex.quote(str(constraints))} core-ddp"
+    )
 
 
 def sources_below(root: Path) -> list[Path]:
@@ -52,33 +56,56 @@ def sources_below(root: Path) -> list[Path]:
 
 @contextmanager
 def make_builder() -> Iterator[str]:
-    """The Python of an environment that has pip and what builds our distributions, as long as the context lasts."""
+    """The Python of an environment that has pip and what builds our distributions, as long as the
+    context lasts.
+    """
     with tempfile.TemporaryDirectory() as builder:
         venv.create(builder, symlinks=True, with_pip=True)
         python = str(Path(builder, "bin", "python"))
-        needed = {"pip>=26.1", *(each for source in sources_below(ROOT) for each in _build_requires(source))}
+        needed = {
+            "pip>=26.1",
+            *(each for source in sources_below(ROOT) for each in _build_requires(source)),
+        }
         subprocess.run(
-            [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *sorted(needed)], check=True
+            [
+                python,
+                "-m",
+                "pip",
+                "--quiet",
+                "--disable-pip-version-check",
+                "install",
+                *sorted(needed),
+            ],
+            check=True,
         )
         yield python
 
 
 def write_constraints(folder: Path, wheels: Iterable[Path]) -> Path:
-    """Write `constraints.txt`, by which pip and uv take these distributions from these files and from nowhere else."""
-    lines = [f"{wheel.name.partition('-')[0].replace('_', '-')} @ {wheel.resolve().as_uri()}\n" for wheel in wheels]
+    """Write `constraints.txt`, by which pip and uv take these distributions from these files and
+    from nowhere else.
+    """
+    lines = [
+        f"{wheel.name.partition('-')[0].replace('_', '-')} @ {wheel.resolve().as_uri()}\n"
+        for wheel in wheels
+    ]
     path = folder / "constraints.txt"
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
 def write_digests(folder: Path, wheels: Iterable[Path]) -> None:
-    """Write `release.json`: the version of each distribution and its files' digests, for `core doctor --verify`."""
+    """Write `release.json`: the version of each distribution and its files' digests, for
+    `core doctor --verify`.
+    """
     found = {}
     for path in wheels:
         name, version, *_ = path.name.split("-")
         with zipfile.ZipFile(path) as wheel:
             files = {
-                each: digest(wheel.read(each)) for each in sorted(wheel.namelist()) if not each.endswith("/RECORD")
+                each: digest(wheel.read(each))
+                for each in sorted(wheel.namelist())
+                if not each.endswith("/RECORD")
             }
         found[name.replace("_", "-")] = {"version": version, "files": files}
     folder.joinpath("release.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
@@ -90,7 +117,9 @@ def digest(content: bytes) -> str:
 
 
 def _build_requires(source: Path) -> list[str]:
-    return tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    return tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["build-system"][
+        "requires"
+    ]
 
 
 if __name__ == "__main__":

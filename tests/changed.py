@@ -1,9 +1,11 @@
 """Runs the tests that a change can reach, by what files import.
 
-    python tests/changed.py COMMIT PYTEST...    # what differs from COMMIT; tox run -e changed [-- COMMIT]
+    python tests/changed.py COMMIT PYTEST...    # what differs from COMMIT; tox run -e changed [--
+    COMMIT]
 
-A file is reached by those that import it, and by tests that name an alias of a plugin that it has. All of a plugin
-reaches its own tests, a page reaches the programs of pages, and what no import shows reaches all tests.
+A file is reached by those that import it, and by tests that name an alias of a plugin that it has.
+All of a plugin reaches its own tests, a page reaches the programs of pages, and what no import
+shows reaches all tests.
 """
 
 import ast
@@ -30,7 +32,9 @@ def main() -> None:
     commit, *pytest = sys.argv[1:]
     git = ["git", "-C", str(ROOT)]
     changed = subprocess.check_output([*git, "diff", "--name-only", commit], text=True).splitlines()
-    changed += subprocess.check_output([*git, "ls-files", "--others", "--exclude-standard"], text=True).splitlines()
+    changed += subprocess.check_output(
+        [*git, "ls-files", "--others", "--exclude-standard"], text=True
+    ).splitlines()
     tests = reached_tests(changed)
     print(*tests or ["no test"], sep="\n", flush=True)
     if tests:
@@ -50,7 +54,15 @@ def reached_tests(changed: list[str]) -> list[str]:
             todo.append(path)
         elif path.suffix == ".md":
             tests.update(PROGRAMS_OF_PAGES)
-        elif folder not in ("plugins", ".github", ".ci", "docs", "changelog", "benchmarks", "examples"):
+        elif folder not in (
+            "plugins",
+            ".github",
+            ".ci",
+            "docs",
+            "changelog",
+            "benchmarks",
+            "examples",
+        ):
             return ["tests", "plugins"]
     reached = set(todo)
     while todo:
@@ -58,9 +70,13 @@ def reached_tests(changed: list[str]) -> list[str]:
         reached |= new
         todo += new
     names = (
-        path.relative_to(ROOT) for path in reached if path.name.startswith("test_") and path.parent.name != "static"
+        path.relative_to(ROOT)
+        for path in reached
+        if path.name.startswith("test_") and path.parent.name != "static"
     )
-    tests.update(str(name) for name in names if not any(str(folder) in tests for folder in name.parents))
+    tests.update(
+        str(name) for name in names if not any(str(folder) in tests for folder in name.parents)
+    )
     return sorted(tests)
 
 
@@ -77,7 +93,11 @@ def importers() -> dict[Path, set[Path]]:
 @cache
 def python_files() -> list[Path]:
     """The files of core, the plugins and all tests."""
-    return [path for place in ("core", "plugins", "tests") for path in sorted((ROOT / place).rglob("*.py"))]
+    return [
+        path
+        for place in ("core", "plugins", "tests")
+        for path in sorted((ROOT / place).rglob("*.py"))
+    ]
 
 
 def imports_of(path: Path) -> set[Path]:
@@ -114,7 +134,9 @@ def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def aliases() -> dict[str, str]:
-    """The target of each alias of a plugin in this repository, and of each command of core's own."""
+    """The target of each alias of a plugin in this repository, and of each command of core's
+    own.
+    """
     found = dict(COMMAND.findall((ROOT / "core/registry/builtins.py").read_text(encoding="utf-8")))
     for folder in FOLDERS:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -125,7 +147,9 @@ def aliases() -> dict[str, str]:
 
 @cache
 def homes_of(module: str, name: str = "") -> frozenset[Path]:
-    """The file that has a module, or a name of it, and those from which it has that name, most when it is used."""
+    """The file that has a module, or a name of it, and those from which it has that name, most when
+    it is used.
+    """
     for source in SOURCES:
         path = source.joinpath(*module.split("."))
         if name and (inner := file_at(path / name)) is not None:
@@ -145,8 +169,15 @@ def origins_of(file: Path, name: str) -> frozenset[Path]:
     """The files from which a file of ours has a name that it hands on."""
     nodes = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.ImportFrom)]
     own = [node for node in nodes if node.module and node.module.startswith("core")]
-    named = [homes_of(node.module, name) for node in own if name in {alias.name for alias in node.names}]
-    stars = [origins_of(each, name) for node in own if node.names[0].name == "*" for each in homes_of(node.module)]
+    named = [
+        homes_of(node.module, name) for node in own if name in {alias.name for alias in node.names}
+    ]
+    stars = [
+        origins_of(each, name)
+        for node in own
+        if node.names[0].name == "*"
+        for each in homes_of(node.module)
+    ]
     return frozenset().union(*named, *stars)
 
 

@@ -1,4 +1,6 @@
-"""A stranger's steps: a new environment outside the checkout, the built wheels, one more package, one less."""
+"""A stranger's steps: a new environment outside the checkout, the built wheels, one more package,
+one less.
+"""
 
 import os
 import subprocess
@@ -12,11 +14,15 @@ from packaging.requirements import Requirement
 
 OURS = ("core-training", "core-testing")
 
-pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
+pytestmark = pytest.mark.skipif(
+    "CORE_WHEELS" not in os.environ, reason="only tox has built the wheels"
+)
 
 
 def required_entries():
-    """The entries of `site-packages` for all that core and its kit require, and for what that requires in turn."""
+    """The entries of `site-packages` for all that core and its kit require, and for what that
+    requires in turn.
+    """
     waiting, seen = [Requirement("core-testing")], set()
     while waiting:
         requirement = waiting.pop()
@@ -25,7 +31,9 @@ def required_entries():
         seen.add(str(requirement))
         found, extras = distribution(requirement.name), {"", *requirement.extras}
         for inner in map(Requirement, found.requires or ()):
-            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
+            if inner.marker is None or any(
+                inner.marker.evaluate({"extra": extra}) for extra in extras
+            ):
                 waiting.append(inner)
         if requirement.name not in OURS:
             yield from {file.parts[0] for file in found.files if file.parts[0] != ".."}
@@ -33,7 +41,9 @@ def required_entries():
 
 @pytest.fixture
 def environment(tmp_path):
-    """A virtual environment with our own requirements, linked rather than downloaded, and nothing else."""
+    """A virtual environment with our own requirements, linked rather than downloaded, and nothing
+    else.
+    """
     folder = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
@@ -43,7 +53,11 @@ def environment(tmp_path):
 
 
 def variables():
-    return {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CORE_", "PYTHON"))
+    }
 
 
 def pip(environment, *arguments):
@@ -53,8 +67,17 @@ def pip(environment, *arguments):
 
 
 def install(environment, *names):
-    """As README does: the constraints say where each distribution of ours is, and the rest is there."""
-    pip(environment, "install", "--no-index", "-c", f"{os.environ['CORE_WHEELS']}/constraints.txt", *names)
+    """As README does: the constraints say where each distribution of ours is, and the rest is
+    there.
+    """
+    pip(
+        environment,
+        "install",
+        "--no-index",
+        "-c",
+        f"{os.environ['CORE_WHEELS']}/constraints.txt",
+        *names,
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""What an import brings: the public names, neither torch nor a plugin, and no library that a plugin is named after."""
+"""What an import brings: the public names, neither torch nor a plugin, and no library that a plugin
+is named after.
+"""
 
 import contextlib
 import importlib
@@ -14,19 +16,26 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("name", ["callbacks", "profilers"])
 def test_the_trainers_public_modules_export_what_belongs_to_it(name):
-    module, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
+    module, home = (
+        importlib.import_module(f"core.{name}"),
+        importlib.import_module(f"core.trainer.{name}"),
+    )
     assert dir(module) == sorted(home.__all__)
     assert all(getattr(module, public) is getattr(home, public) for public in module.__all__)
     with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
         _ = module.Missing
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("core/*/__init__.py")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("core/*/__init__.py")), ids=lambda path: path.parent.name
+)
 def test_every_public_name_can_be_imported(path):
     package = importlib.import_module(f"core.{path.parent.name}")
     public = getattr(package, "__all__", [])
     assert [name for name in public if not hasattr(package, name)] == []
-    with pytest.raises(AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"):
+    with pytest.raises(
+        AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"
+    ):
         _ = package._missing
 
 
@@ -40,7 +49,9 @@ names = {module.name for module in pkgutil.iter_modules(core.__path__)} - privat
 print(sorted(names - set(dir(core))), "torch" in sys.modules)
 print([name for name in names if getattr(core, name).__name__ != f"core.{name}"], core.callbacks.EarlyStopping.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["[] False", "[] EarlyStopping"]
 
 
@@ -50,7 +61,9 @@ WITH_TORCH = ["core.session.digests", "core.session.divergence", "core.session.e
 
 @pytest.mark.parametrize("name", ["core", "core.contract", "core.registry", "core.session"])
 def test_import_leaves_torch_and_plugins_alone(name):
-    """The package and, but for the root, every module of it that has work before there are tensors."""
+    """The package and, but for the root, every module of it that has work before there are
+    tensors.
+    """
     plugins = sorted(path.parent.name for path in ROOT.glob("plugins/*/core_*/__init__.py"))
     program = f"""
 import importlib, pkgutil, sys
@@ -62,7 +75,9 @@ if {name!r} != "core":
             importlib.import_module(module.name)
 print(*(heavy for heavy in {["torch", *plugins]!r} if heavy in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == []
 
 

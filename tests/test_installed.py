@@ -22,7 +22,8 @@ FOLDERS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.tom
 INSTALLED = {each.name for each in distributions()}
 PLUGINS = [name for name in (f"core-{each}" for each in FOLDERS) if name in INSTALLED]
 PACKAGES = {DISTRIBUTION: "core"} | {name: name.replace("-", "_") for name in PLUGINS}
-WHEELS = PACKAGES if "TOX_ENV_DIR" in os.environ else {}  # tox alone installs them, outside the checkout
+# tox alone installs them, outside the checkout
+WHEELS = PACKAGES if "TOX_ENV_DIR" in os.environ else {}
 
 
 @pytest.mark.parametrize("package", WHEELS.values())
@@ -41,7 +42,12 @@ def test_version_comes_from_one_place(name, package):
 
 def test_the_name_comes_from_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    own = [line for lines in project["optional-dependencies"].values() for line in lines if line.startswith("core")]
+    own = [
+        line
+        for lines in project["optional-dependencies"].values()
+        for line in lines
+        if line.startswith("core")
+    ]
     assert {project["name"], *(Requirement(line).name for line in own)} == {DISTRIBUTION}
     assert project["import-names"] == ["core", "core_training"]
 
@@ -57,7 +63,9 @@ def test_a_plugin_bounds_the_core_on_both_sides(name):
 @pytest.mark.parametrize("name", PLUGINS)
 def test_every_entry_point_names_a_public_attribute(name):
     entry_points = distribution(name).entry_points
-    assert entry_points or name == "core-lightning-demos", "core-lightning imports that one by its name"
+    assert entry_points or name == "core-lightning-demos", (
+        "core-lightning imports that one by its name"
+    )
     for entry_point in entry_points:
         assert callable(entry_point.load()), entry_point
         assert entry_point.attr in importlib.import_module(entry_point.module).__all__
@@ -65,13 +73,21 @@ def test_every_entry_point_names_a_public_attribute(name):
 
 def test_ddp_has_a_preset_for_each_way_to_launch():
     methods = {"ddp": None, "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
-    launches = {name: {"start_method": method} if method else {} for name, method in methods.items()}
-    suffixes = {
-        f"_find_unused_parameters_{str(each).lower()}": {"find_unused_parameters": each} for each in (True, False)
+    launches = {
+        name: {"start_method": method} if method else {} for name, method in methods.items()
     }
-    found = {each.name: getattr(each.load(), "keywords", {}) for each in distribution("core-ddp").entry_points}
+    suffixes = {
+        f"_find_unused_parameters_{str(each).lower()}": {"find_unused_parameters": each}
+        for each in (True, False)
+    }
+    found = {
+        each.name: getattr(each.load(), "keywords", {})
+        for each in distribution("core-ddp").entry_points
+    }
     assert found == launches | {
-        launch + suffix: launches[launch] | options for launch in launches for suffix, options in suffixes.items()
+        launch + suffix: launches[launch] | options
+        for launch in launches
+        for suffix, options in suffixes.items()
     }
 
 

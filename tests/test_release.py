@@ -1,4 +1,6 @@
-"""The release command: refused where something disagrees, built twice and equal, and what `core doctor` compares."""
+"""The release command: refused where something disagrees, built twice and equal, and what
+`core doctor` compares.
+"""
 
 import hashlib
 import json
@@ -40,10 +42,16 @@ def release(monkeypatch, tmp_path):
         (tmp_path / path).write_text(text)
 
     more = '[project.entry-points."core.strategies"]\nacme = "core_acme:Acme"'
-    write("pyproject.toml", PROJECT.format(name="core-training", dependencies='["torch>=2.9"]', more=""))
+    write(
+        "pyproject.toml",
+        PROJECT.format(name="core-training", dependencies='["torch>=2.9"]', more=""),
+    )
     write("core/_version.py", '__version__ = "0.3.1"\n')
     dependencies = '["core-training>=0.3,<0.4"]'
-    write("plugins/acme/pyproject.toml", PROJECT.format(name="core-acme", dependencies=dependencies, more=more))
+    write(
+        "plugins/acme/pyproject.toml",
+        PROJECT.format(name="core-acme", dependencies=dependencies, more=more),
+    )
     write("plugins/acme/core_acme/_version.py", '__version__ = "0.1.7"\n')
     write("docs/support.md", "| `acme` | core-acme | CPU |\n")
     write("CHANGELOG.md", "## 0.3.1 (2026-01-31)\n")
@@ -63,10 +71,18 @@ def test_what_is_ready_is_released(release):
 @pytest.mark.parametrize(
     ("path", "text", "words"),
     [
-        ("core/_version.py", '__version__ = "0.4.0"\n', "requires core-training>=0.3,<0.4, and this is 0.4.0"),
+        (
+            "core/_version.py",
+            '__version__ = "0.4.0"\n',
+            "requires core-training>=0.3,<0.4, and this is 0.4.0",
+        ),
         ("core/_version.py", '__version__ = "0.3.2"\n', "no dated entry for 0.3.2"),
         ("CHANGELOG.md", "## 0.3.1 (unreleased)\n", "no dated entry for 0.3.1"),
-        ("changelog/+new.bugfix.md", "Something.\n", "1 fragments in changelog/ are in no entry yet"),
+        (
+            "changelog/+new.bugfix.md",
+            "Something.\n",
+            "1 fragments in changelog/ are in no entry yet",
+        ),
         ("docs/support.md", "", "docs/support.md has no row of core-acme"),
         (
             "plugins/acme/pyproject.toml",
@@ -76,7 +92,9 @@ def test_what_is_ready_is_released(release):
         (
             "plugins/acme/pyproject.toml",
             PROJECT.format(
-                name="core-acme", dependencies="[]", more='optional-dependencies.test = ["core-training<0.3"]'
+                name="core-acme",
+                dependencies="[]",
+                more='optional-dependencies.test = ["core-training<0.3"]',
             ),
             "core-acme requires core-training<0.3, and this is 0.3.1",
         ),
@@ -92,7 +110,11 @@ def test_builds_that_differ_are_named(release, tmp_path):
         release.write(f"{place}/same.whl", "")
         release.write(f"{place}/other.whl", text)
     release.write("second/more.whl", "")
-    assert release.differences(tmp_path / "first", tmp_path / "second") == ["more.whl", "other.whl", "other.whl"]
+    assert release.differences(tmp_path / "first", tmp_path / "second") == [
+        "more.whl",
+        "other.whl",
+        "other.whl",
+    ]
 
 
 @pytest.mark.slow
@@ -101,7 +123,9 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
     def verified(path, site):
         """What `core doctor` finds where the folder comes first: state and detail by subject."""
         command = [sys.executable, "-P", "-m", "core", "doctor", "--json", "--verify", path]
-        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True
+        )
         return {row["subject"]: (row["state"], row["detail"]) for row in json.loads(done.stdout)}
 
     def assert_builds_again(dist, name, folder):
@@ -110,7 +134,10 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
         options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
         subprocess.run([sys.executable, "-m", "pip", "wheel", *options, sdist], check=True)
         (wheel,) = folder.glob(f"{name}-*.whl")
-        with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(dist / "index" / wheel.name) as released:
+        with (
+            zipfile.ZipFile(wheel) as ours,
+            zipfile.ZipFile(dist / "index" / wheel.name) as released,
+        ):
             assert sorted(ours.namelist()) == sorted(released.namelist())
 
     if not (ROOT / ".git").exists():
@@ -132,11 +159,18 @@ def test_a_release_is_built_twice_and_found_again_where_it_is_installed(tmp_path
     assert_builds_again(dist, "core_training", tmp_path / "again")
     assert_builds_again(dist, "core_ddp", tmp_path / "again")
     assert 'path = "index/core_ddp-' in (dist / "pylock.toml").read_text()
-    assert f"core-ddp @ {(dist / 'index').as_uri()}/core_ddp-" in (dist / "constraints.txt").read_text()
+    assert (
+        f"core-ddp @ {(dist / 'index').as_uri()}/core_ddp-"
+        in (dist / "constraints.txt").read_text()
+    )
     squatted = ["--find-links", squatter(tmp_path / "squatter"), "core-ddp"]
-    assert installed(tmp_path / "theirs", *squatted) == ["core_ddp-99.0.dist-info"], "pip takes the highest version"
+    assert installed(tmp_path / "theirs", *squatted) == ["core_ddp-99.0.dist-info"], (
+        "pip takes the highest version"
+    )
     ours = installed(tmp_path / "site", "-c", dist / "constraints.txt", *squatted)
-    assert ours == [wheel.name.replace("-py3-none-any.whl", ".dist-info")], "the constraints name the file"
+    assert ours == [wheel.name.replace("-py3-none-any.whl", ".dist-info")], (
+        "the constraints name the file"
+    )
     found = verified(dist / "release.json", tmp_path / "site")
     assert re.fullmatch(r"its \d+ files are those of 0\.\d+\.\d+", found["release core-ddp"][1])
     (tmp_path / "site" / "core_ddp" / "late.py").write_text("changed = True\n")
@@ -148,9 +182,13 @@ def squatter(folder):
     """A folder with a core-ddp that isn't ours, of a version above all of ours."""
     folder.mkdir()
     with zipfile.ZipFile(folder / "core_ddp-99.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("core_ddp-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: core-ddp\nVersion: 99.0\n")
         wheel.writestr(
-            "core_ddp-99.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            "core_ddp-99.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: core-ddp\nVersion: 99.0\n",
+        )
+        wheel.writestr(
+            "core_ddp-99.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         wheel.writestr("core_ddp-99.0.dist-info/RECORD", "")
     return folder
@@ -165,7 +203,9 @@ def installed(folder, *arguments):
 
 def test_another_version_is_told(tmp_path):
     path = tmp_path / "release.json"
-    path.write_text(json.dumps({"core-training": {"version": "99.0", "files": {}}, "core-none": {}}))
+    path.write_text(
+        json.dumps({"core-training": {"version": "99.0", "files": {}}, "core-none": {}})
+    )
     found = [(finding.subject, finding.state, finding.detail) for finding in examine_release(path)]
     assert found == [
         ("release core-training", "broken", f"it has 99.0, and {__version__} is installed"),
@@ -182,8 +222,13 @@ def site(tmp_path, monkeypatch):
     for name in ("brought.pth", "_virtualenv.pth"):
         (folder / name).write_text("import os\n")
     (folder / "paths.pth").write_text("/somewhere\n")
-    files = {f"core_acme/{name}": hashlib.sha256(b"").hexdigest() for name in ("__init__.py", "strategy.py")}
-    (tmp_path / "release.json").write_text(json.dumps({"core-acme": {"version": "1.0", "files": files}}))
+    files = {
+        f"core_acme/{name}": hashlib.sha256(b"").hexdigest()
+        for name in ("__init__.py", "strategy.py")
+    }
+    (tmp_path / "release.json").write_text(
+        json.dumps({"core-acme": {"version": "1.0", "files": files}})
+    )
     monkeypatch.syspath_prepend(folder)
     return folder
 
@@ -193,9 +238,18 @@ def site(tmp_path, monkeypatch):
     [
         ("core_acme/__pycache__/strategy.cpython-311.pyc", "ok its 2 files are those of 1.0"),
         ("core_acme/late.py", "broken the release doesn't have core_acme/late.py. Delete it."),
-        ("core_acme/extra/__init__.py", "broken the release doesn't have core_acme/extra/__init__.py. Delete it."),
-        ("core_acme/strategy.so", "broken the release doesn't have core_acme/strategy.so. Delete it."),
-        ("core_acme/strategy.py", "broken not as released: core_acme/strategy.py. Install it again."),
+        (
+            "core_acme/extra/__init__.py",
+            "broken the release doesn't have core_acme/extra/__init__.py. Delete it.",
+        ),
+        (
+            "core_acme/strategy.so",
+            "broken the release doesn't have core_acme/strategy.so. Delete it.",
+        ),
+        (
+            "core_acme/strategy.py",
+            "broken not as released: core_acme/strategy.py. Install it again.",
+        ),
         ("../first/core_acme/__init__.py", "broken {path} hides it. Rename or delete that."),
         ("late.pth", "broken no package has brought {path}, which Python runs. Delete it."),
     ],
@@ -219,7 +273,9 @@ def test_a_link_to_a_folder_is_part_of_a_package(site, tmp_path):
 
 
 def test_what_an_installed_distribution_requires_is_told(tmp_path, monkeypatch):
-    make_distribution(tmp_path, "core-acme", requires=["core-none<2,>=1", "core-extra; extra == 'dev'"])
+    make_distribution(
+        tmp_path, "core-acme", requires=["core-none<2,>=1", "core-extra; extra == 'dev'"]
+    )
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "release.json"
     none = {"core-none": {}, "core-extra": {}}
@@ -245,8 +301,13 @@ def test_wheels_have_a_list_of_their_files_beside_them(tmp_path, monkeypatch):
     released = json.loads((tmp_path / "release.json").read_text())
     assert installed(tmp_path / "site", "-c", tmp_path / "constraints.txt", "core-report")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = {finding.subject: finding.detail for finding in examine_release(tmp_path / "release.json")}
-    assert found == {"release core-report": f"its {len(released['core-report']['files'])} files are those of 0.1.0"}
+    found = {
+        finding.subject: finding.detail for finding in examine_release(tmp_path / "release.json")
+    }
+    assert found == {
+        "release core-report": f"its {len(released['core-report']['files'])} files are those of "
+        "0.1.0"
+    }
 
 
 def test_an_environment_gets_new_wheels_where_a_file_of_theirs_has_changed(monkeypatch, tmp_path):

@@ -1,4 +1,5 @@
-"""Programs from the guides that users of other trainers know, with `core` in place of the package that they name.
+"""Programs from the guides that users of other trainers know, with `core` in place of the package
+that they name.
 
 The devices are processes of a CPU; what needs a package that isn't installed says which.
 """
@@ -25,13 +26,17 @@ from core.strategies import (
 from core_testing import programs
 from support.printed import lines_of
 
-# several nodes ----------------------------------------------------------------------------------------------------
+# several nodes ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def second_node(monkeypatch):
     """The variables of a script that is started by hand on the second of two nodes."""
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}.items():
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "NODE_RANK": "1",
+    }.items():
         monkeypatch.setenv(name, value)
 
 
@@ -48,7 +53,7 @@ def test_ddp_with_custom_settings():
     assert (fabric.world_size, fabric.node_rank) == (8, 1)
 
 
-# backends that are installed: the same programs, which go on to train -----------------------------------------------
+# backends that are installed: the same programs, which go on to train -----------------------------
 
 TRAINS = """
 import functools
@@ -170,7 +175,7 @@ train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="c
     assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, deepspeed)
 
 
-# strategies of one's own ------------------------------------------------------------------------------------------
+# strategies of one's own --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -287,7 +292,7 @@ print(f"rank {trainer.global_rank}: {module.weight.item()}")
     assert [line for line in results if line.startswith("rank")] == ["rank 0: 3.0", "rank 1: 3.0"]
 
 
-# the classes, with the options that the guides give them ----------------------------------------------------------
+# the classes, with the options that the guides give them ------------------------------------------
 
 
 @pytest.mark.parametrize("base", [Strategy, SingleDeviceStrategy, ParallelStrategy])
@@ -335,7 +340,11 @@ def test_parts_may_be_given_by_position(order):
 
 
 def test_what_is_no_part_is_refused_by_position():
-    with pytest.raises(ConfigurationError, match=r"^DDPStrategy\(\.\.\.\): expected by position an Accelerator, a "):
+    with pytest.raises(
+        ConfigurationError, match=r"^DDPStrategy\(\.\.\.\): expected by position an Accelerator, a "
+    ):
         DDPStrategy(...)
-    with pytest.raises(ConfigurationError, match="two values for accelerator, one of them by position"):
+    with pytest.raises(
+        ConfigurationError, match="two values for accelerator, one of them by position"
+    ):
         DDPStrategy(CPUAccelerator(), accelerator=CPUAccelerator())

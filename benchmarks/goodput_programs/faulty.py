@@ -1,4 +1,5 @@
-"""The common parts of both programs of goodput.py: data, network, faults, and a record of each update.
+"""The common parts of both programs of goodput.py: data, network, faults, and a record of each
+update.
 
 Needs torch alone, since it runs beside any library.
 """
@@ -68,7 +69,9 @@ class Plan:
 
     @property
     def bad_sample(self) -> int | None:
-        """The sample that isn't a number: of the fault's step, and of its rank in the order of either library."""
+        """The sample that isn't a number: of the fault's step, and of its rank in the order of
+        either library.
+        """
         for fault in self.faults:
             if fault.kind == "bad batch":
                 return fault.step * GLOBAL_BATCH_SIZE + fault.rank * BATCH_SIZE + 6 + fault.rank
@@ -83,7 +86,9 @@ class Samples(Dataset):
         generator = torch.Generator().manual_seed(0)
         draw = {"generator": generator, "dtype": torch.double}
         self.inputs = torch.randn(number, NUM_INPUTS, **draw)
-        self.targets = self.inputs.sum(dim=1, keepdim=True).sin() + 0.5 * torch.randn(number, 1, **draw)
+        self.targets = self.inputs.sum(dim=1, keepdim=True).sin() + 0.5 * torch.randn(
+            number, 1, **draw
+        )
         if plan.bad_sample is not None:
             self.inputs[plan.bad_sample] = torch.nan
         first = number if plan.left_out is None else plan.left_out * GLOBAL_BATCH_SIZE
@@ -102,8 +107,12 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(NUM_INPUTS, 32), nn.Tanh(), nn.Linear(32, 1)).double()
 
 
-def loss_of(model: Callable[[Tensor], Tensor], batch: Any, plan: Plan, step: int, rank: int) -> Tensor:
-    """The loss of a batch, after the faults of this step, and as many seconds as its samples take."""
+def loss_of(
+    model: Callable[[Tensor], Tensor], batch: Any, plan: Plan, step: int, rank: int
+) -> Tensor:
+    """The loss of a batch, after the faults of this step, and as many seconds as its samples
+    take.
+    """
     numbers, inputs, targets = batch
     for fault in plan.faults:
         if fault.rank == rank:
@@ -116,7 +125,11 @@ def strike(fault: Fault, plan: Plan, step: int, num_samples: int) -> None:
     """Cause a fault, if this is its time."""
     if fault.kind == "out of memory" and step >= fault.step and num_samples > FITS:
         allocate_too_much()
-    if fault.kind in ("kill", "hang") and step == fault.step and is_first(plan, f"{fault.kind} {step}"):
+    if (
+        fault.kind in ("kill", "hang")
+        and step == fault.step
+        and is_first(plan, f"{fault.kind} {step}")
+    ):
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
@@ -176,4 +189,6 @@ class Record:
 def write_result(plan: Plan, step: int, model: nn.Module) -> None:
     """Rank 0, once the run has come to its end."""
     weights = torch.cat([each.detach().flatten() for each in model.parameters()]).tolist()
-    (plan.folder / "result.json").write_text(json.dumps({"step": step, "weights": weights}), encoding="utf-8")
+    (plan.folder / "result.json").write_text(
+        json.dumps({"step": step, "weights": weights}), encoding="utf-8"
+    )

@@ -8,7 +8,16 @@ import sys
 from datetime import timedelta
 
 import torch
-from faulty import BATCH_SIZE, GLOBAL_BATCH_SIZE, Plan, Record, Samples, loss_of, network, write_result
+from faulty import (
+    BATCH_SIZE,
+    GLOBAL_BATCH_SIZE,
+    Plan,
+    Record,
+    Samples,
+    loss_of,
+    network,
+    write_result,
+)
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer, WatchdogOptions, seed_everything
@@ -22,7 +31,9 @@ class Net(Module):
         self.plan, self.layers = plan, network()
 
     def training_step(self, batch):
-        return loss_of(self.layers, batch, self.plan, self.trainer.global_step, self.trainer.global_rank)
+        return loss_of(
+            self.layers, batch, self.plan, self.trainer.global_step, self.trainer.global_rank
+        )
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -39,14 +50,19 @@ class Recorder(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.record.take(batch)
         if trainer.running_step.ends_window:
-            self.record.end_window(trainer.global_step, module, is_made=trainer.global_step > self.step)
+            self.record.end_window(
+                trainer.global_step, module, is_made=trainer.global_step > self.step
+            )
             self.step = trainer.global_step
 
 
 def main():
     plan = Plan.read(sys.argv[1])
     seed_everything(0)
-    callbacks = [Recorder(plan), ModelCheckpoint(plan.folder / "saved", every_n_train_steps=plan.save_every)]
+    callbacks = [
+        Recorder(plan),
+        ModelCheckpoint(plan.folder / "saved", every_n_train_steps=plan.save_every),
+    ]
     if plan.is_on_page:
         callbacks += [MemoryCheckpoint(), SpikeGuard()]
         options, size = {"global_batch_size": GLOBAL_BATCH_SIZE}, microbatch_size(BATCH_SIZE)

@@ -22,7 +22,9 @@ class Net(LightningModule):
         self.plan, self.layers = plan, network()
 
     def training_step(self, batch, batch_idx):
-        return loss_of(self.layers, batch, self.plan, self.trainer.global_step, self.trainer.global_rank)
+        return loss_of(
+            self.layers, batch, self.plan, self.trainer.global_step, self.trainer.global_rank
+        )
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -44,7 +46,9 @@ class Recorder(Callback):
 def main():
     plan = Plan.read(sys.argv[1])
     seed_everything(0)
-    saves = ModelCheckpoint(plan.folder / "saved", every_n_train_steps=plan.save_every, save_last=True)
+    saves = ModelCheckpoint(
+        plan.folder / "saved", every_n_train_steps=plan.save_every, save_last=True
+    )
     trainer = Trainer(
         accelerator="cpu",
         devices=NUM_RANKS,
@@ -59,7 +63,9 @@ def main():
     net = Net(plan)
     samples = Samples(plan)
     sampler = DistributedSampler(samples, NUM_RANKS, int(os.environ["RANK"]), shuffle=False)
-    trainer.fit(net, StatefulDataLoader(samples, batch_size=BATCH_SIZE, sampler=sampler), ckpt_path="last")
+    trainer.fit(
+        net, StatefulDataLoader(samples, batch_size=BATCH_SIZE, sampler=sampler), ckpt_path="last"
+    )
     if trainer.is_global_zero:
         write_result(plan, trainer.global_step, net)
 

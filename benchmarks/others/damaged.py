@@ -1,4 +1,6 @@
-"""One bit is flipped, at places all over what was saved, one at a time; what then loads is compared with it."""
+"""One bit is flipped, at places all over what was saved, one at a time; what then loads is compared
+with it.
+"""
 
 import shutil
 import tempfile
@@ -56,6 +58,10 @@ def compare_damage() -> Table:
             (counted,) = forked(lambda name=name, folder=folder: fates(name, folder))
             table.add_row(
                 name,
-                *((str(counted),) if isinstance(counted, Failure) else (str(counted[outcome]) for outcome in OUTCOMES)),
+                *(
+                    (str(counted),)
+                    if isinstance(counted, Failure)
+                    else (str(counted[outcome]) for outcome in OUTCOMES)
+                ),
             )
     return table

@@ -1,7 +1,9 @@
-"""A program saves again and again to the place that it resumes from, and is killed by SIGKILL at a random moment.
+"""A program saves again and again to the place that it resumes from, and is killed by SIGKILL at a
+random moment.
 
-Every trial begins with a whole checkpoint. Weights and moments hold one and the same number, another one in each save,
-so that a mixture of two saves shows. What is there afterwards is loaded by the call by which one resumes.
+Every trial begins with a whole checkpoint. Weights and moments hold one and the same number,
+another one in each save, so that a mixture of two saves shows. What is there afterwards is loaded
+by the call by which one resumes.
 """
 
 import os
@@ -87,12 +89,19 @@ def killed_once(place: Place, folder: Path, draw: random.Random) -> str:
 
 def killed_often(place: Place, temporary: str | None, num_kills: int) -> Counter[str]:
     outcomes = Counter[str]()
-    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory(dir=temporary) as temporaries:
+    with (
+        tempfile.TemporaryDirectory() as root,
+        tempfile.TemporaryDirectory(dir=temporary) as temporaries,
+    ):
         tempfile.tempdir = temporaries
         for number in range(num_kills):
             (folder := Path(root) / str(number)).mkdir()
             # A process of its own, since a library may number what it has saved.
-            outcomes[forked(lambda folder=folder: killed_once(place, folder, random.Random(folder.name)))[0]] += 1
+            outcomes[
+                forked(
+                    lambda folder=folder: killed_once(place, folder, random.Random(folder.name))
+                )[0]
+            ] += 1
             shutil.rmtree(folder)
     return outcomes
 

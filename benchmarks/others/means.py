@@ -1,4 +1,5 @@
-"""The mean of an epoch's validation over two ranks, where the last batch is uneven: how far it is from the truth.
+"""The mean of an epoch's validation over two ranks, where the last batch is uneven: how far it is
+from the truth.
 
 101 samples in batches of 8, each with a value of its own; the metric is the mean of the values.
 """
@@ -47,7 +48,10 @@ def of_torchmetrics(library, base) -> float:
     class Net(base):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.mean = nn.Linear(1, 1), torchmetrics.MeanMetric().set_dtype(torch.float64)
+            self.layer, self.mean = (
+                nn.Linear(1, 1),
+                torchmetrics.MeanMetric().set_dtype(torch.float64),
+            )
 
         def validation_step(self, batch, batch_idx):
             self.mean.update(batch[0])
@@ -76,8 +80,12 @@ def of_hand() -> float:
 WAYS: dict[str, Callable[[], float]] = {
     "core, self.log": lambda: of_trainer(core, core.Module),
     "core, self.log of torchmetrics' MeanMetric": lambda: of_torchmetrics(core, core.Module),
-    "Lightning, self.log(sync_dist=True)": lambda: of_trainer(lightning, lightning.LightningModule, sync_dist=True),
-    "Lightning, self.log of torchmetrics' MeanMetric": lambda: of_torchmetrics(lightning, lightning.LightningModule),
+    "Lightning, self.log(sync_dist=True)": lambda: of_trainer(
+        lightning, lightning.LightningModule, sync_dist=True
+    ),
+    "Lightning, self.log of torchmetrics' MeanMetric": lambda: of_torchmetrics(
+        lightning, lightning.LightningModule
+    ),
     "Accelerate, gather_for_metrics": of_accelerate,
     "by hand, DistributedSampler and all_reduce": of_hand,
 }

@@ -1,4 +1,6 @@
-"""Work in forked processes, which begin at once since all is imported already; alone, or as the ranks of a group."""
+"""Work in forked processes, which begin at once since all is imported already; alone, or as the
+ranks of a group.
+"""
 
 import os
 import pickle
@@ -30,8 +32,18 @@ class Failure:
 
 def group_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     """The variables by which torchrun tells a process where it stands."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
-    others = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "others", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_ranks,
+        "LOCAL_WORLD_SIZE": num_ranks,
+    }
+    others = {
+        "GROUP_RANK": 0,
+        "TORCHELASTIC_RUN_ID": "others",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     return {name: str(value) for name, value in (ranks | others).items()}
 
 
@@ -50,7 +62,9 @@ def run(work: Callable[[], Any], variables: dict[str, str], pipe: Any, shows: bo
 
 
 def forked(work: Callable[[], Any], num_ranks: int = 1, *, limit_s: float = 240) -> list[Any]:
-    """The results of `work` in so many new processes; a Failure for one that raised, died or took too long."""
+    """The results of `work` in so many new processes; a Failure for one that raised, died or took
+    too long.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -68,7 +82,11 @@ def forked(work: Callable[[], Any], num_ranks: int = 1, *, limit_s: float = 240)
     end = time.monotonic() + limit_s
     for pipe in pipes:
         try:
-            results.append(pickle.loads(pipe.recv_bytes()) if pipe.poll(end - time.monotonic()) else Failure("late"))
+            results.append(
+                pickle.loads(pipe.recv_bytes())
+                if pipe.poll(end - time.monotonic())
+                else Failure("late")
+            )
         except EOFError:
             results.append(Failure("died"))
         if isinstance(results[-1], Failure):

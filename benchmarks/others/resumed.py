@@ -1,7 +1,10 @@
-"""A run that is killed within an epoch and started again: are its weights, in the end, those of the undisturbed run?
+"""A run that is killed within an epoch and started again: are its weights, in the end, those of the
+undisturbed run?
 
-Two epochs of 20 shuffled batches, Adam, with dropout and without; the run saves after step 25 and is killed after step
-27. It is then started again as the same script would be, seed and all, in a new process, by the way that the library's
+Two epochs of 20 shuffled batches, Adam, with dropout and without; the run saves after step 25 and
+is killed after step
+27. It is then started again as the same script would be, seed and all, in a new process, by the way
+    that the library's
 own pages give.
 """
 
@@ -32,11 +35,15 @@ SAVED_AT, KILLED_AT, NUM_EPOCHS = 25, 27, 2
 
 def data(loader: Callable[..., DataLoader] = DataLoader) -> DataLoader:
     inputs = torch.randn(80, 8, generator=torch.Generator().manual_seed(1))
-    return loader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=4, shuffle=True)
+    return loader(
+        TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=4, shuffle=True
+    )
 
 
 def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(float(os.environ["DROPOUT"])), nn.Linear(32, 1))
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.ReLU(), nn.Dropout(float(os.environ["DROPOUT"])), nn.Linear(32, 1)
+    )
 
 
 def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -75,9 +82,14 @@ def of_trainer(library, checkpoints, make_loader, folder: Path, killed: bool) ->
 
     library.seed_everything(0)
     killer = type("Killer", (Killed, library.Callback), {})()
-    callbacks = [checkpoints(dirpath=folder, every_n_train_steps=SAVED_AT, save_last=True), *([killer] * killed)]
+    callbacks = [
+        checkpoints(dirpath=folder, every_n_train_steps=SAVED_AT, save_last=True),
+        *([killer] * killed),
+    ]
     options = {name: value for name, value in OFF.items() if name != "enable_checkpointing"}
-    trainer = library.Trainer(accelerator="cpu", max_epochs=NUM_EPOCHS, callbacks=callbacks, **options)
+    trainer = library.Trainer(
+        accelerator="cpu", max_epochs=NUM_EPOCHS, callbacks=callbacks, **options
+    )
     trainer.fit(net := Net(), make_loader(), ckpt_path="last" if any(folder.iterdir()) else None)
     return weights_of(net)
 
@@ -88,7 +100,13 @@ def of_fabric(folder: Path, killed: bool) -> list[float]:
     model = network()
     model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=0.01))
     loader, step = fabric.setup_dataloaders(data()), 0
-    state = {"model": model, "optimizer": optimizer, "loader": loader, "step": step, "draws": torch.get_rng_state()}
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "loader": loader,
+        "step": step,
+        "draws": torch.get_rng_state(),
+    }
     if (folder / "last.ckpt").exists():
         fabric.load(folder / "last.ckpt", state)
         step = state["step"]
@@ -107,13 +125,17 @@ def of_fabric(folder: Path, killed: bool) -> list[float]:
     return weights_of(model)
 
 
-def of_accelerate(configuration: dict[str, bool], set_epoch: bool, folder: Path, killed: bool) -> list[float]:
+def of_accelerate(
+    configuration: dict[str, bool], set_epoch: bool, folder: Path, killed: bool
+) -> list[float]:
     """As in Accelerate's example `by_feature/checkpointing.py`."""
     options = accelerate.DataLoaderConfiguration(**configuration)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
     accelerate.utils.set_seed(0)
     model = network()
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), data())
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.Adam(model.parameters(), lr=0.01), data()
+    )
     step = begun = 0
     if resumes := (folder / "step").exists():
         accelerator.load_state(str(folder / "step"))
@@ -155,7 +177,14 @@ def of_hand(folder: Path, killed: bool) -> list[float]:
             optimizer.zero_grad()
             step += 1
             if step == SAVED_AT:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+                torch.save(
+                    {
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "epoch": epoch,
+                    },
+                    path,
+                )
             if killed:
                 kill_at(step)
     return weights_of(model)
@@ -164,13 +193,19 @@ def of_hand(folder: Path, killed: bool) -> list[float]:
 WAYS: dict[str, Callable[[Path, bool], list[float]]] = {
     'core, Trainer, ckpt_path="last"': partial(of_trainer, core, ModelCheckpoint, data),
     "core, Fabric, with its loader and torch's generator": of_fabric,
-    'Lightning, Trainer, ckpt_path="last"': partial(of_trainer, lightning, LightningCheckpoint, data),
+    'Lightning, Trainer, ckpt_path="last"': partial(
+        of_trainer, lightning, LightningCheckpoint, data
+    ),
     "the same, StatefulDataLoader": partial(
         of_trainer, lightning, LightningCheckpoint, partial(data, StatefulDataLoader)
     ),
     "Accelerate, skip_first_batches": partial(of_accelerate, {}, False),
-    "the same, use_seedable_sampler, set_epoch": partial(of_accelerate, {"use_seedable_sampler": True}, True),
-    "Accelerate, use_stateful_dataloader": partial(of_accelerate, {"use_stateful_dataloader": True}, False),
+    "the same, use_seedable_sampler, set_epoch": partial(
+        of_accelerate, {"use_seedable_sampler": True}, True
+    ),
+    "Accelerate, use_stateful_dataloader": partial(
+        of_accelerate, {"use_stateful_dataloader": True}, False
+    ),
     "the same, use_seedable_sampler, set_epoch ": partial(
         of_accelerate, {"use_stateful_dataloader": True, "use_seedable_sampler": True}, True
     ),
@@ -179,7 +214,9 @@ WAYS: dict[str, Callable[[Path, bool], list[float]]] = {
 
 
 def difference(way: Callable[[Path, bool], list[float]]) -> str:
-    """The largest difference of a weight from that of the run that was never killed, or from what it is twice."""
+    """The largest difference of a weight from that of the run that was never killed, or from what
+    it is twice.
+    """
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root) / name for name in ("undisturbed", "again", "killed")]
         for folder in folders:
@@ -198,7 +235,9 @@ def difference(way: Callable[[Path, bool], list[float]]) -> str:
 
 
 def compare_resumes() -> Table:
-    table = Table("killed within an epoch, and started again", "weights differ by", "without dropout")
+    table = Table(
+        "killed within an epoch, and started again", "weights differ by", "without dropout"
+    )
     for name, way in WAYS.items():
         cells = []
         for dropout in ("0.5", "0"):

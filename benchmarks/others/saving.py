@@ -1,7 +1,8 @@
-"""The cost of saving weights and Adam's moments, and of loading them into the model and the Adam that are running.
+"""The cost of saving weights and Adam's moments, and of loading them into the model and the Adam
+that are running.
 
-CPU time of the whole process and all of its threads, contenders in turns: the least of each over the least of
-`torch.save`, or of `torch.load` with `load_state_dict`.
+CPU time of the whole process and all of its threads, contenders in turns: the least of each over
+the least of `torch.save`, or of `torch.load` with `load_state_dict`.
 """
 
 import tempfile
@@ -32,9 +33,14 @@ def compare_saving(num_rounds: int) -> Table:
             for name, state in states.items():
                 rounds[name].append((cpu_s(state.save), cpu_s(state.load)))
         size = sum(tensor.nbytes for tensor in states["by hand"].tensors()) / 2**20
-    table = Table(f"{size:.0f} MiB, {num_rounds} rounds", "save, CPU ms", "ratio", "load, CPU ms", "ratio")
+    table = Table(
+        f"{size:.0f} MiB, {num_rounds} rounds", "save, CPU ms", "ratio", "load, CPU ms", "ratio"
+    )
     # The first round has taken memory and imported what wasn't there.
-    least = {name: [min(column) for column in zip(*rows[1:], strict=True)] for name, rows in rounds.items()}
+    least = {
+        name: [min(column) for column in zip(*rows[1:], strict=True)]
+        for name, rows in rounds.items()
+    }
     for name, own in least.items():
         ratios = [f"{s / base:.2f}" for s, base in zip(own, least["by hand"], strict=True)]
         table.add_row(name, f"{own[0] * 1e3:.0f}", ratios[0], f"{own[1] * 1e3:.0f}", ratios[1])

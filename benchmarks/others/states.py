@@ -1,4 +1,6 @@
-"""A model and its Adam that have trained a step, and how each contender saves them and loads them again."""
+"""A model and its Adam that have trained a step, and how each contender saves them and loads them
+again.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +31,11 @@ class State:
 
     def tensors(self) -> list[torch.Tensor]:
         """The weights and moments themselves, one after the other."""
-        moments = [state[name] for state in self.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        moments = [
+            state[name]
+            for state in self.optimizer.state.values()
+            for name in ("exp_avg", "exp_avg_sq")
+        ]
         return [*(parameter.data for parameter in self.model.parameters()), *moments]
 
     def fill(self, number: float) -> None:
@@ -64,11 +70,15 @@ def by_hand(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     return State(model, optimizer, save, load)
 
 
-def by_fabric(fabric: Any, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+def by_fabric(
+    fabric: Any, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> State:
     fabric.launch()
     wrapped = fabric.setup(model, optimizer)
     state, path = dict(zip(("model", "optimizer"), wrapped, strict=True)), folder / "last.ckpt"
-    return State(model, optimizer, lambda: fabric.save(path, state), lambda: fabric.load(path, state))
+    return State(
+        model, optimizer, lambda: fabric.save(path, state), lambda: fabric.load(path, state)
+    )
 
 
 def by_core(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
@@ -83,18 +93,26 @@ def by_accelerate(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """One folder, which is named in each call."""
     accelerator, path = accelerate.Accelerator(cpu=True), str(folder / "last")
     accelerator.prepare(model, optimizer)
-    return State(model, optimizer, lambda: accelerator.save_state(path), lambda: accelerator.load_state(path))
+    return State(
+        model, optimizer, lambda: accelerator.save_state(path), lambda: accelerator.load_state(path)
+    )
 
 
-def by_accelerate_numbered(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Folders that Accelerate numbers; it keeps two of them, and loads the one with the highest number."""
+def by_accelerate_numbered(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> State:
+    """Folders that Accelerate numbers; it keeps two of them, and loads the one with the highest
+    number.
+    """
     options = {"project_dir": str(folder), "automatic_checkpoint_naming": True, "total_limit": 2}
     configuration = accelerate.utils.ProjectConfiguration(**options)
     accelerator = accelerate.Accelerator(cpu=True, project_config=configuration)
     accelerator.prepare(model, optimizer)
 
     def load_older() -> None:
-        by_number = sorted(folder.glob("checkpoints/*"), key=lambda each: int(each.name.rpartition("_")[2]))
+        by_number = sorted(
+            folder.glob("checkpoints/*"), key=lambda each: int(each.name.rpartition("_")[2])
+        )
         accelerator.load_state(str(by_number[-2]))
 
     return State(model, optimizer, accelerator.save_state, accelerator.load_state, load_older)

@@ -1,7 +1,8 @@
-"""Checkpoints of one strategy, loaded under another: every pair of one device, DDP and FSDP on two ranks.
+"""Checkpoints of one strategy, loaded under another: every pair of one device, DDP and FSDP on two
+ranks.
 
-Weights and Adam's moments must be what the writer had. No conversion in between, and the defaults of each library. FSDP
-is torch's `fully_shard` (FSDP2) in all of them.
+Weights and Adam's moments must be what the writer had. No conversion in between, and the defaults
+of each library. FSDP is torch's `fully_shard` (FSDP2) in all of them.
 """
 
 import os
@@ -46,8 +47,12 @@ class Program:
     def numbers(self) -> list[float]:
         """Every weight and moment, whole; all ranks."""
         own = list(self.model.parameters())
-        moments = [self.optimizer.state[each][name] for each in own for name in ("exp_avg", "exp_avg_sq")]
-        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in [*own, *moments]]
+        moments = [
+            self.optimizer.state[each][name] for each in own for name in ("exp_avg", "exp_avg_sq")
+        ]
+        whole = [
+            each.full_tensor() if isinstance(each, DTensor) else each for each in [*own, *moments]
+        ]
         return torch.cat([each.detach().flatten() for each in whole]).tolist()
 
 
@@ -98,8 +103,15 @@ class Accelerate(Program):
         if strategy == "FSDP":
             kind = accelerate.utils.DistributedType.MULTI_GPU
             processor = patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="cpu")
-            with processor, patch.object(accelerate.PartialState, "_prepare_backend", lambda *_: ("gloo", kind)):
-                plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
+            with (
+                processor,
+                patch.object(
+                    accelerate.PartialState, "_prepare_backend", lambda *_: ("gloo", kind)
+                ),
+            ):
+                plugin = accelerate.FullyShardedDataParallelPlugin(
+                    fsdp_version=2, cpu_ram_efficient_loading=False
+                )
                 self.accelerator = accelerate.Accelerator(fsdp_plugin=plugin)
         else:
             self.accelerator = accelerate.Accelerator(cpu=True)
@@ -114,7 +126,11 @@ class Accelerate(Program):
         self.accelerator.load_state(str(path))
 
 
-LIBRARIES: dict[str, Callable[[str, int], Any]] = {"core": Core, "Lightning": Lightning, "Accelerate": Accelerate}
+LIBRARIES: dict[str, Callable[[str, int], Any]] = {
+    "core": Core,
+    "Lightning": Lightning,
+    "Accelerate": Accelerate,
+}
 
 
 def write(library, strategy: str, path: Path) -> list[float]:

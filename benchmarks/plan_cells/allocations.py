@@ -1,8 +1,9 @@
-"""Bytes of tensors that are alive in this process, and bytes that are handed to collectives, as torch computes.
+"""Bytes of tensors that are alive in this process, and bytes that are handed to collectives, as
+torch computes.
 
-All that torch's dispatcher runs in the thread is seen: operations of forward, those of backward, which on CPUs runs in
-the same thread, those of DistributedDataParallel in C++, and what DTensors do with their parts. Not seen is what a
-kernel allocates for itself, and what gloo does.
+All that torch's dispatcher runs in the thread is seen: operations of forward, those of backward,
+which on CPUs runs in the same thread, those of DistributedDataParallel in C++, and what DTensors do
+with their parts. Not seen is what a kernel allocates for itself, and what gloo does.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ _NOT_SENT = (
 class Allocations(TorchDispatchMode):
     """Counts while it is entered.
 
-    A storage counts from the first operation that takes or returns a tensor in it, until it is freed; when it changes
-    its size, it counts by the new one. Storages on meta have none: those of DTensor's
-    own computing with shapes too.
+    A storage counts from the first operation that takes or returns a tensor in it, until it is
+    freed; when it changes its size, it counts by the new one. Storages on meta have none: those of
+    DTensor's own computing with shapes too.
 
     Attributes:
         live_bytes: of the storages that are alive.
         peak_bytes: the most of them at once since `restart`.
-        sent: by operation, how often it was called since `restart`, and the bytes of the tensors that it was given.
+        sent: by operation, how often it was called since `restart`, and the bytes of the tensors
+            that it was given.
     """
 
     def __init__(self) -> None:
@@ -81,7 +83,8 @@ class Allocations(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
         if any(is_traceable_wrapper_subclass(each) for each in given):
-            return NotImplemented  # its class is asked next, and runs the operations on what is in it here
+            # its class is asked next, and runs the operations on what is in it here
+            return NotImplemented
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count_sent(func, args, kwargs)
         result = func(*args, **kwargs)
@@ -119,7 +122,10 @@ class Allocations(TorchDispatchMode):
         name = func._schema.name.partition("::")[2].strip("_")
         if name in _NOT_SENT:
             return
-        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+        named = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
         size = sum(
             each.numel() * each.element_size()
             for key in _HANDED

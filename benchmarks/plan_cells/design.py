@@ -2,10 +2,10 @@
 
     python benchmarks/plan_cells/design.py
 
-A cell is a model, a strategy, a number of ranks and a variant of the run. Each pair of levels of two of these factors
-is in some cell, but for those that core refuses or that mean nothing, which stand below with their reasons. The order
-in which levels are assigned is drawn with a seed, so that the same 200 cells come out again. It was written before the
-planner.
+A cell is a model, a strategy, a number of ranks and a variant of the run. Each pair of levels of
+two of these factors is in some cell, but for those that core refuses or that mean nothing, which
+stand below with their reasons. The order in which levels are assigned is drawn with a seed, so that
+the same 200 cells come out again. It was written before the planner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ SEED, NUM_CELLS = 41, 200
 RECORD = Path(__file__).with_name("cells.json")
 MODELS = (
     *("mlp", "cnn", "resnet", "unet", "gpt", "llama", "mixture", "vit", "lstm", "tied"),
-    *("lora", "batchnorm", "t5", "bert", "autoencoder", "gru", "encoder", "recommender", "convnext", "mixer"),
+    *(
+        "lora",
+        "batchnorm",
+        "t5",
+        "bert",
+        "autoencoder",
+        "gru",
+        "encoder",
+        "recommender",
+        "convnext",
+        "mixer",
+    ),
 )
 WORLDS: dict[str, tuple[int, ...]] = {
     "single_device": (1,),
@@ -37,8 +48,8 @@ WORLDS: dict[str, tuple[int, ...]] = {
     "parallel:shard=2": (2, 4),
     "parallel:shard=2,tensor=2": (4,),
 }
-"""The numbers of ranks of each strategy. What a layout leaves over lies along `data`, so four ranks of
-`shard=2` are `data=2,shard=2`."""
+"""The numbers of ranks of each strategy. What a layout leaves over lies along `data`, so four ranks
+of `shard=2` are `data=2,shard=2`."""
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
     "accumulation": {"accumulate_grad_batches": 2},
@@ -47,8 +58,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 """Arguments of the Trainer."""
 SMALL_BUCKETS = "reduce_bucket_size=1000000,allgather_bucket_size=1000000"
-"""Options with which cells of DeepSpeed are run once more. Its own buckets take 763 MiB each, whatever the model: a
-plan that knows no more than these would be right within a few per cent."""
+"""Options with which cells of DeepSpeed are run once more. Its own buckets take 763 MiB each,
+whatever the model: a plan that knows no more than these would be right within a few per cent."""
 
 _PLANNED = {"mlp", "gpt", "llama", "mixture", "vit", "lstm", "tied", "bert", "encoder", "mixer"}
 _SEQUENCES = {"gpt", "llama", "mixture", "tied", "lora", "bert", "encoder"}
@@ -86,7 +97,9 @@ class Cell(NamedTuple):
 
     def with_small_buckets(self) -> Cell:
         """The same with small buckets, if it has any."""
-        return self._replace(strategy=f"{self.strategy}:{SMALL_BUCKETS}") if self.has_buckets else self
+        return (
+            self._replace(strategy=f"{self.strategy}:{SMALL_BUCKETS}") if self.has_buckets else self
+        )
 
 
 def left_out(model: str, strategy: str) -> str | None:
@@ -100,8 +113,15 @@ def left_out(model: str, strategy: str) -> str | None:
 
 def refused(cell: Cell) -> str | None:
     """Why core refuses a cell whose pairs it takes; None if it doesn't."""
-    if cell.model in ("resnet", "batchnorm") and cell.strategy.startswith("deepspeed") and cell.variant == "bf16":
-        return "DeepSpeed leaves running statistics in float32 beside weights in 16 bits, which torch refuses"
+    if (
+        cell.model in ("resnet", "batchnorm")
+        and cell.strategy.startswith("deepspeed")
+        and cell.variant == "bf16"
+    ):
+        return (
+            "DeepSpeed leaves running statistics in float32 beside weights in 16 bits, which "
+            "torch refuses"
+        )
     return None
 
 
@@ -124,7 +144,9 @@ def pairs(cell: Cell) -> set[tuple[int, object, int, object]]:
 
 
 def design() -> list[Cell]:
-    """The cells: each time one of those that cover the most pairs that are left, and last some that cover none."""
+    """The cells: each time one of those that cover the most pairs that are left, and last some that
+    cover none.
+    """
     draw = random.Random(SEED)
     rest = candidates()
     draw.shuffle(rest)
@@ -132,13 +154,20 @@ def design() -> list[Cell]:
     chosen: list[Cell] = []
     while len(chosen) < NUM_CELLS and rest:
         used = {level: sum(level in cell for cell in chosen) for level in (1, 2, 4, *VARIANTS)}
-        best = max(rest, key=lambda cell: (len(pairs(cell) & left), -used[cell.world] - used[cell.variant]))
+        best = max(
+            rest, key=lambda cell: (len(pairs(cell) & left), -used[cell.world] - used[cell.variant])
+        )
         rest.remove(best)
         left -= pairs(best)
         chosen.append(best)
     if left:
-        raise ValueError(f"{len(left)} pairs aren't covered by {NUM_CELLS} cells: {sorted(map(str, left))[:5]}")
-    return sorted(chosen, key=lambda cell: (cell.world, MODELS.index(cell.model), list(WORLDS).index(cell.strategy)))
+        raise ValueError(
+            f"{len(left)} pairs aren't covered by {NUM_CELLS} cells: {sorted(map(str, left))[:5]}"
+        )
+    return sorted(
+        chosen,
+        key=lambda cell: (cell.world, MODELS.index(cell.model), list(WORLDS).index(cell.strategy)),
+    )
 
 
 def main() -> int:

@@ -1,10 +1,12 @@
-"""By hand: asks the planner for each cell that was measured, and writes how far it is off to docs/plan-errors.md.
+"""By hand: asks the planner for each cell that was measured, and writes how far it is off to
+docs/plan-errors.md.
 
     python benchmarks/plan_cells/errors.py [part of a cell's name ...] [--again] [-v]
 
-Cells of DeepSpeed count with small buckets, since its own would hide the rest; those with its own are in a table by
-themselves. Plans are kept in planned.json, by cell; `--again` makes those that are named once more. Causes of the worst
-cells are written by hand into causes.json: by name of a cell, or by the beginning of one.
+Cells of DeepSpeed count with small buckets, since its own would hide the rest; those with its own
+are in a table by themselves. Plans are kept in planned.json, by cell; `--again` makes those that
+are named once more. Causes of the worst cells are written by hand into causes.json: by name of a
+cell, or by the beginning of one.
 """
 
 from __future__ import annotations
@@ -52,17 +54,23 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far the plan is off, as a share of what was measured; below zero where it is too low."""
+        """How far the plan is off, as a share of what was measured; below zero where it is too
+        low.
+        """
         return self.planned / self.measured - 1
 
     @property
     def is_exact(self) -> bool:
         """True if the plan sends what one of the ranks has sent, operation by operation."""
         planned = {name: size for name, size in self.sent_by_plan.items() if size}
-        return any(planned == {name: size for name, size in each.items() if size} for each in self.sent)
+        return any(
+            planned == {name: size for name, size in each.items() if size} for each in self.sent
+        )
 
     def fits_falsely(self, share: float) -> bool:
-        """True if the plan says that it fits into this share of what was measured, and it didn't."""
+        """True if the plan says that it fits into this share of what was measured, and it
+        didn't.
+        """
         limit = share * self.measured
         return self.planned <= limit < self.measured
 
@@ -89,9 +97,15 @@ def _planned(cell: Cell, *, is_loud: bool) -> dict[str, Any]:
     started_s = time.monotonic()
     arguments: dict[str, Any] = dict(VARIANTS[cell.variant])
     try:
-        (found,) = plan(partial(_make, cell.model), strategies=[cell.strategy], devices=cell.world, **arguments)
+        (found,) = plan(
+            partial(_make, cell.model), strategies=[cell.strategy], devices=cell.world, **arguments
+        )
         peak = max(found.peak_bytes, found.setup_bytes)  # on a CPU, where all is one memory
-        planned = {"peak_bytes": peak, "memory": dict(found.memory), "sent": _by_operation(found.sent)}
+        planned = {
+            "peak_bytes": peak,
+            "memory": dict(found.memory),
+            "sent": _by_operation(found.sent),
+        }
         if found.failure is not None:
             planned = {"failure": found.failure}
     except Exception as error:
@@ -128,12 +142,17 @@ def _short(name: str) -> str:
     return name.replace(f":{SMALL_BUCKETS}", "")
 
 
-def _results(cells: Iterable[Cell], measured: dict[str, Any], planned: dict[str, Any]) -> list[Result]:
+def _results(
+    cells: Iterable[Cell], measured: dict[str, Any], planned: dict[str, Any]
+) -> list[Result]:
     found = []
     for cell in cells:
         of_cell, of_plan = measured.get(cell.name, {}), planned.get(cell.name, {})
         if "ranks" in of_cell and "peak_bytes" in of_plan:
-            sent = [{name: each["bytes"] for name, each in rank["sent"].items()} for rank in of_cell["ranks"]]
+            sent = [
+                {name: each["bytes"] for name, each in rank["sent"].items()}
+                for rank in of_cell["ranks"]
+            ]
             peak = max(rank["peak_bytes"] for rank in of_cell["ranks"])
             found.append(Result(cell, of_plan["peak_bytes"], peak, of_plan["sent"], sent))
     return found
@@ -174,7 +193,9 @@ def _by(factor: int, title: str, results: list[Result]) -> str:
         return "None is planned yet."
     levels = dict.fromkeys(each.cell[factor] for each in results)
     rows = [
-        _of_level(f"`{_short(str(level))}`", [each for each in results if each.cell[factor] == level])
+        _of_level(
+            f"`{_short(str(level))}`", [each for each in results if each.cell[factor] == level]
+        )
         for level in sorted(levels, key=str)
     ]
     head = (title, "cells", "median error", "90th percentile", "largest", "bytes sent are exact")
@@ -208,10 +229,22 @@ def _fits(results: list[Result]) -> str:
     rows = []
     for share in LIMITS:
         falsely = [each for each in results if each.fits_falsely(share)]
-        refused = [each for each in results if each.planned > share * each.measured >= each.measured]
+        refused = [
+            each for each in results if each.planned > share * each.measured >= each.measured
+        ]
         names = ", ".join(_short(each.cell.name) for each in falsely[:5]) or "none"
-        rows.append((share, f"{len(falsely)} ({len(falsely) / len(results):.1%})", len(refused), names))
-    return _table(("memory, as a share of the peak", "said to fit, and didn't", "refused, and fitted", "which"), rows)
+        rows.append(
+            (share, f"{len(falsely)} ({len(falsely) / len(results):.1%})", len(refused), names)
+        )
+    return _table(
+        (
+            "memory, as a share of the peak",
+            "said to fit, and didn't",
+            "refused, and fitted",
+            "which",
+        ),
+        rows,
+    )
 
 
 def _failures(measured: dict[str, Any], planned: dict[str, Any]) -> str:
@@ -220,8 +253,14 @@ def _failures(measured: dict[str, Any], planned: dict[str, Any]) -> str:
         if (error := measured.get(cell.name, {}).get("error")) is not None:
             rows.append((cell.name, "the run", error.replace("|", "\\|").replace("\n", " ")[:200]))
         elif (failure := planned.get(cell.name, {}).get("failure")) is not None:
-            rows.append((cell.name, "the plan", failure.replace("|", "\\|").replace("\n", " ")[:200]))
-    return _table(("cell", "failed", "reason"), rows) if rows else "Of no cell a run or a plan has failed."
+            rows.append(
+                (cell.name, "the plan", failure.replace("|", "\\|").replace("\n", " ")[:200])
+            )
+    return (
+        _table(("cell", "failed", "reason"), rows)
+        if rows
+        else "Of no cell a run or a plan has failed."
+    )
 
 
 def _agreement(compared: dict[str, Any]) -> str:
@@ -230,7 +269,13 @@ def _agreement(compared: dict[str, Any]) -> str:
         for number, rank in enumerate(found.get("ranks", [])):
             counted, process = rank["counted_bytes"], rank["process_bytes"]
             rows.append(
-                (_short(name), number, f"{counted / MIB:.1f}", f"{process / MIB:.1f}", f"{counted / process - 1:+.1%}")
+                (
+                    _short(name),
+                    number,
+                    f"{counted / MIB:.1f}",
+                    f"{process / MIB:.1f}",
+                    f"{counted / process - 1:+.1%}",
+                )
             )
     return _table(("cell", "rank", "counted MiB", "MiB of the process", "difference"), rows)
 
@@ -241,11 +286,12 @@ def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
     options = SMALL_BUCKETS.replace(",", "` and `")
     parts = [
         "# Errors of plans",
-        "`core plan` beside real runs: the peak memory of the rank that has the most, and the bytes that ranks hand to "
-        "collectives in one optimizer step. The cells were designed before the planner, and cover each pair of model, "
-        "strategy, number of ranks and variant "
-        "([design](../benchmarks/plan_cells/design.py), [measurement](../benchmarks/plan_cells/measure.py), "
-        f"[program of this page](../benchmarks/plan_cells/errors.py), run by hand on {date.today()} with torch "
+        "`core plan` beside real runs: the peak memory of the rank that has the most, and the "
+        "bytes that ranks hand to collectives in one optimizer step. The cells were designed "
+        "before the planner, and cover each pair of model, strategy, number of ranks and variant "
+        "([design](../benchmarks/plan_cells/design.py), "
+        "[measurement](../benchmarks/plan_cells/measure.py), [program of this "
+        f"page](../benchmarks/plan_cells/errors.py), run by hand on {date.today()} with torch "
         f"{torch.__version__}). Peaks are counted by a dispatch mode, on CPUs.",
         _by(1, "strategy", results),
         "## Does it fit?",
@@ -257,14 +303,14 @@ def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
         _by(2, "ranks", results),
         _by(3, "variant", results),
         "## DeepSpeed with its own buckets",
-        f"Above, cells of DeepSpeed have `{options}`. Without these options a bucket takes 763 MiB in float32, "
-        "whatever the model; most of the peak is then known beforehand.",
+        f"Above, cells of DeepSpeed have `{options}`. Without these options a bucket takes 763 MiB "
+        "in float32, whatever the model; most of the peak is then known beforehand.",
         _by(1, "strategy", with_own),
         "## What failed",
         _failures(measured, planned),
         "## What is counted, beside the memory of the process",
-        "The same runs, with memory that goes back to the system when it is freed, beside the growth of the process's "
-        "peak. A kernel's own buffers, and those of gloo, aren't counted.",
+        "The same runs, with memory that goes back to the system when it is freed, beside the "
+        "growth of the process's peak. A kernel's own buffers, and those of gloo, aren't counted.",
         _agreement(_read("agreement")),
     ]
     return "\n\n".join(parts) + "\n"
@@ -279,14 +325,21 @@ def main() -> int:
     measured, planned = _measured(), _read("planned")
     for cell in [*_cells(), *_own_buckets()]:
         is_named = all(part in cell.name for part in asked.parts)
-        if not is_named or "ranks" not in measured.get(cell.name, {}) or (cell.name in planned and not asked.again):
+        if (
+            not is_named
+            or "ranks" not in measured.get(cell.name, {})
+            or (cell.name in planned and not asked.again)
+        ):
             continue
         found = planned[cell.name] = _planned(cell, is_loud=asked.v)
         _write(planned)
         results = _results([cell], measured, {cell.name: found})
         text = found.get("failure", "")[:200]
         if results:
-            text = f"{results[0].error:+.1%}, {'the same' if results[0].is_exact else 'other'} bytes sent"
+            text = (
+                f"{results[0].error:+.1%}, {'the same' if results[0].is_exact else 'other'} "
+                "bytes sent"
+            )
         print(f"{cell.name:60} {found['seconds']:5.1f} s  {text}", flush=True)
     PAGE.write_text(_page(measured, planned), encoding="utf-8")
     return 0

@@ -1,13 +1,14 @@
-"""By hand: runs the cells of cells.json, and writes the memory and messages of each rank to measured.json.
+"""By hand: runs the cells of cells.json, and writes the memory and messages of each rank to
+measured.json.
 
-    python benchmarks/plan_cells/measure.py [part of a cell's name ...] [--small-buckets] [--again] [-v]
-    python benchmarks/plan_cells/measure.py --agreement
+    python benchmarks/plan_cells/measure.py [part of a cell's name ...] [--small-buckets] [--again]
+    [-v] python benchmarks/plan_cells/measure.py --agreement
 
-A run is three optimizer steps of a Trainer on CPUs, in one process a rank. Cells that are in measured.json are left
-out; `--again` runs those that failed; `--small-buckets` runs those of DeepSpeed with small buckets, into
-measured_small_buckets.json. `--agreement` runs 20 cells of one and two ranks, with memory that goes back to
-the system when it is freed, and compares what was counted with the process's own peak; it writes agreement.json.
-Nothing here imports a planner.
+A run is three optimizer steps of a Trainer on CPUs, in one process a rank. Cells that are in
+measured.json are left out; `--again` runs those that failed; `--small-buckets` runs those of
+DeepSpeed with small buckets, into measured_small_buckets.json. `--agreement` runs 20 cells of one
+and two ranks, with memory that goes back to the system when it is freed, and compares what was
+counted with the process's own peak; it writes agreement.json. Nothing here imports a planner.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ if TYPE_CHECKING:
 
 STEPS, NUM_AGREEMENTS, LIMIT_S = 3, 20, 150
 RECORD, OF_SMALL, AGREEMENT = (
-    Path(__file__).with_name(f"{name}.json") for name in ("measured", "measured_small_buckets", "agreement")
+    Path(__file__).with_name(f"{name}.json")
+    for name in ("measured", "measured_small_buckets", "agreement")
 )
 RETURNING = {
     **{f"MALLOC_{name}_THRESHOLD_": "65536" for name in ("MMAP", "TRIM")},
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_PERTURB_": "255",
 }
-"""Lets glibc give memory back when it is freed, and write what it allocates: before, it takes no memory of the process,
-as buckets of DeepSpeed that are never full."""
+"""Lets glibc give memory back when it is freed, and write what it allocates: before, it takes no
+memory of the process, as buckets of DeepSpeed that are never full."""
 
 
 class Windows(Callback):
@@ -77,7 +79,9 @@ class Windows(Callback):
         self.setup_bytes = self.allocations.live_bytes
         self._close()
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % self._accumulated == 0:
             self._close()
 
@@ -94,7 +98,10 @@ class Windows(Callback):
 def _status() -> dict[str, int]:
     """The process's own memory in bytes, as the kernel counts it."""
     text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return {name: int(size) * 1024 for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return {
+        name: int(size) * 1024
+        for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    }
 
 
 def _restart_process_peak() -> None:
@@ -105,7 +112,9 @@ def _strategy(text: str) -> Strategy | str:
     alias, _, axes = text.partition(":")
     if not axes:
         return alias
-    options: dict[str, Any] = {name: int(size) for name, size in (each.split("=") for each in axes.split(","))}
+    options: dict[str, Any] = {
+        name: int(size) for name, size in (each.split("=") for each in axes.split(","))
+    }
     if alias == "parallel":
         return MeshParallelStrategy(**options)
     return DeepSpeedStrategy(stage=int(alias[-1]), **options)
@@ -118,7 +127,9 @@ def _fit(rank: Any, cell: Cell, steps: int) -> Windows:
     allocations = Allocations()
     allocations.count([*module.parameters(), *module.buffers()])
     windows = Windows(allocations, int(VARIANTS[cell.variant].get("accumulate_grad_batches", 1)))  # type: ignore[call-overload]
-    trainer = rank.trainer(max_steps=steps, callbacks=[windows], watch=False, **VARIANTS[cell.variant])
+    trainer = rank.trainer(
+        max_steps=steps, callbacks=[windows], watch=False, **VARIANTS[cell.variant]
+    )
     with allocations:
         trainer.fit(module)
     return windows
@@ -136,7 +147,10 @@ def _measure(rank: Any, cell: Cell) -> dict[str, Any]:
         "step_peak_bytes": steps,
         "end_peak_bytes": windows.allocations.peak_bytes,
         "after_bytes": windows.after_bytes,
-        "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in sorted(windows.sent.items())},
+        "sent": {
+            name: {"calls": calls, "bytes": size}
+            for name, (calls, size) in sorted(windows.sent.items())
+        },
     }
 
 
@@ -157,7 +171,9 @@ def _compare(rank: Any, cell: Cell) -> dict[str, Any]:
 
 def _run(cell: Cell, function: Any, *, is_loud: bool) -> dict[str, Any]:
     started_s = time.monotonic()
-    backend = Backend(partial(_strategy, cell.strategy), num_processes=cell.world, timeout_s=LIMIT_S)
+    backend = Backend(
+        partial(_strategy, cell.strategy), num_processes=cell.world, timeout_s=LIMIT_S
+    )
     try:
         found: dict[str, Any] = {"ranks": backend.run(function, cell)}
     except Exception as error:
@@ -205,14 +221,19 @@ def main() -> int:
         found = results[cell.name] = _run(cell, function, is_loud=asked.v)
         _write(path, results)
         texts = [_text(rank) for rank in found.get("ranks", ())] or [found["error"][:300]]
-        print(f"{number:3} {cell.name:60} {found['seconds']:5.1f} s  {', '.join(texts)}", flush=True)
+        print(
+            f"{number:3} {cell.name:60} {found['seconds']:5.1f} s  {', '.join(texts)}", flush=True
+        )
     return int(any("error" in found for found in results.values()))
 
 
 def _text(rank: dict[str, Any]) -> str:
     if "process_bytes" in rank:
         counted, process = rank["counted_bytes"], rank["process_bytes"]
-        return f"{counted / 2**20:.1f} counted, {process / 2**20:.1f} MiB of the process ({counted / process - 1:+.1%})"
+        return (
+            f"{counted / 2**20:.1f} counted, {process / 2**20:.1f} MiB of the process "
+            f"({counted / process - 1:+.1%})"
+        )
     return f"{rank['peak_bytes'] / 2**20:.1f} MiB"
 
 

@@ -1,7 +1,8 @@
 """Twenty models, each as a module with its step, its optimizer and its data, as users write them.
 
-State (parameters, gradients, optimizer) takes 64 MiB or more in float32; a step of one process takes under a second on
-one core. Every one has repeated blocks of one class, and can be built on meta. Nothing here imports a planner.
+State (parameters, gradients, optimizer) takes 64 MiB or more in float32; a step of one process
+takes under a second on one core. Every one has repeated blocks of one class, and can be built on
+meta. Nothing here imports a planner.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _LIBRARY_PLAN = {
     **{f"model.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
     "model.layers.*.self_attn.o_proj": "rowwise",
 }
-_STYLES: dict[str, type[ColwiseParallel | RowwiseParallel]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_STYLES: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+}
 
 
 class Drawn(Dataset[Any]):
@@ -55,7 +59,8 @@ class Learner(Module):
 
     Attributes:
         net: the network.
-        plan: which layers are cut under `model_parallel`; names in `net`. Other strategies never read it.
+        plan: which layers are cut under `model_parallel`; names in `net`. Other strategies never
+            read it.
     """
 
     def __init__(
@@ -80,7 +85,9 @@ class Learner(Module):
         if self.plan is None:
             raise ValueError("a model without a plan")
         parallelize_module(
-            self.net, mesh["tensor_parallel"], {name: _STYLES[word]() for name, word in self.plan.items()}
+            self.net,
+            mesh["tensor_parallel"],
+            {name: _STYLES[word]() for name, word in self.plan.items()},
         )
         self._is_cut = True
 
@@ -102,11 +109,17 @@ class Learner(Module):
 
 
 def _features(width: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
-    return lambda draw: (torch.randn(width, generator=draw), torch.randint(0, 10, (), generator=draw))
+    return lambda draw: (
+        torch.randn(width, generator=draw),
+        torch.randint(0, 10, (), generator=draw),
+    )
 
 
 def _images(size: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
-    return lambda draw: (torch.randn(3, size, size, generator=draw), torch.randint(0, 10, (), generator=draw))
+    return lambda draw: (
+        torch.randn(3, size, size, generator=draw),
+        torch.randint(0, 10, (), generator=draw),
+    )
 
 
 def _text(length: int) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
@@ -168,7 +181,10 @@ def _masked_word_of_library(net: Any, batch: Any) -> Tensor:
 
 def _translation(net: Any, batch: Any) -> Tensor:
     words, answers = batch
-    return _of_words(net(input_ids=words, decoder_input_ids=answers, use_cache=False).logits[:, :-1], answers[:, 1:])
+    return _of_words(
+        net(input_ids=words, decoder_input_ids=answers, use_cache=False).logits[:, :-1],
+        answers[:, 1:],
+    )
 
 
 def _click(net: Any, batch: Any) -> Tensor:
@@ -182,7 +198,9 @@ def _click(net: Any, batch: Any) -> Tensor:
 class Attention(nn.Module):
     """Self-attention of `heads` heads. (samples, length, width) to the same shape."""
 
-    def __init__(self, width: int, heads: int, *, is_causal: bool, linear: Callable[[int, int], nn.Module]) -> None:
+    def __init__(
+        self, width: int, heads: int, *, is_causal: bool, linear: Callable[[int, int], nn.Module]
+    ) -> None:
         super().__init__()
         self.head_dim, self.is_causal = width // heads, is_causal
         self.query, self.key, self.value, self.out = (linear(width, width) for _ in range(4))
@@ -254,7 +272,9 @@ class PooledMap(nn.Module):
 
 
 class Patches(nn.Module):
-    """Images in patches, with a learned position. (samples, 3, side, side) to (samples, positions, width)."""
+    """Images in patches, with a learned position. (samples, 3, side, side) to (samples, positions,
+    width).
+    """
 
     def __init__(self, side: int, patch: int, width: int) -> None:
         super().__init__()
@@ -268,7 +288,9 @@ class Patches(nn.Module):
 class Chain(nn.Module):
     """Parts that are applied one after the other, the blocks in a list of their own."""
 
-    def __init__(self, first: list[nn.Module], blocks: list[nn.Module], last: list[nn.Module]) -> None:
+    def __init__(
+        self, first: list[nn.Module], blocks: list[nn.Module], last: list[nn.Module]
+    ) -> None:
         super().__init__()
         self.first, self.last = nn.ModuleDict(), nn.ModuleDict()
         for number, part in enumerate(first):
@@ -311,7 +333,10 @@ class TwoLayers(nn.Module):
 class MLP(Chain):
     """Layers in pairs."""
 
-    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {
+        "blocks.*.up": "colwise",
+        "blocks.*.down": "rowwise",
+    }
 
 
 def mlp() -> Learner:
@@ -379,7 +404,10 @@ class DoubleConv(nn.Module):
 
     def __init__(self, inner: int, width: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(inner, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.first, self.second = (
+            nn.Conv2d(inner, width, 3, padding=1),
+            nn.Conv2d(width, width, 3, padding=1),
+        )
         self.norm1, self.norm2 = nn.GroupNorm(8, width), nn.GroupNorm(8, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -391,10 +419,13 @@ class UNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
-        self.downs = nn.ModuleList(DoubleConv(a, b) for a, b in zip((3, *widths[:-2]), widths[:-1], strict=True))
+        self.downs = nn.ModuleList(
+            DoubleConv(a, b) for a, b in zip((3, *widths[:-2]), widths[:-1], strict=True)
+        )
         self.lowest = DoubleConv(widths[-2], widths[-1])
         self.ups = nn.ModuleList(
-            DoubleConv(widths[n + 1] + widths[n], widths[n]) for n in reversed(range(len(widths) - 1))
+            DoubleConv(widths[n + 1] + widths[n], widths[n])
+            for n in reversed(range(len(widths) - 1))
         )
         self.head = nn.Conv2d(widths[0], 3, 1)
 
@@ -442,13 +473,19 @@ def llama() -> Learner:
     config = transformers.LlamaConfig(**_sizes(), num_hidden_layers=6, intermediate_size=704)
     layers = {f"model.layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")}
     plan = {**_LIBRARY_PLAN, **layers, "model.layers.*.mlp.down_proj": "rowwise"}
-    return Learner(transformers.LlamaForCausalLM(config), _next_word_of_library, _text(LENGTH), 4, plan=plan)
+    return Learner(
+        transformers.LlamaForCausalLM(config), _next_word_of_library, _text(LENGTH), 4, plan=plan
+    )
 
 
 def mixture() -> Learner:
     """Mixtral, of transformers: four experts, of which each word takes two."""
     config = transformers.MixtralConfig(
-        **_sizes(), num_hidden_layers=3, intermediate_size=512, num_local_experts=4, num_experts_per_tok=2
+        **_sizes(),
+        num_hidden_layers=3,
+        intermediate_size=512,
+        num_local_experts=4,
+        num_experts_per_tok=2,
     )
     config._experts_implementation = "eager"
     net = transformers.MixtralForCausalLM(config)
@@ -487,14 +524,19 @@ class TwoLayerHead(nn.Module):
 class RecurrentChain(Chain):
     """Recurrent layers; those of the head may be cut."""
 
-    tensor_parallel_plan: ClassVar[dict[str, str]] = {"last.part0.up": "colwise", "last.part0.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {
+        "last.part0.up": "colwise",
+        "last.part0.down": "rowwise",
+    }
 
 
 def lstm() -> Learner:
     """LSTMs, one upon the other, that guess the next word."""
     blocks: list[nn.Module] = [Recurrent(nn.LSTM(384, 384, batch_first=True)) for _ in range(3)]
     net = RecurrentChain([nn.Embedding(WORDS, 384)], blocks, [TwoLayerHead(384)])
-    return Learner(net, _next_word_of_recurrent, _text(32), 16, plan=RecurrentChain.tensor_parallel_plan)
+    return Learner(
+        net, _next_word_of_recurrent, _text(32), 16, plan=RecurrentChain.tensor_parallel_plan
+    )
 
 
 class TiedChain(PlannedChain):
@@ -534,7 +576,9 @@ def lora() -> Learner:
     for block in blocks:
         for norm in (block.before, block.between):
             norm.requires_grad_(False)
-    net = Chain([first.requires_grad_(False)], blocks, [nn.LayerNorm(width), last.requires_grad_(False)])
+    net = Chain(
+        [first.requires_grad_(False)], blocks, [nn.LayerNorm(width), last.requires_grad_(False)]
+    )
     return Learner(net, _next_word, _text(LENGTH), 2)
 
 
@@ -558,7 +602,13 @@ def batchnorm() -> Learner:
 def t5() -> Learner:
     """T5, of transformers: an encoder and a decoder, with dropout."""
     config = transformers.T5Config(
-        vocab_size=WORDS, d_model=WIDTH, d_kv=32, d_ff=4 * WIDTH, num_layers=3, num_heads=HEADS, dropout_rate=0.1
+        vocab_size=WORDS,
+        d_model=WIDTH,
+        d_kv=32,
+        d_ff=4 * WIDTH,
+        num_layers=3,
+        num_heads=HEADS,
+        dropout_rate=0.1,
     )
     return Learner(transformers.T5ForConditionalGeneration(config), _translation, _pairs(64), 4)
 
@@ -627,20 +677,26 @@ def gru() -> Learner:
 class EncoderChain(Chain):
     """Layers of torch's own transformer."""
 
-    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.linear1": "colwise", "blocks.*.linear2": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {
+        "blocks.*.linear1": "colwise",
+        "blocks.*.linear2": "rowwise",
+    }
 
 
 def encoder() -> Learner:
     """An encoder of torch's own layers."""
     blocks: list[nn.Module] = [
-        nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True) for _ in range(6)
+        nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
+        for _ in range(6)
     ]
     net = EncoderChain([Tokens(WORDS, LENGTH, WIDTH)], blocks, [nn.Linear(WIDTH, WORDS)])
     return Learner(net, _masked_word, _text(LENGTH), 4, plan=EncoderChain.tensor_parallel_plan)
 
 
 class Recommender(nn.Module):
-    """Tables of embeddings, whose products go with dense features into layers: Naumov et al., "DLRM", 2019."""
+    """Tables of embeddings, whose products go with dense features into layers: Naumov et al.,
+    "DLRM", 2019.
+    """
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -653,7 +709,9 @@ class Recommender(nn.Module):
         found = torch.stack([x, *(table(sparse[:, n]) for n, table in enumerate(self.tables))], 1)
         upper = torch.triu_indices(9, 9, 1, device=x.device)
         products = torch.bmm(found, found.transpose(1, 2))[:, upper[0], upper[1]]
-        return self.top["out"](functional.relu(self.top["in"](torch.cat([x, products], 1)))).squeeze(1)
+        return self.top["out"](
+            functional.relu(self.top["in"](torch.cat([x, products], 1)))
+        ).squeeze(1)
 
 
 def recommender() -> Learner:
@@ -662,12 +720,18 @@ def recommender() -> Learner:
 
 
 class ConvNeXtBlock(nn.Module):
-    """Liu et al., "A ConvNet for the 2020s": a wide depthwise convolution, a norm, and two layers over channels."""
+    """Liu et al., "A ConvNet for the 2020s": a wide depthwise convolution, a norm, and two layers
+    over channels.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, width, 7, padding=3, groups=width)
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.conv(x).permute(0, 2, 3, 1))
@@ -684,7 +748,10 @@ class ConvNeXt(nn.Module):
             nn.ModuleList(ConvNeXtBlock(narrow) for _ in range(2)),
         )
         self.down = nn.Conv2d(narrow, wide, 2, stride=2)
-        self.upper, self.head = nn.ModuleList(ConvNeXtBlock(wide) for _ in range(4)), PooledMap(wide)
+        self.upper, self.head = (
+            nn.ModuleList(ConvNeXtBlock(wide) for _ in range(4)),
+            PooledMap(wide),
+        )
 
     def pipeline(self) -> list[Any]:
         return [self.stem, *self.lower, self.down, *self.upper, self.head]
@@ -717,7 +784,10 @@ class MixerBlock(nn.Module):
 class Mixer(Chain):
     """Blocks of which the layers over channels may be cut."""
 
-    tensor_parallel_plan: ClassVar[dict[str, str]] = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    tensor_parallel_plan: ClassVar[dict[str, str]] = {
+        "blocks.*.up": "colwise",
+        "blocks.*.down": "rowwise",
+    }
 
 
 def mixer() -> Learner:

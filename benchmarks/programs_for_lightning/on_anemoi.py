@@ -30,7 +30,9 @@ class Data(RandomDataset):
 
 
 strategy = DDPGroupStrategy(num_gpus_per_model=1, read_group_size=1, process_group_backend="gloo")
-trainer = pl.Trainer(max_epochs=3, accelerator="cpu", devices=1, strategy=strategy, use_distributed_sampler=False)
+trainer = pl.Trainer(
+    max_epochs=3, accelerator="cpu", devices=1, strategy=strategy, use_distributed_sampler=False
+)
 data = Data(32, 32)
 trainer.fit(Model(), DataLoader(data, 4, shuffle=True), DataLoader(data, 4))
 print(data.numbers)

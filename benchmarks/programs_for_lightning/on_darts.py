@@ -4,7 +4,10 @@ from darts import TimeSeries
 from darts.models import NBEATSModel, TCNModel
 
 series = TimeSeries.from_values(np.sin(np.arange(120) / 5).astype("float32"))
-for kind, options in ((NBEATSModel, {"num_stacks": 2, "num_blocks": 1, "layer_widths": 16}), (TCNModel, {})):
+for kind, options in (
+    (NBEATSModel, {"num_stacks": 2, "num_blocks": 1, "layer_widths": 16}),
+    (TCNModel, {}),
+):
     model = kind(
         input_chunk_length=12,
         output_chunk_length=4,

@@ -25,7 +25,13 @@ callbacks = [
     FTSCheckpoint(monitor="val_loss", save_top_k=2),
     FTSEarlyStopping(monitor="val_loss", patience=1, min_delta=0.05),
 ]
-trainer = pl.Trainer(max_epochs=6, accelerator="cpu", devices=1, callbacks=callbacks, enable_progress_bar=False)
+trainer = pl.Trainer(
+    max_epochs=6, accelerator="cpu", devices=1, callbacks=callbacks, enable_progress_bar=False
+)
 data = torch.utils.data.DataLoader(RandomDataset(8, 16), batch_size=4)
 trainer.fit(Layers(), data, data)
-print(trainer.current_epoch, trainer.callback_metrics, trainer.checkpoint_callback.best_model_path.split("/")[-1])
+print(
+    trainer.current_epoch,
+    trainer.callback_metrics,
+    trainer.checkpoint_callback.best_model_path.split("/")[-1],
+)

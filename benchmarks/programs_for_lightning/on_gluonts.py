@@ -5,7 +5,8 @@ from gluonts.dataset.pandas import PandasDataset
 from gluonts.torch import DeepAREstimator, SimpleFeedForwardEstimator
 
 series = pd.DataFrame(
-    {"target": np.sin(np.arange(200) / 5).astype("float32")}, index=pd.period_range("2020-01-01", periods=200, freq="D")
+    {"target": np.sin(np.arange(200) / 5).astype("float32")},
+    index=pd.period_range("2020-01-01", periods=200, freq="D"),
 )
 data = PandasDataset(series, target="target")
 for kind, options in ((SimpleFeedForwardEstimator, {}), (DeepAREstimator, {"freq": "D"})):

@@ -12,7 +12,9 @@ class Net(torch.nn.Sequential):
 class Lines(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = Net(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        self.net = Net(
+            torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
+        )
 
     def training_step(self, batch, batch_idx):
         loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])

@@ -16,6 +16,8 @@ class Model(BoringModel):
 
 
 strategy = SageMakerDDPStrategy(process_group_backend="gloo")
-trainer = pl.Trainer(max_epochs=3, accelerator="cpu", devices=1, strategy=strategy, use_distributed_sampler=False)
+trainer = pl.Trainer(
+    max_epochs=3, accelerator="cpu", devices=1, strategy=strategy, use_distributed_sampler=False
+)
 data = RandomDataset(32, 32)
 trainer.fit(Model(), DataLoader(data, 4, shuffle=True), DataLoader(data, 4))

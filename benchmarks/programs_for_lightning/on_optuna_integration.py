@@ -23,7 +23,13 @@ class Line(pl.LightningModule):
 def objective(trial):
     pl.seed_everything(trial.number)
     pruning = PyTorchLightningPruningCallback(trial, monitor="val_loss")
-    trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[pruning])
+    trainer = pl.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[pruning],
+    )
     trainer.fit(Line(trial.suggest_float("lr", 1e-3, 0.3)), loaders(True), loaders(False))
     return trainer.callback_metrics["val_loss"].item()
 

@@ -8,7 +8,8 @@ from pytorch_forecasting.metrics import QuantileLoss
 
 steps = np.arange(60)
 groups = [
-    pd.DataFrame({"step": steps, "group": name, "value": np.sin(steps / 5) + 2 + len(name)}) for name in ("a", "bb")
+    pd.DataFrame({"step": steps, "group": name, "value": np.sin(steps / 5) + 2 + len(name)})
+    for name in ("a", "bb")
 ]
 data = TimeSeriesDataSet(
     pd.concat(groups, ignore_index=True),
@@ -27,4 +28,6 @@ net = TemporalFusionTransformer.from_dataset(
 trainer = pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False)
 trainer.fit(net, loader)
 best = TemporalFusionTransformer.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
-print(best.loss, trainer.validate(best, data.to_dataloader(train=False, batch_size=16, num_workers=0)))
+print(
+    best.loss, trainer.validate(best, data.to_dataloader(train=False, batch_size=16, num_workers=0))
+)

@@ -21,7 +21,9 @@ clients = [
     for _ in range(16)
 ]
 encoder = TrxEncoder(
-    embeddings_noise=0.003, numeric_values={"amount": "identity"}, embeddings={"mcc": {"in": 10, "out": 4}}
+    embeddings_noise=0.003,
+    numeric_values={"amount": "identity"},
+    embeddings={"mcc": {"in": 10, "out": 4}},
 )
 module = CoLESModule(
     seq_encoder=RnnSeqEncoder(trx_encoder=encoder, hidden_size=8, type="gru"),
@@ -30,6 +32,8 @@ module = CoLESModule(
 )
 slices = SampleSlices(split_count=3, cnt_min=5, cnt_max=15)
 data = ColesDataset(MemoryMapDataset(clients, [SeqLenFilter(min_seq_len=20)]), slices)
-loaders = PtlsDataModule(train_data=data, valid_data=data, train_batch_size=4, train_num_workers=0, valid_batch_size=4)
+loaders = PtlsDataModule(
+    train_data=data, valid_data=data, train_batch_size=4, train_num_workers=0, valid_batch_size=4
+)
 trainer = pl.Trainer(max_epochs=3, accelerator="cpu", devices=1, enable_progress_bar=False)
 trainer.fit(module, loaders)

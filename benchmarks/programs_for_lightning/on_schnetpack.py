@@ -5,7 +5,8 @@ import pytorch_lightning as pl
 import torch
 import torch.utils.data.dataloader
 
-torch.utils.data.dataloader.T_co = TypeVar("T_co", covariant=True)  # which schnetpack imports, and torch 2.13 lacks
+# which schnetpack imports, and torch 2.13 lacks
+torch.utils.data.dataloader.T_co = TypeVar("T_co", covariant=True)
 
 import schnetpack as spk  # noqa: E402
 from schnetpack import properties, transform  # noqa: E402
@@ -27,12 +28,16 @@ for item in inputs:
     transform.MatScipyNeighborList(cutoff=5.0)(item)
     transform.CastTo32()(item)
 network = spk.model.NeuralNetworkPotential(
-    representation=spk.representation.SchNet(8, 1, spk.nn.GaussianRBF(8, 5.0), spk.nn.CosineCutoff(5.0)),
+    representation=spk.representation.SchNet(
+        8, 1, spk.nn.GaussianRBF(8, 5.0), spk.nn.CosineCutoff(5.0)
+    ),
     input_modules=[spk.atomistic.PairwiseDistances()],
     output_modules=[spk.atomistic.Atomwise(n_in=8, output_key="energy")],
 )
 output = spk.task.ModelOutput("energy", loss_fn=torch.nn.MSELoss(), metrics={})
 task = spk.task.AtomisticTask(network, outputs=[output], optimizer_args={"lr": 0.01})
 callbacks = [ExponentialMovingAverage(0.9), ModelCheckpoint("best_model", monitor="val_loss")]
-trainer = pl.Trainer(max_epochs=3, accelerator="cpu", devices=1, callbacks=callbacks, enable_progress_bar=False)
+trainer = pl.Trainer(
+    max_epochs=3, accelerator="cpu", devices=1, callbacks=callbacks, enable_progress_bar=False
+)
 trainer.fit(task, spk.data.AtomsLoader(inputs, 4, shuffle=True), spk.data.AtomsLoader(inputs, 4))

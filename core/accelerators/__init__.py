@@ -1,4 +1,6 @@
-"""The kinds of device that need no package of their own; those of installed plugins can be imported from here too."""
+"""The kinds of device that need no package of their own; those of installed plugins can be imported
+from here too.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 class CPUAccelerator(Accelerator):
     """The processor. `devices=4` means four processes; there may be more of them than cores.
 
-    It is one device without indices, so that a list says no more than its length: `[0]` and `[0, 1]` are taken for
-    one and two, and any other list is refused. `devices=-1` is a process a core, `"auto"` is one process.
+    It is one device without indices, so that a list says no more than its length: `[0]` and
+    `[0, 1]` are taken for one and two, and any other list is refused. `devices=-1` is a process a
+    core, `"auto"` is one process.
     """
 
     process_group_backend = "gloo"
 
     @classmethod
     def detect(cls) -> Found:
-        """Count the cores that this process may run on. Every other kind of device comes before it."""
+        """Count the cores that this process may run on. Every other kind of device comes before
+        it.
+        """
         return Found(_num_cores(), priority=0)
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
@@ -49,8 +52,8 @@ class CPUAccelerator(Accelerator):
             return list(range(devices if devices >= 0 else _num_cores()))
         if list(devices) != list(range(len(devices))):
             raise DeviceError(
-                f"devices={devices!r}: a CPU has no indices to choose from. Expected a number of processes: "
-                f"write devices={len(devices)} for {len(devices)} of them."
+                f"devices={devices!r}: a CPU has no indices to choose from. Expected a number of "
+                f"processes: write devices={len(devices)} for {len(devices)} of them."
             )
         return [int(device) for device in devices]
 
@@ -64,7 +67,9 @@ class CPUAccelerator(Accelerator):
 
         # macOS counts in bytes, Linux in KiB.
         unit = 1 if sys.platform == "darwin" else 1024
-        return {"peak_resident_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
+        return {
+            "peak_resident_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+        }
 
 
 def _num_cores() -> int:

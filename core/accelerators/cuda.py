@@ -14,7 +14,10 @@ from core.contract.accelerator import Absent, Broken, Found
 if TYPE_CHECKING:
     from core.contract.accelerator import Detection
 
-_BUILD = f"The driver has to be as new as what this torch was built for: {torch.version.cuda or torch.version.hip}."
+_BUILD = (
+    "The driver has to be as new as what this torch was built for: "
+    f"{torch.version.cuda or torch.version.hip}."
+)
 _SELECTORS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -28,16 +31,26 @@ class CUDAAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def detect(cls) -> Detection:
-        """Count them through the driver's management library (NVML), which makes no context: a later fork works."""
+        """Count them through the driver's management library (NVML), which makes no context: a
+        later fork works.
+        """
         present = [file for pattern in cls.device_files for file in glob.glob(pattern)]
         if torch.version.cuda is None and torch.version.hip is None:
-            there = f", though {present[0]} is there: install a build of torch for it to use it" if present else ""
+            there = (
+                f", though {present[0]} is there: install a build of torch for it to use it"
+                if present
+                else ""
+            )
             return Absent(f"this torch was built without CUDA{there}")
         if count := torch.cuda.device_count():
             return Found(count, cls.priority)
-        # Before the files: they are there too when the user hides the GPUs, which is a choice and no fault.
+        # Before the files: they are there too when the user hides the GPUs, which is a choice and
+        # no fault.
         if hiding := [f"{name}={os.environ[name]!r}" for name in _SELECTORS if name in os.environ]:
             return Absent(f"{hiding[0]} hides every GPU")
         if present:
-            return Broken(f"{present[0]} is there, but torch counts no GPU. See whether nvidia-smi lists it. {_BUILD}")
+            return Broken(
+                f"{present[0]} is there, but torch counts no GPU. See whether nvidia-smi lists it. "
+                f"{_BUILD}"
+            )
         return Absent("the driver counts no GPU")

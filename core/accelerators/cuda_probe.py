@@ -1,4 +1,5 @@
-"""Program: try a small allocation on CUDA devices 0 to `count - 1`, until `wanted` of them work (-1: try all).
+"""Program: try a small allocation on CUDA devices 0 to `count - 1`, until `wanted` of them work
+(-1: try all).
 
     python cuda_probe.py count wanted
 

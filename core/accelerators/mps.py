@@ -26,14 +26,20 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Ask torch whether it was built with Metal, and whether this machine has it."""
         if not torch.backends.mps.is_built():
             return Absent("this torch was built without MPS")
-        return Found(1, cls.priority) if torch.backends.mps.is_available() else Absent("this machine has no Metal GPU")
+        return (
+            Found(1, cls.priority)
+            if torch.backends.mps.is_available()
+            else Absent("this machine has no Metal GPU")
+        )
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the GPU has done all the work that was queued."""
         torch.mps.synchronize()
 
     def memory_stats(self, device: torch.device) -> Mapping[str, float]:
-        """Memory in tensors, memory that Metal holds for them, and how much is recommended at most."""
+        """Memory in tensors, memory that Metal holds for them, and how much is recommended at
+        most.
+        """
         return {
             "allocated_bytes": float(torch.mps.current_allocated_memory()),
             "driver_allocated_bytes": float(torch.mps.driver_allocated_memory()),

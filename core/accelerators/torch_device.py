@@ -1,4 +1,6 @@
-"""Any device that torch has a module for: `torch.cuda`, `torch.mps`, or what a vendor registered as PrivateUse1."""
+"""Any device that torch has a module for: `torch.cuda`, `torch.mps`, or what a vendor registered as
+PrivateUse1.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ _MEMORY_FUNCTIONS = MappingProxyType(
 class TorchDeviceAccelerator(Accelerator):
     """A device behind `torch.get_device_module(device_type)`. Meant to be subclassed.
 
-    A subclass sets `device_type`. A vendor's, whose extension has to be imported before torch knows the type, names
-    that in `extension`, and overrides `detect` so that it looks for the device without the import:
+    A subclass sets `device_type`. A vendor's, whose extension has to be imported before torch knows
+    the type, names that in `extension`, and overrides `detect` so that it looks for the device
+    without the import:
 
         class AcmeAccelerator(TorchDeviceAccelerator):
             device_type = "acme"
@@ -49,7 +52,9 @@ class TorchDeviceAccelerator(Accelerator):
     """The type of the device, as in `torch.device("acme:0").type`."""
 
     extension: ClassVar[str | None] = None
-    """Module that teaches torch the device type, imported when a device is first asked for; None if torch knows it."""
+    """Module that teaches torch the device type, imported when a device is first asked for; None if
+    torch knows it.
+    """
 
     priority: ClassVar[int] = 50
     """See `Found.priority`."""
@@ -62,7 +67,11 @@ class TorchDeviceAccelerator(Accelerator):
         except RuntimeError:
             return Absent(f"this torch knows no device type {cls.device_type!r}")
         count = module.device_count()
-        return Found(count, cls.priority) if count else Absent(f"torch.{cls.device_type} counts no device")
+        return (
+            Found(count, cls.priority)
+            if count
+            else Absent(f"torch.{cls.device_type} counts no device")
+        )
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
         """One device an index, in the same order.
@@ -91,12 +100,18 @@ class TorchDeviceAccelerator(Accelerator):
         except RuntimeError as error:
             cure = "Choose another one with devices=[...], or see who else uses it."
             if getattr(self._module, "_is_in_bad_fork", bool)():
-                cure = "An import or a call has asked for devices before the fork: use the start method 'spawn'."
-            raise DeviceError(f"{device} is here, but can't be used: {str(error).splitlines()[0]} {cure}") from error
+                cure = (
+                    "An import or a call has asked for devices before the fork: use the start "
+                    "method 'spawn'."
+                )
+            raise DeviceError(
+                f"{device} is here, but can't be used: {str(error).splitlines()[0]} {cure}"
+            ) from error
 
     def teardown(self) -> None:
         """All ranks; idempotent. Give memory that no tensor needs any more back to the device."""
-        # Torch may not have met the device. After an exception it may be what has failed, and would fail again.
+        # Torch may not have met the device. After an exception it may be what has failed, and would
+        # fail again.
         module: Any = getattr(torch, self.device_type, None)
         is_in_use: Any = getattr(module, "is_initialized", getattr(module, "is_available", bool))
         if sys.exc_info()[0] is None and is_in_use() and hasattr(module, "empty_cache"):
@@ -108,11 +123,20 @@ class TorchDeviceAccelerator(Accelerator):
 
     def memory_stats(self, device: torch.device) -> Mapping[str, float]:
         """Memory that torch's allocator holds on `device`; of which `allocated` is in tensors."""
-        functions = {name: getattr(self._module, function, None) for name, function in _MEMORY_FUNCTIONS.items()}
-        return {name: float(function(device)) for name, function in functions.items() if function is not None}
+        functions = {
+            name: getattr(self._module, function, None)
+            for name, function in _MEMORY_FUNCTIONS.items()
+        }
+        return {
+            name: float(function(device))
+            for name, function in functions.items()
+            if function is not None
+        }
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """State of the device's own random generator: a uint8 CPU tensor of shape (n,), or None if it has none."""
+        """State of the device's own random generator: a uint8 CPU tensor of shape (n,), or None if
+        it has none.
+        """
         get = getattr(self._module, "get_rng_state", None)
         return None if get is None else get(device)
 
@@ -126,10 +150,11 @@ class TorchDeviceAccelerator(Accelerator):
             return
         try:
             importlib.import_module(self.extension)
-        except Exception as error:  # a shared library that is missing is an OSError, another version an assertion
+        except Exception as error:
+            # a shared library that is missing is an OSError, another version an assertion
             raise DeviceError(
-                f"Accelerator {self.name!r} needs the module {self.extension!r}, and its import raised {error!r}. "
-                "Install the vendor's extension for this release of torch."
+                f"Accelerator {self.name!r} needs the module {self.extension!r}, and its import "
+                f"raised {error!r}. Install the vendor's extension for this release of torch."
             ) from error
 
     @property

@@ -1,4 +1,6 @@
-"""Finds the CUDA devices that can really be used. One in exclusive mode, or full, is counted all the same."""
+"""Finds the CUDA devices that can really be used. One in exclusive mode, or full, is counted all
+the same.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,35 @@ from core.contract.errors import DeviceError
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     """Try a small allocation on each CUDA device, and return on which ones it works.
 
-    The attempt is made in a process of its own. So this process holds no context afterwards: it may still fork, and it
-    doesn't itself occupy a device in exclusive mode.
+    The attempt is made in a process of its own. So this process holds no context afterwards: it may
+    still fork, and it doesn't itself occupy a device in exclusive mode.
 
     Args:
         num_devices: how many are wanted; -1 for all.
 
     Returns:
-        Indices for `devices=`, the lowest first: `Trainer(accelerator="cuda", devices=find_usable_cuda_devices(2))`.
+        Indices for `devices=`, the lowest first:
+        `Trainer(accelerator="cuda", devices=find_usable_cuda_devices(2))`.
 
     Raises:
         DeviceError: there are fewer, with the reason for each device that can't be used.
     """
     if type(num_devices) is not int or num_devices == 0 or num_devices < -1:
         raise DeviceError(
-            f"find_usable_cuda_devices({num_devices!r}): expected a number of devices from 1, or -1 for all of them."
+            f"find_usable_cuda_devices({num_devices!r}): expected a number of devices from 1, or "
+            "-1 for all of them."
         )
     detection = CUDAAccelerator.detect()
     if not isinstance(detection, Found):
-        raise DeviceError(f"No CUDA device is here: {detection.reason}. Expected {_wanted(num_devices)}.")
+        raise DeviceError(
+            f"No CUDA device is here: {detection.reason}. Expected {_wanted(num_devices)}."
+        )
     usable, unusable = _probe(detection.count, num_devices)
     if len(usable) < num_devices or not usable:
         listed = "".join(f"; device {index}: {reason}" for index, reason in unusable.items())
         raise DeviceError(
-            f"Expected {_wanted(num_devices)}, and {len(usable)} of {detection.count} can be used{listed}. "
-            "Ask for fewer, or see who else uses them."
+            f"Expected {_wanted(num_devices)}, and {len(usable)} of {detection.count} can be "
+            f"used{listed}. Ask for fewer, or see who else uses them."
         )
     return usable
 

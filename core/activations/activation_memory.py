@@ -1,4 +1,6 @@
-"""The arguments by which a user has activations computed again in backward, or kept for it in the memory of the CPU."""
+"""The arguments by which a user has activations computed again in backward, or kept for it in the
+memory of the CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from core.contract import Strategy
 
 _FORMS = (
-    "'units', layer classes or names as [Block], a selective policy of torch's (a function (ctx, op, *args, **kwargs) "
-    "-> CheckpointPolicy, or a list of operations such as torch.ops.aten.mm.default to keep), or "
-    "{'units': [Block], 'policy': ...}"
+    "'units', layer classes or names as [Block], a selective policy of torch's (a function (ctx, "
+    "op, *args, **kwargs) -> CheckpointPolicy, or a list of operations such as "
+    "torch.ops.aten.mm.default to keep), or {'units': [Block], 'policy': ...}"
 )
 
 
@@ -28,8 +30,10 @@ class ActivationMemory:
     """The arguments `activation_checkpointing` and `activation_offload` of Trainer and Fabric.
 
     Args:
-        checkpointing: which units are computed again in backward, or by which policy; None for none.
-        offload: let what the units keep for backward wait in the memory of the CPU, on devices that have their own.
+        checkpointing: which units are computed again in backward, or by which policy; None for
+            none.
+        offload: let what the units keep for backward wait in the memory of the CPU, on devices that
+            have their own.
 
     Raises:
         ConfigurationError: an argument of no known form.
@@ -44,10 +48,15 @@ class ActivationMemory:
         self.policy: object = None
         if self.is_checkpointing:
             self.listed, self.policy = _parse(checkpointing)
-        self._asked_by = "activation_checkpointing='units'" if self.is_checkpointing else "activation_offload=True"
+        self._asked_by = (
+            "activation_checkpointing='units'"
+            if self.is_checkpointing
+            else "activation_offload=True"
+        )
 
     def check(self, strategy: Strategy) -> None:
-        """Main process. Refuse a strategy that can't have it, or was passed an option of its own for it.
+        """Main process. Refuse a strategy that can't have it, or was passed an option of its own
+        for it.
 
         Raises:
             ConfigurationError: both say what becomes of activations.
@@ -56,14 +65,14 @@ class ActivationMemory:
         name = type(strategy).__name__
         if Capability.COMPILED_STEP in strategy.capabilities:
             raise UnsupportedError(
-                f"{self._asked_by}: {name} runs forward and backward as one compiled program, which decides itself "
-                "what to keep. Leave it out, or use another strategy.",
+                f"{self._asked_by}: {name} runs forward and backward as one compiled program, "
+                "which decides itself what to keep. Leave it out, or use another strategy.",
                 capability=Capability.COMPILED_STEP,
             )
         if strategy.own_activation_option:
             raise ConfigurationError(
-                f"{self._asked_by} and {strategy.own_activation_option} of {name} both say what becomes of "
-                "activations. Leave one of them out."
+                f"{self._asked_by} and {strategy.own_activation_option} of {name} both say what "
+                "becomes of activations. Leave one of them out."
             )
 
     def apply(self, module: nn.Module, device_type: str) -> Callable[[], None]:
@@ -76,10 +85,12 @@ class ActivationMemory:
             ConfigurationError: there are no units, or something that was listed isn't in the model.
         """
         units = find_units(module, self.listed, asked_by=self._asked_by)
-        if idle := [name for name, part in units.named.items() if type(part).forward is nn.Module.forward]:
+        if idle := [
+            name for name, part in units.named.items() if type(part).forward is nn.Module.forward
+        ]:
             raise ConfigurationError(
-                f"{self._asked_by}: {idle[0]!r} is a {type(units.named[idle[0]]).__name__}, which is never called "
-                "itself. List the layers in it."
+                f"{self._asked_by}: {idle[0]!r} is a {type(units.named[idle[0]]).__name__}, which "
+                "is never called itself. List the layers in it."
             )
         return save_activations(
             units.named.values(),
@@ -93,11 +104,15 @@ def _parse(checkpointing: Any) -> tuple[object, object]:
     """The listed units, None for those of the model; and the selective policy, None for none."""
     if isinstance(checkpointing, Mapping):
         if not checkpointing or checkpointing.keys() - {"units", "policy"}:
-            raise ConfigurationError(f"activation_checkpointing={dict(checkpointing)!r}: expected {_FORMS}.")
+            raise ConfigurationError(
+                f"activation_checkpointing={dict(checkpointing)!r}: expected {_FORMS}."
+            )
         listed, _ = _parse(checkpointing.get("units", "units"))
         policy = checkpointing.get("policy")
         if policy is not None and not _is_policy(policy):
-            raise ConfigurationError(f"activation_checkpointing has the policy {policy!r}: expected {_FORMS}.")
+            raise ConfigurationError(
+                f"activation_checkpointing has the policy {policy!r}: expected {_FORMS}."
+            )
         return listed, _as_policy(policy)
     if isinstance(checkpointing, str) and checkpointing == "units":
         return None, None

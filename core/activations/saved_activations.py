@@ -1,8 +1,10 @@
-"""Modules whose activations are computed again in backward, or wait for it in the memory of the CPU.
+"""Modules whose activations are computed again in backward, or wait for it in the memory of the
+CPU.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174. Under every strategy a
-unit's `forward` runs within torch's own `checkpoint` and `saved_tensors_hooks`, for as long as it is set up: no module
-is put around it, so that names, classes and hooks stay.
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", https://arxiv.org/abs/1604.06174.
+Under every strategy a unit's `forward` runs within torch's own `checkpoint` and
+`saved_tensors_hooks`, for as long as it is set up: no module is put around it, so that names,
+classes and hooks stay.
 """
 
 from __future__ import annotations
@@ -29,29 +31,41 @@ _AS_BEFORE: dict[str, Any] = {_HOOKS: False} if _HOOKS in signature(checkpoint).
 
 
 def save_activations(
-    modules: Iterable[nn.Module], *, checkpoints: bool = True, policy: object = None, offload_from: str | None = None
+    modules: Iterable[nn.Module],
+    *,
+    checkpoints: bool = True,
+    policy: object = None,
+    offload_from: str | None = None,
 ) -> Callable[[], None]:
-    """All ranks. Change the `forward` of each module to keep less for backward, or on the CPU, until this is undone.
+    """All ranks. Change the `forward` of each module to keep less for backward, or on the CPU,
+    until this is undone.
 
     Copies of a module have it too. In evaluation nothing changes.
 
     Args:
         modules: that are called by their `forward`. One that has this already stays as it is.
-        checkpoints: compute its activations again in backward, with the same random numbers and buffers.
+        checkpoints: compute its activations again in backward, with the same random numbers and
+            buffers.
         policy: of torch's `create_selective_checkpoint_contexts`: what is kept all the same.
-        offload_from: the type of the device from which activations go to the CPU; None, and `"cpu"`, for none.
+        offload_from: the type of the device from which activations go to the CPU; None, and
+            `"cpu"`, for none.
 
     Returns:
         Undoes it.
     """
-    offload = None if offload_from in (None, "cpu") else partial(offloaded, pin_memory=offload_from == "cuda")
+    offload = (
+        None
+        if offload_from in (None, "cpu")
+        else partial(offloaded, pin_memory=offload_from == "cuda")
+    )
     before: list[tuple[nn.Module, object]] = []
     for module in modules:
         own = vars(module).get("forward")
         if not hasattr(own, _MARK):
             before.append((module, own))
             saving = _saving_forward(own, RecomputedCalls(policy) if checkpoints else None, offload)
-            # Bound to the module, so that a copy's is the copy's own. Not by `__setattr__`, which is for modules.
+            # Bound to the module, so that a copy's is the copy's own. Not by `__setattr__`, which
+            # is for modules.
             vars(module)["forward"] = MethodType(saving, module)
 
     def undo() -> None:
@@ -65,7 +79,8 @@ def save_activations(
 
 @contextmanager
 def offloaded(*, pin_memory: bool) -> Iterator[None]:
-    """A context in which what is kept for backward goes to the CPU. Parameters, and views of them, stay where they are.
+    """A context in which what is kept for backward goes to the CPU. Parameters, and views of them,
+    stay where they are.
 
     Args:
         pin_memory: copy while the device computes, by memory that it reaches itself.
@@ -90,7 +105,9 @@ def _saving_forward(
     recomputed: RecomputedCalls | None,
     offload: Callable[[], AbstractContextManager[None]] | None,
 ) -> Callable[..., object]:
-    """The function that stands in the place of a module's `forward`, which may be one of its own."""
+    """The function that stands in the place of a module's `forward`, which may be one of its
+    own.
+    """
 
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         call = partial(type(self).forward, self) if own is None else own
@@ -106,10 +123,12 @@ def _saving_forward(
 
 
 class RecomputedCalls:
-    """Calls of a module, and of its copies, within torch's `checkpoint`, computed again with the buffers they had.
+    """Calls of a module, and of its copies, within torch's `checkpoint`, computed again with the
+    buffers they had.
 
-    A batch norm would count each batch twice otherwise. Which buffers a forward changes is found in the first one, and
-    once more where parts are in other modes by then, as a batch norm that is frozen for some epochs.
+    A batch norm would count each batch twice otherwise. Which buffers a forward changes is found in
+    the first one, and once more where parts are in other modes by then, as a batch norm that is
+    frozen for some epochs.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -128,9 +147,13 @@ class RecomputedCalls:
         parts = list(module.modules())
         modes = tuple(part.training for part in parts)
         buffers = _buffers_of(parts, self._changing.get(modes))
-        outputs = checkpoint(call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept), **_AS_BEFORE)
+        outputs = checkpoint(
+            call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept), **_AS_BEFORE
+        )
         if modes not in self._changing:
-            self._changing[modes] = {number for number, buffer in enumerate(buffers) if buffer.differs}
+            self._changing[modes] = {
+                number for number, buffer in enumerate(buffers) if buffer.differs
+            }
         changing = self._changing[modes]
         changing |= {number for number, buffer in enumerate(buffers) if buffer.was_written}
         kept += [buffers[number] for number in sorted(changing)]
@@ -173,15 +196,22 @@ class BufferBefore:
 
 def _buffers_of(parts: Iterable[nn.Module], changing: set[int] | None) -> list[BufferBefore]:
     """The buffers of a module's parts, with copies of those whose numbers are given, or of all."""
-    places = ((part, name, tensor) for part in parts for name, tensor in part.named_buffers(recurse=False))
+    places = (
+        (part, name, tensor) for part in parts for name, tensor in part.named_buffers(recurse=False)
+    )
     return [
-        BufferBefore(*place, place[2]._version, place[2].clone() if changing is None or number in changing else None)
+        BufferBefore(
+            *place,
+            place[2]._version,
+            place[2].clone() if changing is None or number in changing else None,
+        )
         for number, place in enumerate(places)
     ]
 
 
 class EarlierBuffers:
-    """A context in which modules have the buffers that were kept; what becomes of these there is forgotten.
+    """A context in which modules have the buffers that were kept; what becomes of these there is
+    forgotten.
 
     It is entered once more by a second backward through the same graph.
     """
@@ -194,7 +224,9 @@ class EarlierBuffers:
     def __enter__(self) -> None:
         self._current = [getattr(buffer.owner, buffer.name) for buffer in self._kept]
         for buffer, tensor in zip(self._kept, self._current, strict=True):
-            setattr(buffer.owner, buffer.name, (tensor if buffer.copy is None else buffer.copy).clone())
+            setattr(
+                buffer.owner, buffer.name, (tensor if buffer.copy is None else buffer.copy).clone()
+            )
         self._context.__enter__()
 
     def __exit__(self, *error: Any) -> None:

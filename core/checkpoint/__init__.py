@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from core.checkpoint.file.mapped_file import load_mapped
     from core.checkpoint.single_file_io import SafetensorsCheckpointIO, TorchCheckpointIO
     from core.checkpoint.state.plain_state import to_plain
-    from core.checkpoint.state.random_state import check_random_state, collect_random_state, restore_random_state
+    from core.checkpoint.state.random_state import (
+        check_random_state,
+        collect_random_state,
+        restore_random_state,
+    )
     from core.checkpoint.state.shards import chunks_to_write, shape_of
     from core.checkpoint.state.whole import gather_whole
     from core.checkpoint.upkeep.finding import newest_valid

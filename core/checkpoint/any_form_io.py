@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING
 from core.checkpoint.joint.agreement import on_rank_zero
 from core.contract.checkpoint_io import CheckpointIO
 
-# Every run has one of these, and not every run saves or loads: what only that needs is imported in the methods.
+# Every run has one of these, and not every run saves or loads: what only that needs is imported in
+# the methods.
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
 class AnyFormCheckpointIO(CheckpointIO):
-    """The base of the forms that the core knows, a folder and a file: each finds, verifies and deletes the other."""
+    """The base of the forms that the core knows, a folder and a file: each finds, verifies and
+    deletes the other.
+    """
 
     writes_folder = True
     """Which of the two it writes: neither takes the place of the other."""
 
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the checkpoint at `path`, whole, and its digest. Nothing happens if it is not there.
+        """Delete the checkpoint at `path`, whole, and its digest. Nothing happens if it is not
+        there.
 
         Raises:
-            CheckpointError: it can't be deleted, or a folder is there that isn't a checkpoint. Raised on all ranks.
+            CheckpointError: it can't be deleted, or a folder is there that isn't a checkpoint.
+                Raised on all ranks.
         """
         from core.checkpoint.any_form import formats
 

@@ -25,34 +25,41 @@ if TYPE_CHECKING:
 class AsyncCheckpointIO(CheckpointIO):
     """Another CheckpointIO, whose saves run in a thread while training goes on.
 
-    A save copies the state, which takes memory for one copy of what this rank writes, kept for the next save, and
-    returns. CUDA devices copy beside the forward and backward of the next step, whose optimizer waits for that. Saves,
-    removals and loads come about in the order in which they were asked for: nothing is removed before what replaces it
-    is there. One save is written at a time: the next one waits for it, and raises its error if it failed. `teardown`
-    waits too, and so does the end of the interpreter. One that the program has let go of finishes what was asked for,
-    and frees its memory and its thread. A save that fails then is a warning, and the process ends with another code
-    than 0.
+    A save copies the state, which takes memory for one copy of what this rank writes, kept for the
+    next save, and returns. CUDA devices copy beside the forward and backward of the next step,
+    whose optimizer waits for that. Saves, removals and loads come about in the order in which they
+    were asked for: nothing is removed before what replaces it is there. One save is written at a
+    time: the next one waits for it, and raises its error if it failed. `teardown` waits too, and so
+    does the end of the interpreter. One that the program has let go of finishes what was asked for,
+    and frees its memory and its thread. A save that fails then is a warning, and the process ends
+    with another code than 0.
     """
 
-    def __init__(self, checkpoint_io: CheckpointIO | None = None, *, during_forward: bool = True) -> None:
+    def __init__(
+        self, checkpoint_io: CheckpointIO | None = None, *, during_forward: bool = True
+    ) -> None:
         """Wrap a CheckpointIO.
 
         Args:
             checkpoint_io: what writes; None is `DistributedCheckpointIO()`.
-            during_forward: let CUDA devices copy parameters, and the state of optimizers, while they compute the next
-                step. Something else than the optimizer's step that changes them in that time calls
-                `core.checkpoint.await_copies()` before; else the save is an error. False for devices that copy before
-                they go on.
+            during_forward: let CUDA devices copy parameters, and the state of optimizers, while
+                they compute the next step. Something else than the optimizer's step that changes
+                them in that time calls `core.checkpoint.await_copies()` before; else the save is an
+                error. False for devices that copy before they go on.
         """
         self._during_forward = during_forward
         self._pending: list[tuple[str, bool, Future[None]]] = []
-        self.checkpoint_io = checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
+        self.checkpoint_io = (
+            checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
+        )
         self._stage = StagingMemory()
         self._executor: ThreadPoolExecutor | None = None
         self._background: Collectives | None = None
 
     def __del__(self) -> None:
-        """Warn of saves that failed: no caller is left to raise to. In a forked copy, nothing that is pending ends."""
+        """Warn of saves that failed: no caller is left to raise to. In a forked copy, nothing that
+        is pending ends.
+        """
         pending, self._pending = self._pending, []
         # A fork copies the list and not the thread: a future that isn't done there never will be.
         for _, _, future in pending:
@@ -65,11 +72,14 @@ class AsyncCheckpointIO(CheckpointIO):
         """The layout of the CheckpointIO which writes."""
         return self.checkpoint_io.layout
 
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+    def save_checkpoint(
+        self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives
+    ) -> None:
         """Copy `state`, and begin to write it to `path`.
 
         Raises:
-            CheckpointError: the save before this one failed, or `state` can't be saved. Raised on all ranks.
+            CheckpointError: the save before this one failed, or `state` can't be saved. Raised on
+                all ranks.
             UnsupportedError: these ranks can't talk to each other in the background.
         """
         self._finish()
@@ -77,14 +87,18 @@ class AsyncCheckpointIO(CheckpointIO):
             self._background = collectives.in_background()
         background, sharded = self._background, self.layout == "sharded"
         stepped = self.stepped_tensors if self._during_forward else None
-        # Agreed on before anything is written: a rank that can't copy would leave the others waiting in the background.
+        # Agreed on before anything is written: a rank that can't copy would leave the others
+        # waiting in the background.
         staged = together(
             collectives,
             lambda: (
                 None
                 if state is None
                 else self._stage.copy(
-                    state, rank=collectives.rank, sharded=sharded, stepped=stepped() if stepped is not None else ()
+                    state,
+                    rank=collectives.rank,
+                    sharded=sharded,
+                    stepped=stepped() if stepped is not None else (),
                 )
             ),
         )
@@ -106,10 +120,15 @@ class AsyncCheckpointIO(CheckpointIO):
         if self._background is None:
             self._background = collectives.in_background()
         background = self._background
-        self._submit(path, False, lambda: self.checkpoint_io.remove_checkpoint(path, collectives=background))
+        self._submit(
+            path, False, lambda: self.checkpoint_io.remove_checkpoint(path, collectives=background)
+        )
 
-    def retire_checkpoint(self, path: PathLike, successor: PathLike, *, collectives: Collectives) -> None:
-        """Delete the checkpoint at `path` when all that was asked for before is done, and `successor` verified.
+    def retire_checkpoint(
+        self, path: PathLike, successor: PathLike, *, collectives: Collectives
+    ) -> None:
+        """Delete the checkpoint at `path` when all that was asked for before is done, and
+        `successor` verified.
 
         Raises:
             CheckpointError: as `remove_checkpoint`.
@@ -117,10 +136,16 @@ class AsyncCheckpointIO(CheckpointIO):
         if self._background is None:
             self._background = collectives.in_background()
         background = self._background
-        self._submit(path, False, lambda: self.checkpoint_io.retire_checkpoint(path, successor, collectives=background))
+        self._submit(
+            path,
+            False,
+            lambda: self.checkpoint_io.retire_checkpoint(path, successor, collectives=background),
+        )
 
     def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
-        """All ranks. Look for damage of what is at `path` when all that was asked for before is done."""
+        """All ranks. Look for damage of what is at `path` when all that was asked for before is
+        done.
+        """
         self._wait()
         return self.checkpoint_io.find_damage(path, collectives=collectives)
 
@@ -131,13 +156,17 @@ class AsyncCheckpointIO(CheckpointIO):
         self._wait()
         return self.checkpoint_io.load_checkpoint(path, collectives=collectives, state=state)
 
-    def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
+    def describe_checkpoint(
+        self, path: PathLike, *, collectives: Collectives
+    ) -> dict[str, Any] | None:
         """Describe what was saved at `path`, when all that was asked for before is done."""
         self._wait()
         return self.checkpoint_io.describe_checkpoint(path, collectives=collectives)
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. True if a complete checkpoint is at `path` once all that was asked for is done."""
+        """Rank 0. True if a complete checkpoint is at `path` once all that was asked for is
+        done.
+        """
         # The last thing that was asked for this path decides.
         for pending, will_exist, future in reversed(self._pending):
             if pending == os.fspath(path) and not future.done():
@@ -193,7 +222,9 @@ _at_work = weakref.WeakSet[AsyncCheckpointIO]()
 
 @atexit.register
 def _report_lost() -> None:
-    """Report what nobody else has: the last cycles are collected when the code of the process is decided already."""
+    """Report what nobody else has: the last cycles are collected when the code of the process is
+    decided already.
+    """
     for checkpoint_io in list(_at_work):
         checkpoint_io.__del__()
 

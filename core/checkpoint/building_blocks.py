@@ -1,6 +1,8 @@
-"""The parts of the core's checkpoint folder from which another package can build a CheckpointIO of its own.
+"""The parts of the core's checkpoint folder from which another package can build a CheckpointIO of
+its own.
 
-A `PartWriter` writes what one rank has, a `Manifest` names the files of all, a `FolderReader` reads what one needs.
+A `PartWriter` writes what one rank has, a `Manifest` names the files of all, a `FolderReader` reads
+what one needs.
 """
 
 from core.checkpoint.file.single_file import digests_of as digests_of_file

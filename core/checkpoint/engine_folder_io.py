@@ -7,7 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
+from core.contract import (
+    CheckpointCorruptedError,
+    CheckpointError,
+    CheckpointIO,
+    CheckpointNotFoundError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,20 +23,23 @@ if TYPE_CHECKING:
 class EngineFolderIO(CheckpointIO):
     """Folders on local disks that a training engine writes by itself. Meant to be subclassed.
 
-    A subclass adds `load_checkpoint`. Where the engine is at hand, it overrides `save_checkpoint` too, and sets
-    `saves_from_all_ranks`.
+    A subclass adds `load_checkpoint`. Where the engine is at hand, it overrides `save_checkpoint`
+    too, and sets `saves_from_all_ranks`.
 
     Attributes:
         engine: name of the engine, for messages.
         last_file: the file that is written last: a folder that has it is a whole checkpoint.
-        how_to_save: the message of the error where the engine isn't at hand: what does write such folders.
+        how_to_save: the message of the error where the engine isn't at hand: what does write such
+            folders.
     """
 
     engine: ClassVar[str]
     last_file: ClassVar[str]
     how_to_save: ClassVar[str]
 
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+    def save_checkpoint(
+        self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives
+    ) -> None:
         """Refused: without the engine such a folder can't be written.
 
         Raises:
@@ -62,7 +70,8 @@ class EngineFolderIO(CheckpointIO):
         """
         if Path(path).exists() and not self.exists(path):
             raise CheckpointError(
-                f"{str(path)!r} is no {self.engine} checkpoint, and stays as it is. Save to another path."
+                f"{str(path)!r} is no {self.engine} checkpoint, and stays as it is. Save to "
+                "another path."
             )
 
     def require(self, path: PathLike) -> None:
@@ -73,13 +82,15 @@ class EngineFolderIO(CheckpointIO):
         """
         if not self.exists(path):
             raise CheckpointNotFoundError(
-                f"No {self.engine} checkpoint is at {str(path)!r}: expected a folder with the file {self.last_file!r}."
+                f"No {self.engine} checkpoint is at {str(path)!r}: expected a folder with the file "
+                f"{self.last_file!r}."
             )
 
 
 @contextmanager
 def reported_as_damage(message: str) -> Iterator[None]:
-    """A context for code that takes apart what stands in an engine's files: what isn't in its place there is damage.
+    """A context for code that takes apart what stands in an engine's files: what isn't in its place
+    there is damage.
 
     Args:
         message: begins that of the error; the cause follows.

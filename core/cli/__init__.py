@@ -1,4 +1,5 @@
-"""The command `core`, and what a package needs for commands of its own. Nothing here imports torch, or a plugin.
+"""The command `core`, and what a package needs for commands of its own. Nothing here imports torch,
+or a plugin.
 
 A command prints through `say` or `say_json`, which make text printable that comes from elsewhere.
 """
@@ -11,7 +12,17 @@ if TYPE_CHECKING:
     from core.cli.cards import files_digest, own_card, package_folder
     from core.cli.commands import main
     from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
-    from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, styled, table, with_article
+    from core.cli.layout import (
+        Shown,
+        paragraph,
+        say,
+        say_json,
+        shown,
+        size_text,
+        styled,
+        table,
+        with_article,
+    )
 
 __all__ = [
     "KINDS_BY_OPTION",

@@ -1,4 +1,6 @@
-"""Cards: results of the conformance kit on a package, in a file beside its code or in a folder in the user's home."""
+"""Cards: results of the conformance kit on a package, in a file beside its code or in a folder in
+the user's home.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,22 @@ NAME = "card.json"
 
 
 def package_folder(target: str) -> Path | None:
-    """The folder of the package that holds what an entry point names; None if there is none. Nothing is imported."""
+    """The folder of the package that holds what an entry point names; None if there is none.
+    Nothing is imported.
+    """
     spec = find_spec(target.partition(":")[0].partition(".")[0])
-    return Path(spec.origin).parent if spec is not None and spec.origin and spec.submodule_search_locations else None
+    return (
+        Path(spec.origin).parent
+        if spec is not None and spec.origin and spec.submodule_search_locations
+        else None
+    )
 
 
 @cache
 def files_digest(folder: Path) -> str:
-    """SHA-256 over the paths and contents of a package's files, but for its card and what Python has compiled."""
+    """SHA-256 over the paths and contents of a package's files, but for its card and what Python
+    has compiled.
+    """
     digest = hashlib.sha256()
     for path, content in digests(folder).items():
         if path != NAME:
@@ -36,10 +46,14 @@ def files_digest(folder: Path) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file in a folder but for what Python has compiled, by path; empty for a link to a folder."""
+    """SHA-256 of each file in a folder but for what Python has compiled, by path; empty for a link
+    to a folder.
+    """
     found = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
         for path in found
         if "__pycache__" not in path.parts
     }
@@ -47,11 +61,18 @@ def digests(folder: Path) -> dict[str, str]:
 
 def own_card(provider: str) -> Path:
     """The card of a package that the user's own runs of the kit have filled."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "core", "cards", f"{provider}.json")
+    return Path(
+        os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share",
+        "core",
+        "cards",
+        f"{provider}.json",
+    )
 
 
 def proof(row: Row) -> str:
-    """The newest result of an offered plugin on the installed files, and who has run it; or `"nothing"`."""
+    """The newest result of an offered plugin on the installed files, and who has run it; or
+    `"nothing"`.
+    """
     folder = package_folder(row.target)
     if folder is None:
         return "nothing"

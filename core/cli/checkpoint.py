@@ -36,9 +36,11 @@ Examples:
 
 @click.group(short_help="List, verify, convert and clean up checkpoints.", epilog=_EXAMPLES)
 def checkpoint() -> None:
-    """List checkpoints, look at them, verify and convert them, and clean up. A PATH is a folder, a file or a URL.
+    """List checkpoints, look at them, verify and convert them, and clean up. A PATH is a folder, a
+    file or a URL.
 
-    With core-lightning, checkpoints of PyTorch Lightning can be read too. Nothing that is read is executed.
+    With core-lightning, checkpoints of PyTorch Lightning can be read too. Nothing that is read is
+    executed.
     """
 
 
@@ -47,10 +49,12 @@ def checkpoint() -> None:
 @click.option("--verify", is_flag=True, help="Compare every byte with its digest, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
-    """List the checkpoints in FOLDERs, by default the current one, the newest first. A run's are those in its folder.
+    """List the checkpoints in FOLDERs, by default the current one, the newest first. A run's are
+    those in its folder.
 
-    One is "complete" if all of its files are there with their sizes, and with --verify "verified" if every byte has its
-    digest; "damaged" says why. The age is that of the save, whatever has been copied since.
+    One is "complete" if all of its files are there with their sizes, and with --verify "verified"
+    if every byte has its digest; "damaged" says why. The age is that of the save, whatever has been
+    copied since.
     """
     found = [listed for folder in folders or (".",) for listed in _listed(folder, verify)]
     if as_json:
@@ -69,28 +73,46 @@ def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
         ]
         for listed in found
     ]
-    say_all(table(["Checkpoint", "Step", "Age", "Size", "State"], rows, [listed.detail for listed in found]))
+    say_all(
+        table(
+            ["Checkpoint", "Step", "Age", "Size", "State"],
+            rows,
+            [listed.detail for listed in found],
+        )
+    )
 
 
 @checkpoint.command(short_help="Delete what killed runs have left, and old checkpoints.")
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
-@click.option("--keep", type=click.IntRange(min=1), help="Of the checkpoints, keep the so many newest that verify.")
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    help="Of the checkpoints, keep the so many newest that verify.",
+)
 @click.option("--delete", is_flag=True, help="Delete. Without it, only say what would go.")
-@click.option("--stopped", is_flag=True, help="Nothing saves there now: ask neither locks nor ages.")
+@click.option(
+    "--stopped", is_flag=True, help="Nothing saves there now: ask neither locks nor ages."
+)
 @click.pass_context
-def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool) -> None:
+def gc(
+    ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool
+) -> None:
     """List what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
 
-    What a live run needs stays. On a local file system locks show that; on an object store, what hasn't changed for a
-    day counts as left over. With --keep, older and damaged checkpoints go: as many as are to stay are read and
-    verified first, and what a link leads to stays. Where none verifies, no checkpoint goes.
+    What a live run needs stays. On a local file system locks show that; on an object store, what
+    hasn't changed for a day counts as left over. With --keep, older and damaged checkpoints go: as
+    many as are to stay are read and verified first, and what a link leads to stays. Where none
+    verifies, no checkpoint goes.
     """
     total, failed = 0, False
     for folder in folders:
         with _explained(folder):
             for found in _removable(folder, keep, stopped):
                 total += found.size_bytes
-                say("delete" if delete else "would delete", f"  {found.path}  {size_text(found.size_bytes)}")
+                say(
+                    "delete" if delete else "would delete",
+                    f"  {found.path}  {size_text(found.size_bytes)}",
+                )
                 say(f"    {found.why}")
                 try:
                     if delete:
@@ -101,12 +123,18 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
     if delete:
         say(f"{size_text(total)} deleted." if not failed else "Not all of it could be deleted.")
     else:
-        say(f"{size_text(total)} would go. --delete deletes it." if total else "Nothing is left over.")
+        say(
+            f"{size_text(total)} would go. --delete deletes it."
+            if total
+            else "Nothing is left over."
+        )
     ctx.exit(int(failed))
 
 
 def _removable(folder: str, keep: int | None, stopped: bool) -> Iterator[Removable]:
-    """The files that are to go, one by one: while a left-over is handed out, its folder is locked."""
+    """The files that are to go, one by one: while a left-over is handed out, its folder is
+    locked.
+    """
     from core.checkpoint.upkeep.finding import collectable
     from core.checkpoint.upkeep.stale import stale_files
 
@@ -122,15 +150,21 @@ def _explained(folder: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
-        raise click.ClickException(f"There is no folder {folder!r}. Expected a folder of checkpoints.") from None
+        raise click.ClickException(
+            f"There is no folder {folder!r}. Expected a folder of checkpoints."
+        ) from None
 
 
 def _listed(folder: str, verify: bool) -> list[Listed]:
     from core.checkpoint.upkeep.listing import list_checkpoints
 
-    with _explained(folder), working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report:
+    with (
+        _explained(folder),
+        working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report,
+    ):
         found = list_checkpoints(folder, verify=verify, progress=report)
-        if not found and os.path.isdir(within := os.path.join(folder, "checkpoints")):  # the folder of a run
+        # the folder of a run
+        if not found and os.path.isdir(within := os.path.join(folder, "checkpoints")):
             found = list_checkpoints(within, verify=verify, progress=report)
         return found
 
@@ -152,7 +186,9 @@ def _age(saved_at_s: float) -> str:
 @click.option("--tensors", is_flag=True, help="List each tensor, with its shape.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def inspect(path: str, tensors: bool, as_json: bool) -> None:
-    """Show what is in a checkpoint: sections, sizes, dtypes, and the strategy and world size that wrote it."""
+    """Show what is in a checkpoint: sections, sizes, dtypes, and the strategy and world size that
+    wrote it.
+    """
     from core.checkpoint.upkeep.summary import summarize
 
     summary = summarize(path)
@@ -161,7 +197,9 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
         return
     say_all([*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))])
     if tensors:
-        rows = [[row.name, row.dtype, size_text(row.size_bytes), _shape(row)] for row in summary.tensors]
+        rows = [
+            [row.name, row.dtype, size_text(row.size_bytes), _shape(row)] for row in summary.tensors
+        ]
         say_all(["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)])
 
 
@@ -169,7 +207,9 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.pass_context
 def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
-    """Read every byte of checkpoints and compare it with its digest. The exit code is 1 if one isn't whole."""
+    """Read every byte of checkpoints and compare it with its digest. The exit code is 1 if one
+    isn't whole.
+    """
     from core.checkpoint import verify_checkpoint
 
     failed = False
@@ -189,13 +229,18 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
 @checkpoint.command(short_help="Write a checkpoint in another form.")
 @click.argument("source")
 @click.argument("target")
-@click.option("--to", "--as", metavar="ALIAS", help="CheckpointIO that makes TARGET.  [default: by its name]")
-@click.option("--from", "reader", metavar="ALIAS", help="CheckpointIO of a plugin that reads SOURCE.")
+@click.option(
+    "--to", "--as", metavar="ALIAS", help="CheckpointIO that makes TARGET.  [default: by its name]"
+)
+@click.option(
+    "--from", "reader", metavar="ALIAS", help="CheckpointIO of a plugin that reads SOURCE."
+)
 def convert(source: str, target: str, to: str | None, reader: str | None) -> None:
     """Write the checkpoint at SOURCE to TARGET in another form.
 
-    A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and any other a folder:
-    --to safetensors, torch and distributed. `core list-checkpoint-ios` lists all forms, those of plugins too.
+    A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and
+    any other a folder: --to safetensors, torch and distributed. `core list-checkpoint-ios` lists
+    all forms, those of plugins too.
     """
     _convert(source, target, to or _form_of(target), reader)
 
@@ -204,7 +249,9 @@ def convert(source: str, target: str, to: str | None, reader: str | None) -> Non
 @click.argument("source")
 @click.argument("target")
 def consolidate(source: str, target: str) -> None:
-    """Write the whole state at SOURCE to one file, TARGET, which `torch.load(..., weights_only=True)` reads."""
+    """Write the whole state at SOURCE to one file, TARGET, which
+    `torch.load(..., weights_only=True)` reads.
+    """
     _convert(source, target, "torch")
 
 
@@ -244,8 +291,17 @@ def _sections(summary: Summary) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name in summary.sections:
         tensors = [row for row in summary.tensors if row.section == name]
-        dtypes = ", ".join(f"{dtype} ({number:,})" for dtype, number in summary.dtypes(name).items())
-        rows.append([name, str(len(tensors)), size_text(sum(row.size_bytes for row in tensors)), dtypes or "-"])
+        dtypes = ", ".join(
+            f"{dtype} ({number:,})" for dtype, number in summary.dtypes(name).items()
+        )
+        rows.append(
+            [
+                name,
+                str(len(tensors)),
+                size_text(sum(row.size_bytes for row in tensors)),
+                dtypes or "-",
+            ]
+        )
     return ["Section", "Tensors", "Size", "Elements by dtype"], rows
 
 

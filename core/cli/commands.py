@@ -1,7 +1,7 @@
 """The command `core` itself: its group, its errors and its exit codes.
 
-Exit codes: 0 done; 1 an error that the message explains, or something that a command found broken; 2 the command line
-can't be understood.
+Exit codes: 0 done; 1 an error that the message explains, or something that a command found broken;
+2 the command line can't be understood.
 """
 
 from __future__ import annotations
@@ -40,15 +40,22 @@ class _Group(click.Group):
         try:
             return COMMAND_REGISTRY.create(cmd_name)
         except UnknownAliasError:
-            # Of a known package, which this error names; of any other command click says that there is none.
+            # Of a known package, which this error names; of any other command click says that there
+            # is none.
             if normalize_alias(cmd_name.rpartition(":")[2]) in known_aliases("command"):
                 raise
             return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the summaries of all commands without importing any."""
-        _write_section(formatter, "Commands", (each for each in _usable() if each.spec.provider == CORE))
-        _write_section(formatter, "Of other packages", (each for each in _usable() if each.spec.provider != CORE))
+        _write_section(
+            formatter, "Commands", (each for each in _usable() if each.spec.provider == CORE)
+        )
+        _write_section(
+            formatter,
+            "Of other packages",
+            (each for each in _usable() if each.spec.provider != CORE),
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,7 +74,9 @@ class _Group(click.Group):
 
 
 def _usable() -> list[Offer]:
-    return sorted((each for each in COMMAND_REGISTRY.offers() if each.status is Status.OK), key=_shown)
+    return sorted(
+        (each for each in COMMAND_REGISTRY.offers() if each.status is Status.OK), key=_shown
+    )
 
 
 def _shown(offer: Offer) -> str:
@@ -76,7 +85,8 @@ def _shown(offer: Offer) -> str:
 
 
 def _write_section(formatter: click.HelpFormatter, title: str, offers: Iterable[Offer]) -> None:
-    named: dict[str, list[str]] = {}  # commands with one summary, that of their package, share a row
+    # commands with one summary, that of their package, share a row
+    named: dict[str, list[str]] = {}
     for each in offers:
         summary = each.summary if each.spec.provider == CORE else f"{each.summary} ({each})"
         named.setdefault(summary, []).append(_shown(each))
@@ -115,7 +125,8 @@ def main() -> None:
     try:
         command(prog_name="core")
     finally:
-        # Write what is left, or drop it if the reader (`| head`) has gone, before the interpreter tries and complains.
+        # Write what is left, or drop it if the reader (`| head`) has gone, before the interpreter
+        # tries and complains.
         try:
             sys.stdout.flush()
         except BrokenPipeError:

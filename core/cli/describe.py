@@ -34,7 +34,11 @@ Examples:
 
 @click.command(short_help="Show what an alias stands for, and its options.", epilog=_EXAMPLES)
 @click.argument("alias")
-@click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Where several kinds of plugin have this alias.")
+@click.option(
+    "--kind",
+    type=click.Choice(list(KINDS_BY_OPTION)),
+    help="Where several kinds of plugin have this alias.",
+)
 def describe(alias: str, kind: str | None) -> None:
     """Show what ALIAS stands for, and the options that it takes, with types, defaults and meaning.
 
@@ -53,7 +57,9 @@ def _kind_of(alias: str) -> str:
     kinds = [kind for kind in KINDS if Registry[Any](kind).providers_of(folded)]
     known = [kind for kind in KINDS if folded in known_aliases(kind)]
     if len(kinds) > 1:
-        forms = " or ".join(f"`core describe {alias} --kind {kind.replace(' ', '-')}`" for kind in kinds)
+        forms = " or ".join(
+            f"`core describe {alias} --kind {kind.replace(' ', '-')}`" for kind in kinds
+        )
         raise ConfigurationError(f"{alias!r} is a {' and a '.join(kinds)}. Choose one: {forms}.")
     if kinds or known:
         return (kinds or known)[0]
@@ -63,20 +69,27 @@ def _kind_of(alias: str) -> str:
 def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     offer = registry.offer(name)
     target, preset = look_into(registry.get(offer))
-    yield shown(styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}")
+    yield shown(
+        styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}"
+    )
     yield from paragraph(offer.summary)
     yield ""
     given = ", ".join(f"{option}={value!r}" for option, value in preset.items())
     whole = f"{target.__module__}.{target.__qualname__}"
     yield from paragraph(f"A preset of {whole}({given})" if preset else whole)
-    yield from paragraph(" ".join((inspect.getdoc(target) or "").partition("\n\n")[0].split()), indent="    ")
+    yield from paragraph(
+        " ".join((inspect.getdoc(target) or "").partition("\n\n")[0].split()), indent="    "
+    )
     yield ""
     options = options_of(target)
     yield styled("Options" if options else "It takes no options.", bold=bool(options))
     for parameter, doc in options:
         remark = ""
         if parameter.name in preset:
-            parameter, remark = parameter.replace(default=preset[parameter.name]), " (set by this alias)"
+            parameter, remark = (
+                parameter.replace(default=preset[parameter.name]),
+                " (set by this alias)",
+            )
         head, *rest = paragraph(_written(parameter) + remark, indent="  ")
         yield Shown(head.replace(parameter.name, styled(parameter.name, fg="cyan"), 1))
         yield from (Shown(f"    {line.strip()}") for line in rest)
@@ -84,7 +97,9 @@ def _description(registry: Registry[Any], name: str) -> Iterator[str]:
 
 
 def look_into(target: Any) -> tuple[Any, dict[str, object]]:
-    """The callable behind a class, a `functools.partial` or a function, and its preset arguments."""
+    """The callable behind a class, a `functools.partial` or a function, and its preset
+    arguments.
+    """
     preset: dict[str, object] = {}
     while isinstance(target, functools.partial):
         # As in a call, the outer partial's arguments win over those of the one inside.
@@ -104,7 +119,8 @@ def options_of(target: object) -> list[tuple[inspect.Parameter, str]]:
         entries = documented(doc)
         parameters = _parameters(function)
         for parameter in parameters:
-            # What is passed on comes once, under whatever name: a base's own arguments are in the list.
+            # What is passed on comes once, under whatever name: a base's own arguments are in the
+            # list.
             name = "**" if parameter.kind is _CATCH_ALL else parameter.name
             found.setdefault(name, (parameter, entries.get(parameter.name, "")))
         if all(parameter.kind is not _CATCH_ALL for parameter in parameters):
@@ -149,7 +165,11 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
     except (TypeError, ValueError):
         return []
     # What may be given without a name is given by its name too.
-    return [parameter for parameter in parameters if parameter.name != "self" and parameter.kind is not _UNNAMED]
+    return [
+        parameter
+        for parameter in parameters
+        if parameter.name != "self" and parameter.kind is not _UNNAMED
+    ]
 
 
 def _written(parameter: inspect.Parameter) -> str:

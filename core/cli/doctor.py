@@ -59,7 +59,9 @@ Examples:
 """
 
 TESTED_TORCH = ("2.9", "2.13", "2.15")
-"""Releases of torch that tests have run on: that of `constraints.txt` in CI, an older and a newer one by hand."""
+"""Releases of torch that tests have run on: that of `constraints.txt` in CI, an older and a newer
+one by hand.
+"""
 
 
 _FOLDER = Path(__file__).resolve().parents[1]
@@ -90,7 +92,8 @@ class Finding:
     help="Compare the installed files with those of a release, which its release.json lists.",
 )
 def doctor(as_json: bool, release: Path | None) -> None:
-    """Examine Python, torch, devices, communication, plugins and the path; exit with 1 if something is broken.
+    """Examine Python, torch, devices, communication, plugins and the path; exit with 1 if something
+    is broken.
 
     States: ok; absent, which is in order; note, which you may want to know; broken.
     """
@@ -106,7 +109,9 @@ def doctor(as_json: bool, release: Path | None) -> None:
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
-    cells = [[one.subject, styled(one.state, fg=_COLORS[one.state]), one.detail] for one in findings]
+    cells = [
+        [one.subject, styled(one.state, fg=_COLORS[one.state]), one.detail] for one in findings
+    ]
     yield from table(["What", "State", "Detail"], cells)
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     yield ""
@@ -133,15 +138,24 @@ def _guarded(examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
+    yield Finding(
+        "python", "ok", f"{platform.python_version()}, {sys.executable}, {platform.platform()}"
+    )
     yield Finding("core", "ok", f"{__version__}, {_FOLDER}")
 
 
 def _other_cores() -> Iterator[Finding]:
-    """Anything else that `import core` could mean: an old copy on the path, or the folder where the user stands."""
+    """Anything else that `import core` could mean: an old copy on the path, or the folder where the
+    user stands.
+    """
     here = Path.cwd()
-    for folder in dict.fromkeys([here, *(Path(os.path.abspath(entry or ".")) for entry in sys.path)]):
-        package, module = folder / "core", folder / "core.py"  # the command is a file `core`, which can't be imported
+    for folder in dict.fromkeys(
+        [here, *(Path(os.path.abspath(entry or ".")) for entry in sys.path)]
+    ):
+        package, module = (
+            folder / "core",
+            folder / "core.py",
+        )  # the command is a file `core`, which can't be imported
         is_package = package.is_dir() and any(package.glob("*.py"))
         for found, is_there in ((package, is_package), (module, module.is_file())):
             if is_there and found.resolve() != _FOLDER:
@@ -151,9 +165,14 @@ def _other_cores() -> Iterator[Finding]:
 
 def _trap(found: Path, is_here: bool) -> str:
     if not is_here:
-        return "has the same name; the one that comes first on sys.path is imported. Remove the other."
+        return (
+            "has the same name; the one that comes first on sys.path is imported. Remove the other."
+        )
     if found.is_dir() and not (found / "__init__.py").exists():
-        return "has no __init__.py, and so hides nothing; with one it would, for `python` started here."
+        return (
+            "has no __init__.py, and so hides nothing; with one it would, for `python` started "
+            "here."
+        )
     return "hides the package from `python -c`, `python -m` and notebooks started here. Rename it."
 
 
@@ -161,14 +180,24 @@ def _other_distributions() -> Iterator[Finding]:
     import importlib_metadata
 
     for other in namesakes():
-        detail = f"{other} has the name or brings a package `core`, which overwrites or hides ours: `pip uninstall` it."
+        detail = (
+            f"{other} has the name or brings a package `core`, which overwrites or hides "
+            "ours: `pip uninstall` it."
+        )
         yield Finding("another core", "broken", detail)
     copies = list(importlib_metadata.distributions(name=DISTRIBUTION))
     folders = [str(copy.locate_file("")) for copy in copies]
     if len(copies) > 1:
-        yield Finding("core", "note", f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.")
+        yield Finding(
+            "core",
+            "note",
+            f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.",
+        )
     if copies and (version := copies[0].version) != __version__:
-        detail = f"the metadata in {folders[0]} says {version}, and the code is {__version__}: install it again."
+        detail = (
+            f"the metadata in {folders[0]} says {version}, and the code is {__version__}: "
+            "install it again."
+        )
         yield Finding("core", "broken", detail)
 
 
@@ -176,13 +205,21 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except Exception as cause:
-        yield Finding("torch", "broken", f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}")
+        yield Finding(
+            "torch",
+            "broken",
+            f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}",
+        )
         return
     from core.session.equal_masks import EQUAL_MASKS, HAS_EQUAL_MASKS
 
     builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     build = [f"{name} {version}" for name, version in builds.items() if version] or ["CPU only"]
-    yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}")
+    yield Finding(
+        "torch",
+        "ok",
+        f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}",
+    )
     yield _tested(torch.__version__)
     if HAS_EQUAL_MASKS and (torch.version.cuda or torch.version.hip):
         yield Finding("torch.compile", "note", EQUAL_MASKS)
@@ -190,21 +227,32 @@ def _torch() -> Iterator[Finding]:
 
 def _tested(version: str) -> Finding:
     """A finding on whether core was tested with this torch, or with an older and a newer one."""
-    found, oldest, newest = (Version(one).release[:2] for one in (version, TESTED_TORCH[0], TESTED_TORCH[-1]))
+    found, oldest, newest = (
+        Version(one).release[:2] for one in (version, TESTED_TORCH[0], TESTED_TORCH[-1])
+    )
     first, usual, last = TESTED_TORCH
     tested = f"each run of CI tests torch {usual}, on CPUs; {first} and {last} were tested by hand"
     if oldest <= found <= newest:
         return Finding("torch release", "ok", tested)
-    return Finding("torch release", "note", f"{tested}: what is {'newer' if found > newest else 'older'} may differ.")
+    return Finding(
+        "torch release",
+        "note",
+        f"{tested}: what is {'newer' if found > newest else 'older'} may differ.",
+    )
 
 
 def _torch_advice() -> str:
-    """`import torch` looks for plugins of torch, and raises if the metadata of any package at all is malformed."""
-    damaged = dict.fromkeys(row.provider for row in listing() if not row.kind and row.status is Status.BROKEN)
+    """`import torch` looks for plugins of torch, and raises if the metadata of any package at all
+    is malformed.
+    """
+    damaged = dict.fromkeys(
+        row.provider for row in listing() if not row.kind and row.status is Status.BROKEN
+    )
     if damaged:
         return (
-            f"torch reads the metadata of all packages, and that of {', '.join(damaged)} is damaged (see below): "
-            "repair it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were not examined."
+            f"torch reads the metadata of all packages, and that of {', '.join(damaged)} is "
+            "damaged (see below): repair it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were "
+            "not examined."
         )
     return "Install torch again. Devices were not examined."
 
@@ -218,9 +266,14 @@ def _backends() -> Iterator[Finding]:
         return
     for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
         if getattr(dist, f"is_{name}_available")():
-            about = f", version {'.'.join(map(str, torch.cuda.nccl.version()))}" if name == "nccl" else ""
+            about = (
+                f", version {'.'.join(map(str, torch.cuda.nccl.version()))}"
+                if name == "nccl"
+                else ""
+            )
             if about and hasattr(dist, "ProcessGroupNCCL2"):  # torch 2.15 has two engines
-                about += f", engine nccl{'-legacy' if os.environ.get('TORCH_DIST_USE_NCCL2') == '0' else '2'}"
+                is_legacy = os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
+                about += f", engine nccl{'-legacy' if is_legacy else '2'}"
             yield Finding(name, "ok", f"a process-group backend of torch{about}")
         else:
             yield Finding(name, "absent", "this torch was built without it")
@@ -246,14 +299,19 @@ def _detections(title: str, registry: Registry, *nouns: str) -> Iterator[Finding
 
 def _seen(detection: Detection, nouns: Sequence[str]) -> tuple[State, str]:
     if isinstance(detection, Found):
-        return "ok", f"{detection.count} {nouns[detection.count != 1]}, priority {detection.priority}"
+        return (
+            "ok",
+            f"{detection.count} {nouns[detection.count != 1]}, priority {detection.priority}",
+        )
     return ("broken" if isinstance(detection, Broken) else "absent"), detection.reason
 
 
 def _selection() -> Iterator[Finding]:
     for variable in (ALLOW, BLOCK):
         if (value := os.environ.get(variable)) is not None:
-            yield Finding(variable, "note", f"{value!r} is in force" if value else "is set and empty")
+            yield Finding(
+                variable, "note", f"{value!r} is in force" if value else "is set and empty"
+            )
 
 
 def _plugins() -> Iterator[Finding]:
@@ -262,19 +320,27 @@ def _plugins() -> Iterator[Finding]:
         offered = [row for row in rows if row.provider == provider.name and row.kind]
         numbers = Counter(str(row.status) for row in offered)
         counts = ", ".join(f"{number} {status}" for status, number in numbers.items())
-        yield Finding(f"plugin {provider.name}", "ok", f"{provider.version}: {counts or 'offers nothing'}")
+        yield Finding(
+            f"plugin {provider.name}", "ok", f"{provider.version}: {counts or 'offers nothing'}"
+        )
     # A folder that is on the path twice is read twice.
     yield from dict.fromkeys(_problem(row) for row in rows if row.status is not Status.OK)
 
 
 def _problem(row: Row) -> Finding:
-    subject, owner = (f"{row.kind} {row.alias}", row.provider) if row.kind else (f"plugin {row.provider}", row.location)
+    subject, owner = (
+        (f"{row.kind} {row.alias}", row.provider)
+        if row.kind
+        else (f"plugin {row.provider}", row.location)
+    )
     state: State = "broken" if row.status in (Status.BROKEN, Status.INCOMPATIBLE) else "note"
     return Finding(subject, state, f"{row.status}: {row.detail} ({owner})".removesuffix(" ()"))
 
 
 def examine_release(path: Path) -> Iterator[Finding]:
-    """Each distribution of a release as it is installed here, file by file, and what these require of it in vain."""
+    """Each distribution of a release as it is installed here, file by file, and what these require
+    of it in vain.
+    """
     from importlib.metadata import distributions
 
     release = json.loads(path.read_text(encoding="utf-8"))
@@ -283,25 +349,44 @@ def examine_release(path: Path) -> Iterator[Finding]:
         released, files = release[name]["version"], release[name]["files"]
         site = Path(str(installed.locate_file("")))
         folders = {file.partition("/")[0] for file in files}
-        here = {f"{folder}/{file}": value for folder in folders for file, value in digests(site / folder).items()}
+        here = {
+            f"{folder}/{file}": value
+            for folder in folders
+            for file, value in digests(site / folder).items()
+        }
         changed = [file for file in files if here.get(file) != files[file]]
         added = [file for file in here if file not in files and ".dist-info/" not in file]
         problems = [f"not as released: {_few(changed)}. Install it again."] if changed else []
         problems += [f"the release doesn't have {_few(added)}. Delete it."] if added else []
-        imported = [spec.origin for spec in map(PathFinder.find_spec, folders) if spec is not None and spec.origin]
+        imported = [
+            spec.origin
+            for spec in map(PathFinder.find_spec, folders)
+            if spec is not None and spec.origin
+        ]
         hiding = [each for each in imported if site.resolve() not in Path(each).resolve().parents]
         problems += [f"{each} hides it. Rename or delete that." for each in hiding]
         if installed.version != released:
             problems = [f"it has {released}, and {installed.version} is installed"]
         right = f"its {len(files)} files are those of {released}"
-        yield Finding(f"release {name}", "broken" if problems else "ok", " ".join(problems) or right)
+        yield Finding(
+            f"release {name}", "broken" if problems else "ok", " ".join(problems) or right
+        )
     for site in {Path(str(one.locate_file(""))) for one in found.values()}:
         yield from _started_beside(site)
-    lines = {line: name for name, one in found.items() for line in one.requires or () if "; extra" not in line}
+    lines = {
+        line: name
+        for name, one in found.items()
+        for line in one.requires or ()
+        if "; extra" not in line
+    }
     required = {Requirement(line).name: name for line, name in lines.items()}
     for name in (missing := [name for name in release if name not in found]):
         if name in required:
-            yield Finding(f"release {name}", "broken", f"not installed, and {required[name]} requires it. Install it.")
+            yield Finding(
+                f"release {name}",
+                "broken",
+                f"not installed, and {required[name]} requires it. Install it.",
+            )
     if missing:
         yield Finding("release", "absent", f"not installed: {', '.join(missing)}")
 
@@ -311,9 +396,18 @@ def _few(files: Sequence[str]) -> str:
 
 
 def _started_beside(site: Path) -> Iterator[Finding]:
-    """Code that Python runs at each start, and no package has brought; virtual environments have one such file."""
-    records = "\n".join(["", *(each.read_text(encoding="utf-8") for each in site.glob("*.dist-info/RECORD"))])
+    """Code that Python runs at each start, and no package has brought; virtual environments have
+    one such file.
+    """
+    records = "\n".join(
+        ["", *(each.read_text(encoding="utf-8") for each in site.glob("*.dist-info/RECORD"))]
+    )
     for path in sorted(site.glob("*.pth")):
-        runs = any(line.startswith(("import ", "import\t")) for line in path.read_text(errors="replace").splitlines())
+        runs = any(
+            line.startswith(("import ", "import\t"))
+            for line in path.read_text(errors="replace").splitlines()
+        )
         if runs and path.name != "_virtualenv.pth" and f"\n{path.name}," not in records:
-            yield Finding("release", "broken", f"no package has brought {path}, which Python runs. Delete it.")
+            yield Finding(
+                "release", "broken", f"no package has brought {path}, which Python runs. Delete it."
+            )

@@ -37,17 +37,41 @@ Examples:
 @click.command(short_help="Show what a run would use, and why.", epilog=_EXAMPLES)
 @click.option("--strategy", default="auto", show_default=True, metavar="NAME")
 @click.option("--accelerator", default="auto", show_default=True, metavar="NAME")
-@click.option("--devices", default="auto", show_default=True, metavar="N|LIST", help="2, -1 (all), 1,3 or auto.")
+@click.option(
+    "--devices",
+    default="auto",
+    show_default=True,
+    metavar="N|LIST",
+    help="2, -1 (all), 1,3 or auto.",
+)
 @click.option("--num-nodes", type=int, default=1, show_default=True, metavar="N")
-@click.option("--precision", default=None, metavar="NAME", help="16-mixed, bf16-mixed, ...  [default: 32-true]")
-@click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="As in plugins=[...]; may be repeated.")
-@click.option("--model", default=None, metavar="MODULE:NAME", help="Also show the units of a model, and its layout.")
+@click.option(
+    "--precision",
+    default=None,
+    metavar="NAME",
+    help="16-mixed, bf16-mixed, ...  [default: 32-true]",
+)
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="NAME",
+    help="As in plugins=[...]; may be repeated.",
+)
+@click.option(
+    "--model",
+    default=None,
+    metavar="MODULE:NAME",
+    help="Also show the units of a model, and its layout.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
 @click.argument("options", nargs=-1, metavar="[OPTION=VALUE]...")
 def explain(model: str | None, as_json: bool, options: Sequence[str], **arguments: Any) -> None:
-    """Show what a run with these arguments would use on this machine, and why. No process is started.
+    """Show what a run with these arguments would use on this machine, and why. No process is
+    started.
 
-    OPTIONs are the strategy's own, which `core describe` lists. A VALUE is read as Python or JSON, and else is text.
+    OPTIONs are the strategy's own, which `core describe` lists. A VALUE is read as Python or JSON,
+    and else is text.
     """
     import torch  # noqa: F401  # first: the time limit for finding what is here isn't for this import
 
@@ -61,7 +85,9 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
     decisions = list(resolution.decisions)
     if options:
         asked = f"strategy={name!r} was asked for, with {', '.join(options)}"
-        decisions = [one._replace(reason=asked) if one.subject == "strategy" else one for one in decisions]
+        decisions = [
+            one._replace(reason=asked) if one.subject == "strategy" else one for one in decisions
+        ]
     if module is not None:
         from core.strategies import find_units
 
@@ -70,7 +96,11 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
     if isinstance(strategy, ExplainsLayout):
         decisions += [Decision(*row) for row in strategy.explain_layout(module)]
     elif options:
-        decisions.append(Decision("layout", "unknown", f"{type(strategy).__name__} is no core.contract.ExplainsLayout"))
+        decisions.append(
+            Decision(
+                "layout", "unknown", f"{type(strategy).__name__} is no core.contract.ExplainsLayout"
+            )
+        )
     if as_json:
         say_json([decision._asdict() for decision in decisions])
     else:
@@ -80,9 +110,17 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
 def _parse(strategy: str, options: Sequence[str]) -> dict[str, Any]:
     """The strategy's options by name."""
     if strategy == "auto":
-        raise ConfigurationError(f"{options[0]}: whose option is that? Name the strategy, as in --strategy ddp.")
-    if bare := [option for option in options if not option.partition("=")[0].isidentifier() or "=" not in option]:
-        raise ConfigurationError(f"{bare[0]}: expected an option of the strategy and its value, as in timeout=60.")
+        raise ConfigurationError(
+            f"{options[0]}: whose option is that? Name the strategy, as in --strategy ddp."
+        )
+    if bare := [
+        option
+        for option in options
+        if not option.partition("=")[0].isidentifier() or "=" not in option
+    ]:
+        raise ConfigurationError(
+            f"{bare[0]}: expected an option of the strategy and its value, as in timeout=60."
+        )
     return {name: _value(text) for name, _, text in (option.partition("=") for option in options)}
 
 
@@ -94,16 +132,22 @@ def _value(text: str) -> Any:
 
 
 def _make(target: str) -> nn.Module:
-    """The model that `"module:name"` names, or makes without arguments: on meta, without memory for its parameters."""
+    """The model that `"module:name"` names, or makes without arguments: on meta, without memory for
+    its parameters.
+    """
     import torch
 
     module_name, _, name = target.partition(":")
     if not module_name or not name:
-        raise ConfigurationError(f"--model {target}: expected MODULE:NAME, such as train:build_model.")
+        raise ConfigurationError(
+            f"--model {target}: expected MODULE:NAME, such as train:build_model."
+        )
     sys.path.insert(0, os.getcwd())
     try:
         with torch.device("meta"):
-            found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module_name))
+            found: Any = functools.reduce(
+                getattr, name.split("."), importlib.import_module(module_name)
+            )
             model = found if isinstance(found, torch.nn.Module) else found()
             getattr(model, "configure_model", lambda: None)()
     except Exception as cause:
@@ -111,7 +155,9 @@ def _make(target: str) -> nn.Module:
 
         raise ConfigurationError(f"--model {target} can't be made: {describe(cause)}") from cause
     if not isinstance(model, torch.nn.Module):
-        raise ConfigurationError(f"--model {target}: expected a torch.nn.Module, got {type(model).__name__}.")
+        raise ConfigurationError(
+            f"--model {target}: expected a torch.nn.Module, got {type(model).__name__}."
+        )
     return model
 
 

@@ -1,10 +1,10 @@
 """The output of the commands: tables as plain text, whole words at any width, and nothing cut off.
 
-A name that is too long for its column takes a line of its own, as an option does in the help of a command; a table of
-a library would break it in the middle.
+A name that is too long for its column takes a line of its own, as an option does in the help of a
+command; a table of a library would break it in the middle.
 
-Much of what is printed isn't ours. So all of it goes through `say` or `say_json`, and what isn't `Shown` is made
-printable first.
+Much of what is printed isn't ours. So all of it goes through `say` or `say_json`, and what isn't
+`Shown` is made printable first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _NARROWEST_NAME = 12
 
 
 class Shown(str):
-    """Text that a terminal may have as it is: its styles are ours, and what isn't ours was made printable."""
+    """Text that a terminal may have as it is: its styles are ours, and what isn't ours was made
+    printable.
+    """
 
     __slots__ = ()
 
@@ -78,7 +80,10 @@ def with_article(kind: str) -> str:
 
 
 def table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), width: int | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+    width: int | None = None,
 ) -> Iterator[Shown]:
     """Lay rows out in columns.
 
@@ -116,7 +121,12 @@ def paragraph(text: str, width: int | None = None, indent: str = "") -> list[Sho
         Shown(line)
         for part in (text if isinstance(text, Shown) else printable(text, keep="\n\t")).split("\n")
         for line in textwrap.wrap(
-            part, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            part,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 
@@ -126,15 +136,19 @@ def _length(cell: str) -> int:
 
 
 def _gap_for(lengths: Sequence[int], width: int) -> str:
-    """The narrow gap where it makes the columns fit, given the lengths of their longest cells; else the usual one."""
+    """The narrow gap where it makes the columns fit, given the lengths of their longest cells; else
+    the usual one.
+    """
     wide, narrow = (sum(lengths) + len(gap) * (len(lengths) - 1) for gap in (_GAP, _NARROW_GAP))
     return _NARROW_GAP if narrow <= width < wide else _GAP
 
 
 def _column_widths(lengths: Sequence[int], width: int, gap: int) -> list[int] | None:
-    """Width of each column, given that of its longest cell; None if they don't fit beside each other."""
-    # Names stay whole beside a last column that is wrapped. Where that would be too narrow, the first column gives way,
-    # and its long names take lines of their own.
+    """Width of each column, given that of its longest cell; None if they don't fit beside each
+    other.
+    """
+    # Names stay whole beside a last column that is wrapped. Where that would be too narrow, the
+    # first column gives way, and its long names take lines of their own.
     *names, text = lengths
     gaps = gap * len(names)
     room = width - gaps - sum(names)
@@ -151,7 +165,9 @@ def _row(cells: Sequence[Shown], widths: Sequence[int], gap: str) -> Iterator[Sh
         yield names[0]
         names[0] = Shown()
     lines: Sequence[str] = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
-    padded = [name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)]
+    padded = [
+        name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)
+    ]
     left = gap.join(padded) + gap
     for line in lines or [""]:
         yield Shown(f"{left}{line}".rstrip())
@@ -190,7 +206,11 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[int
     def line() -> Text:
         done, total = position
         share = f"  {done / total:.0%} of {size_text(total)}" if total else ""
-        return Text(f"{printable(what)}{share}  {time.monotonic() - started:.0f} s", overflow="ellipsis", no_wrap=True)
+        return Text(
+            f"{printable(what)}{share}  {time.monotonic() - started:.0f} s",
+            overflow="ellipsis",
+            no_wrap=True,
+        )
 
     with Live(get_renderable=line, console=console or Console(stderr=True), transient=True):
         yield lambda done, total: position.__setitem__(slice(None), (done, total))

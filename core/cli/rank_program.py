@@ -1,4 +1,5 @@
-"""The program that `core run` starts in each process: the preludes, then the user's script as `__main__`.
+"""The program that `core run` starts in each process: the preludes, then the user's script as
+`__main__`.
 
 python -m core.cli.rank_program "" train.py --lr 0.1
 python -m core.cli.rank_program first,second -m package.train
@@ -22,7 +23,8 @@ _OWN_MODULES = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap
 def main(names: str, *rest: str) -> None:
     """Call the preludes and run the script or module, which sees its own arguments only.
 
-    An uncaught error is shown from the script's first line on, and what several ranks have alike is shown once.
+    An uncaught error is shown from the script's first line on, and what several ranks have alike is
+    shown once.
 
     Args:
         names: of the preludes, with commas between them; empty for none.
@@ -32,7 +34,8 @@ def main(names: str, *rest: str) -> None:
     sys.argv = [*rest[is_module:]]
     if sys.stdout is not None:  # whole lines, beside those of other ranks
         sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    # Make the kernel end this process with the one of torchrun that has started it, where the system can.
+    # Make the kernel end this process with the one of torchrun that has started it, where the
+    # system can.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         import ctypes
 
@@ -51,12 +54,18 @@ def main(names: str, *rest: str) -> None:
         from core.display import tracebacks
 
         tracebacks.install()  # once a node; a hook that the program has set stays
-        sys.excepthook(type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__)
+        sys.excepthook(
+            type(error),
+            error.with_traceback(_from_script(error.__traceback__)),
+            error.__traceback__,
+        )
         raise SystemExit(1) from None
 
 
 def _run_script(path: str) -> None:
-    """Run a file as Python runs its main program: its module stays `__main__` to the end of the process."""
+    """Run a file as Python runs its main program: its module stays `__main__` to the end of the
+    process.
+    """
     sys.path[0] = os.path.dirname(path)
     main_module = types.ModuleType("__main__")
     main_module.__file__ = path

@@ -1,6 +1,8 @@
-"""The two ways in which `core run` makes the ranks of a script: by itself on one node, and by torchrun.
+"""The two ways in which `core run` makes the ranks of a script: by itself on one node, and by
+torchrun.
 
-Ranks can't tell them apart. A failed one has shown its own error, so that a line about its end is enough.
+Ranks can't tell them apart. A failed one has shown its own error, so that a line about its end is
+enough.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ _REPEATING = (
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.elastic.multiprocessing.errors.error_handler",
 )
-"""Loggers of torchrun that warn of the threads of a rank, and repeat how each has ended, in several lines."""
+"""Loggers of torchrun that warn of the threads of a rank, and repeat how each has ended, in several
+lines.
+"""
 
 
 def run_here(num_ranks: int, arguments: list[str]) -> int:
-    """Run Python in each rank of this node. Nothing is imported here that takes long: ranks begin soon.
+    """Run Python in each rank of this node. Nothing is imported here that takes long: ranks begin
+    soon.
 
-    A signal is handed on to the ranks, and a second one ends them. They end with this process, however that ends.
+    A signal is handed on to the ranks, and a second one ends them. They end with this process,
+    however that ends.
 
     Args:
         num_ranks: processes.
@@ -48,7 +54,9 @@ def run_here(num_ranks: int, arguments: list[str]) -> int:
         shared = _shared_variables(num_ranks, reserve_port(signals), folder)
         try:
             with signals.held():
-                ranks = start_all(_start(rank, arguments, shared, folder) for rank in range(num_ranks))
+                ranks = start_all(
+                    _start(rank, arguments, shared, folder) for rank in range(num_ranks)
+                )
                 group = _Ranks(ranks, lambda failure: None)
                 signals.to(group)
             while not group.wait(LOOK_S):
@@ -75,13 +83,17 @@ class _Ranks(WorkerGroup):
 
 
 def _shared_variables(num_ranks: int, port: int, folder: str) -> dict[str, str]:
-    """The variables that torchrun sets for all ranks of one node. Of threads and NCCL the user's own come first."""
+    """The variables that torchrun sets for all ranks of one node. Of threads and NCCL the user's
+    own come first.
+    """
     return {
         **({"OMP_NUM_THREADS": "1"} if num_ranks > 1 else {}),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **os.environ,
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
-        **dict.fromkeys(("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+        **dict.fromkeys(
+            ("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"
+        ),
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
@@ -98,19 +110,23 @@ def _start(rank: int, arguments: list[str], shared: dict[str, str], folder: str)
     command = [sys.executable, "-u", *arguments]
     channel, end = open_channel()
     with end:
-        process = subprocess.Popen(command, env=shared | own, pass_fds=[end.fileno()], start_new_session=True)
+        process = subprocess.Popen(
+            command, env=shared | own, pass_fds=[end.fileno()], start_new_session=True
+        )
         signal_process(end, -process.pid)
     return Worker(rank, -process.pid, process.wait, channel)
 
 
 def run_by_torchrun(arguments: list[str]) -> int:
-    """Run torchrun in this process. Its own warnings and tracebacks are left out, unless LOGLEVEL asks for them.
+    """Run torchrun in this process. Its own warnings and tracebacks are left out, unless LOGLEVEL
+    asks for them.
 
     Args:
         arguments: those of torchrun.
 
     Returns:
-        The code to exit with: 1 if a rank has failed, 128 and a signal's number if that has ended the run.
+        The code to exit with: 1 if a rank has failed, 128 and a signal's number if that has ended
+            the run.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -133,4 +149,7 @@ def run_by_torchrun(arguments: list[str]) -> int:
 
 
 def _say_end(rank: int, pid: int, exit_code: int) -> None:
-    say(f"core run: Rank {rank} (pid {pid}) {describe_exit(exit_code)}, and the run with it.", err=True)
+    say(
+        f"core run: Rank {rank} (pid {pid}) {describe_exit(exit_code)}, and the run with it.",
+        err=True,
+    )

@@ -42,7 +42,9 @@ Examples:
 
 
 class _RunCommand(click.Command):
-    """The command, with a flag for each prelude that an installed package offers. None is imported for it."""
+    """The command, with a flag for each prelude that an installed package offers. None is imported
+    for it.
+    """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
@@ -80,13 +82,23 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.option(
     "--devices",
     metavar="N",
-    help="Processes a node: 2, or auto, the default. Preludes such as --lightning leave it to SCRIPT by default.",
+    help="Processes a node: 2, or auto, the default. Preludes such as --lightning leave it to "
+    "SCRIPT by default.",
 )
 @click.option("--num-nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
-@click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0.")
-@click.option("--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT")
-@click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="How often a failed run begins again.")
+@click.option(
+    "--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0."
+)
+@click.option(
+    "--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT"
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="How often a failed run begins again.",
+)
 @click.option(
     "--with",
     "preludes",
@@ -95,7 +107,10 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
     help="A prelude of an installed package; see core list-plugins.",
 )
 @click.option(
-    "--explain", "explains", is_flag=True, help="Run nothing: report what SCRIPT uses that a prelude has, and lacks."
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Run nothing: report what SCRIPT uses that a prelude has, and lacks.",
 )
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
@@ -115,40 +130,58 @@ def run(
 ) -> None:
     """Run SCRIPT once a device. Where a process fails, a line below its error says which.
 
-    With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
-    needs no `devices=` then, or the same. torchrun, which has more options, makes the processes unless --devices is a
-    number and neither --num-nodes, --max-restarts, LOGLEVEL nor a variable of torchrun (PET_...) is set.
+    With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes
+    that it finds; it needs no `devices=` then, or the same. torchrun, which has more options, makes
+    the processes unless --devices is a number and neither --num-nodes, --max-restarts, LOGLEVEL nor
+    a variable of torchrun (PET_...) is set.
 
-    A prelude is a function of an installed package that is called in each process before SCRIPT. One for programs that
-    start their own processes leaves that to them: SCRIPT runs once, unless --devices or --num-nodes is given.
+    A prelude is a function of an installed package that is called in each process before SCRIPT.
+    One for programs that start their own processes leaves that to them: SCRIPT runs once, unless
+    --devices or --num-nodes is given.
     """
     names = list(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes]))
     if explains:
         _check_script(script, is_module=False)
         _explain(names, script)
     is_plain = devices is None and num_nodes == 1
-    runs_once = is_plain and any(getattr(load_prelude(name), "owns_processes", False) for name in names)
+    runs_once = is_plain and any(
+        getattr(load_prelude(name), "owns_processes", False) for name in names
+    )
     devices = devices or "auto"
     torchrun = _torchrun(devices, num_nodes, node_rank, main_address, main_port, max_restarts)
     _check_script(script, is_module)
     _check_core()
-    called = ["-m", "core.cli.rank_program", ",".join(names), *(["-m"] if is_module else []), script, *arguments]
+    called = [
+        "-m",
+        "core.cli.rank_program",
+        ",".join(names),
+        *(["-m"] if is_module else []),
+        script,
+        *arguments,
+    ]
     if runs_once:
         os.execv(sys.executable, [sys.executable, *called])
     sys.exit(run_by_torchrun([*torchrun, *called]) if torchrun else run_here(int(devices), called))
 
 
 def _torchrun(
-    devices: str, num_nodes: int, node_rank: int, main_address: str, main_port: int, max_restarts: int | None
+    devices: str,
+    num_nodes: int,
+    node_rank: int,
+    main_address: str,
+    main_port: int,
+    max_restarts: int | None,
 ) -> list[str]:
     """The options of torchrun; none where nothing is asked for that takes it."""
     if not (devices == "auto" or (devices.isdecimal() and int(devices))):
         raise click.BadParameter(
-            f"expected a number of processes from 1, or auto; got {devices!r}.", param_hint="--devices"
+            f"expected a number of processes from 1, or auto; got {devices!r}.",
+            param_hint="--devices",
         )
     if node_rank >= num_nodes:
         raise click.BadParameter(
-            f"expected at most {num_nodes - 1}, got {node_rank}: nodes count from 0.", param_hint="--node-rank"
+            f"expected at most {num_nodes - 1}, got {node_rank}: nodes count from 0.",
+            param_hint="--node-rank",
         )
     is_set = any(name == "LOGLEVEL" or name.startswith("PET_") for name in os.environ)
     if devices != "auto" and num_nodes == 1 and max_restarts is None and not is_set:
@@ -167,27 +200,43 @@ def _check_script(script: str, is_module: bool) -> None:
         root = script.partition(".")[0]
         is_here = importlib.machinery.PathFinder.find_spec(root, ["", *sys.path]) is not None
         if not is_here and root not in sys.stdlib_module_names:
-            raise click.BadParameter(f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT")
+            raise click.BadParameter(
+                f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT"
+            )
     elif not os.path.isfile(script):
-        raise click.BadParameter(f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT")
+        raise click.BadParameter(
+            f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT"
+        )
 
 
 def _check_core() -> None:
     """Refuse a folder whose own `core` hides this one from the processes that start in it."""
     found = importlib.machinery.PathFinder.find_spec("core", [""])
-    is_other = found and found.origin and not os.path.samefile(found.origin, Path(__file__).parents[1] / "__init__.py")
+    is_other = (
+        found
+        and found.origin
+        and not os.path.samefile(found.origin, Path(__file__).parents[1] / "__init__.py")
+    )
     if found and is_other and not os.environ.get("PYTHONSAFEPATH"):
         raise click.UsageError(
-            f"{found.origin} hides the package `core` from processes that start in {os.getcwd()}. Rename it, or start "
-            "in another folder."
+            f"{found.origin} hides the package `core` from processes that start in {os.getcwd()}. "
+            "Rename it, or start in another folder."
         )
 
 
 def _explain(names: list[str], script: str) -> NoReturn:
-    """Print the reports of preludes on a script; the status is 1 if it needs something that isn't there."""
-    reports = [explain for name in names if (explain := getattr(load_prelude(name), "explain", None)) is not None]
+    """Print the reports of preludes on a script; the status is 1 if it needs something that isn't
+    there.
+    """
+    reports = [
+        explain
+        for name in names
+        if (explain := getattr(load_prelude(name), "explain", None)) is not None
+    ]
     if not reports:
-        raise click.UsageError("--explain needs a prelude that reports on scripts, such as --lightning.")
+        raise click.UsageError(
+            "--explain needs a prelude that reports on scripts, such as --lightning."
+        )
     found = [report(Path(script)) for report in reports]
     for text, _ in found:
         say_all(text.splitlines())

@@ -1,6 +1,7 @@
 """The cluster environments: one class for each scheduler, chosen by the variables that it sets.
 
-Where several are found, the most specific wins: torchrun inside srun, or mpirun inside a SLURM job, knows the ranks.
+Where several are found, the most specific wins: torchrun inside srun, or mpirun inside a SLURM job,
+knows the ranks.
 """
 
 from core.cluster.kubeflow import KubeflowEnvironment

@@ -13,10 +13,11 @@ _POD_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_
 
 
 class KubeflowEnvironment(LocalEnvironment):
-    """A pod of a `TrainJob` whose command is `python`: each pod is a node, whose processes the launcher makes.
+    """A pod of a `TrainJob` whose command is `python`: each pod is a node, whose processes the
+    launcher makes.
 
-    torchrun takes the same variables for its options, and then sets its own, which come first. Pods of a `PyTorchJob`
-    have them too.
+    torchrun takes the same variables for its options, and then sets its own, which come first. Pods
+    of a `PyTorchJob` have them too.
 
     Variables:
         PET_NNODES, PET_NODE_RANK: number of pods, and number of this one.
@@ -67,6 +68,7 @@ class KubeflowEnvironment(LocalEnvironment):
         """
         if num_nodes != self.num_nodes():
             raise ConfigurationError(
-                f"Kubeflow started {self.num_nodes()} pods (PET_NNODES), but num_nodes={num_nodes}. Pass "
+                f"Kubeflow started {self.num_nodes()} pods (PET_NNODES), but "
+                f"num_nodes={num_nodes}. Pass "
                 'num_nodes="auto", or set numNodes in the TrainJob.'
             )

@@ -10,18 +10,21 @@ from core.cluster.variables import read_int, read_port
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 _BY_HAND = (
-    "Without a scheduler the script is started by hand on every node, with MASTER_ADDR and MASTER_PORT (the same "
-    "everywhere, for the node of rank 0) and NODE_RANK (0, 1, ...); or use torchrun."
+    "Without a scheduler the script is started by hand on every node, with MASTER_ADDR and "
+    "MASTER_PORT (the same everywhere, for the node of rank 0) and NODE_RANK (0, 1, ...); or use "
+    "torchrun."
 )
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """The processes are made by the strategy's launcher. Always here, and chosen only when no scheduler is.
+    """The processes are made by the strategy's launcher. Always here, and chosen only when no
+    scheduler is.
 
     Variables, all optional on one node:
         MASTER_ADDR: where rank 0 is; 127.0.0.1 if it isn't set.
         MASTER_PORT: a free port; chosen in the main process if it isn't set.
-        NODE_RANK: which node this is, from 0. With several nodes the script is started by hand on each, and all three
+        NODE_RANK: which node this is, from 0. With several nodes the script is started by hand on
+        each, and all three
             are needed.
         CORE_GLOBAL_RANK: which rank a worker will be, as its launcher has announced.
 
@@ -48,7 +51,9 @@ class LocalEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """`MASTER_PORT`, or a free port. It is kept, and travels with the pickled environment into workers."""
+        """`MASTER_PORT`, or a free port. It is kept, and travels with the pickled environment into
+        workers.
+        """
         if self._main_port is None:
             self._main_port = read_port(_BY_HAND) or self._meeting_port or reserve_port(self)
         return self._main_port
@@ -58,10 +63,14 @@ class LocalEnvironment(ClusterEnvironment):
         return self._world[0] if self._world else 1
 
     def global_rank(self) -> int:
-        """Number of this process among all; before the launcher has spoken, `CORE_GLOBAL_RANK`, or 0."""
+        """Number of this process among all; before the launcher has spoken, `CORE_GLOBAL_RANK`, or
+        0.
+        """
         if self._world:
             return self._world[1]
-        return read_int("CORE_GLOBAL_RANK", hint=_BY_HAND) if os.environ.get("CORE_GLOBAL_RANK") else 0
+        return (
+            read_int("CORE_GLOBAL_RANK", hint=_BY_HAND) if os.environ.get("CORE_GLOBAL_RANK") else 0
+        )
 
     def local_rank(self) -> int:
         """Number of this process on its node."""
@@ -73,7 +82,9 @@ class LocalEnvironment(ClusterEnvironment):
             return self._world[3]
         return read_int("NODE_RANK", hint=_BY_HAND) if os.environ.get("NODE_RANK") else 0
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set the ranks, as the launcher has numbered them."""
         self._world = (world_size, global_rank, local_rank, node_rank)
         if world_size > 1:
@@ -87,11 +98,18 @@ class LocalEnvironment(ClusterEnvironment):
         """
         if num_nodes == 1:
             return
-        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)]:
-            scheduler = " Inside a SLURM job, start the script with srun." if "SLURM_JOB_ID" in os.environ else ""
+        if missing := [
+            name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)
+        ]:
+            scheduler = (
+                " Inside a SLURM job, start the script with srun."
+                if "SLURM_JOB_ID" in os.environ
+                else ""
+            )
             raise ConfigurationError(
                 f"num_nodes={num_nodes}, and no scheduler was found that starts the processes: "
-                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. {_BY_HAND}{scheduler}"
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. "
+                f"{_BY_HAND}{scheduler}"
             )
         if (node_rank := self.node_rank()) >= num_nodes:
             raise ConfigurationError(

@@ -7,7 +7,15 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port, read_text
+from core.cluster.variables import (
+    all_set,
+    check_world,
+    derived_port,
+    read_address,
+    read_int,
+    read_port,
+    read_text,
+)
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -22,8 +30,10 @@ class LSFEnvironment(ClusterEnvironment):
 
     Variables:
         LSB_JOBID: name of the job; the port is derived from it.
-        LSB_DJOB_RANKFILE: a file with one host name a line: the launch node, then the host of every slot.
-        JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, JSM_NAMESPACE_LOCAL_RANK: ranks, and number of tasks.
+        LSB_DJOB_RANKFILE: a file with one host name a line: the launch node, then the host of every
+            slot.
+        JSM_NAMESPACE_RANK, JSM_NAMESPACE_SIZE, JSM_NAMESPACE_LOCAL_RANK: ranks, and number of
+            tasks.
         MASTER_ADDR, MASTER_PORT: optional; the user's choice of where the ranks meet.
     """
 
@@ -64,9 +74,13 @@ class LSFEnvironment(ClusterEnvironment):
             ConfigurationError: this host is not among them.
         """
         hosts, own = _compute_hosts(), socket.gethostname()
-        found = next((place for place, host in enumerate(hosts) if _is_this_machine(host, own)), None)
+        found = next(
+            (place for place, host in enumerate(hosts) if _is_this_machine(host, own)), None
+        )
         if found is None:
-            raise ConfigurationError(f"LSB_DJOB_RANKFILE lists {', '.join(hosts)}, but this host is {own!r}. {_HINT}")
+            raise ConfigurationError(
+                f"LSB_DJOB_RANKFILE lists {', '.join(hosts)}, but this host is {own!r}. {_HINT}"
+            )
         return found
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
@@ -92,7 +106,9 @@ class LSFEnvironment(ClusterEnvironment):
 
 
 def _is_this_machine(host: str, own: str) -> bool:
-    """True if a host name, with its domain or without, or an IP address is this machine's, named `own`."""
+    """True if a host name, with its domain or without, or an IP address is this machine's, named
+    `own`.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -100,7 +116,8 @@ def _is_this_machine(host: str, own: str) -> bool:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # nothing is sent; to itself, a machine speaks from the address that it speaks to
+            # nothing is sent; to itself, a machine speaks from the address that it speaks to
+            probe.connect((host, 9))
             return ipaddress.ip_address(probe.getsockname()[0]) == address
     except OSError:
         return False
@@ -117,7 +134,9 @@ def _compute_hosts() -> list[str]:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split()
     except OSError as error:
-        raise ConfigurationError(f"LSB_DJOB_RANKFILE names {path!r}, which can't be read: {error}. {_HINT}") from error
+        raise ConfigurationError(
+            f"LSB_DJOB_RANKFILE names {path!r}, which can't be read: {error}. {_HINT}"
+        ) from error
     if not lines:
         raise ConfigurationError(f"LSB_DJOB_RANKFILE names {path!r}, which is empty. {_HINT}")
     # A host is listed once for each of its slots.

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.cluster.ports import reserve_port
-from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port
+from core.cluster.variables import (
+    all_set,
+    check_world,
+    derived_port,
+    read_address,
+    read_int,
+    read_port,
+)
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -19,7 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """The variables in which an MPI gives processes their ranks; those in `job` are alike on all ranks of a run."""
+    """The variables in which an MPI gives processes their ranks; those in `job` are alike on all
+    ranks of a run.
+    """
 
     name: str
     rank: str
@@ -50,14 +59,17 @@ _DIALECTS = (
 
 
 class MPIEnvironment(ClusterEnvironment):
-    """`mpirun` or `mpiexec`, one process a rank. The ranks of a node follow each other, which is mpirun's default.
+    """`mpirun` or `mpiexec`, one process a rank. The ranks of a node follow each other, which is
+    mpirun's default.
 
     Variables:
         OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: Open MPI.
         MV2_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: MVAPICH2.
         PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH and Intel MPI.
-        PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid: Open MPI's name of the run; the port is derived from it.
-        MASTER_ADDR, MASTER_PORT: where the ranks meet. With Open MPI on one node they may be left out.
+        PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid: Open MPI's name of the run; the port is derived
+            from it.
+        MASTER_ADDR, MASTER_PORT: where the ranks meet. With Open MPI on one node they may be left
+            out.
 
     What the variables lack comes from rank 0 through mpi4py, if that is installed.
     """
@@ -80,7 +92,9 @@ class MPIEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """`MASTER_PORT`; else it follows from the run's name; else rank 0 chooses, and mpi4py broadcasts it."""
+        """`MASTER_PORT`; else it follows from the run's name; else rank 0 chooses, and mpi4py
+        broadcasts it.
+        """
         dialect = _dialect()
         if (port := read_port("Unset it, or set the same port for all ranks.")) is not None:
             return port
@@ -113,7 +127,8 @@ class MPIEnvironment(ClusterEnvironment):
         return read_int(getattr(dialect, field), hint=_hint(dialect), minimum=minimum)
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
-        """The number of ranks must be the number of devices, and a node's ranks must follow each other.
+        """The number of ranks must be the number of devices, and a node's ranks must follow each
+        other.
 
         Raises:
             ConfigurationError: they don't.
@@ -132,8 +147,9 @@ class MPIEnvironment(ClusterEnvironment):
         # `node_rank` is right only if each node has consecutive ranks.
         if self.global_rank() % local != self.local_rank():
             raise ConfigurationError(
-                f"Rank {self.global_rank()} is number {self.local_rank()} of {local} on its node, so ranks are dealt "
-                "out over the nodes in turn. They have to fill one node after the other: use mpirun --map-by slot."
+                f"Rank {self.global_rank()} is number {self.local_rank()} of {local} on its node, "
+                "so ranks are dealt out over the nodes in turn. They have to fill one node after "
+                "the other: use mpirun --map-by slot."
             )
 
     def job_id(self) -> str | None:
@@ -143,14 +159,17 @@ class MPIEnvironment(ClusterEnvironment):
 
 def _find_dialect() -> _Dialect | None:
     # srun sets PMI_RANK too, but no local rank: then it is SLURM's environment that knows.
-    return next((dialect for dialect in _DIALECTS if all_set(dialect.rank, dialect.local_rank)), None)
+    return next(
+        (dialect for dialect in _DIALECTS if all_set(dialect.rank, dialect.local_rank)), None
+    )
 
 
 def _dialect() -> _Dialect:
     if (dialect := _find_dialect()) is None:
         raise ConfigurationError(
-            "This process was not started by MPI: neither OMPI_COMM_WORLD_RANK, MV2_COMM_WORLD_RANK nor PMI_RANK is "
-            "set with its local rank. Start the script with mpirun, or leave the cluster environment to be detected."
+            "This process was not started by MPI: neither OMPI_COMM_WORLD_RANK, "
+            "MV2_COMM_WORLD_RANK nor PMI_RANK is set with its local rank. Start the script with "
+            "mpirun, or leave the cluster environment to be detected."
         )
     return dialect
 
@@ -161,7 +180,8 @@ def _hint(dialect: _Dialect) -> str:
 
 @functools.cache
 def _meeting_point() -> tuple[str, int]:
-    """Host and a free port of rank 0, broadcast to all ranks by MPI itself. All ranks call this together.
+    """Host and a free port of rank 0, broadcast to all ranks by MPI itself. All ranks call this
+    together.
 
     Raises:
         ConfigurationError: mpi4py isn't installed.
@@ -170,10 +190,15 @@ def _meeting_point() -> tuple[str, int]:
         world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
     except ImportError as error:
         raise ConfigurationError(
-            "mpirun's variables don't say where rank 0 can be reached. Set MASTER_ADDR (host of rank 0) and "
-            "MASTER_PORT (a free port there) for all ranks, or install mpi4py, through which rank 0 tells the others."
+            "mpirun's variables don't say where rank 0 can be reached. Set MASTER_ADDR (host of "
+            "rank 0) and MASTER_PORT (a free port there) for all ranks, or install mpi4py, through "
+            "which rank 0 tells the others."
         ) from error
     # The port is reserved for as long as the answer is kept.
-    own = (socket.gethostname(), reserve_port(_meeting_point, host="")) if world.Get_rank() == 0 else None
+    own = (
+        (socket.gethostname(), reserve_port(_meeting_point, host=""))
+        if world.Get_rank() == 0
+        else None
+    )
     host, port = world.bcast(own, root=0)
     return str(host), int(port)

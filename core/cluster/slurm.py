@@ -8,7 +8,15 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port, read_text
+from core.cluster.variables import (
+    all_set,
+    check_world,
+    derived_port,
+    read_address,
+    read_int,
+    read_port,
+    read_text,
+)
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -24,30 +32,37 @@ class SLURMEnvironment(ClusterEnvironment):
     Variables:
         SLURM_STEP_NUM_TASKS, or SLURM_NTASKS: number of tasks in the step.
         SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID: ranks.
-        SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, SLURM_NODELIST: host names; rank 0 is on the first.
+        SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, SLURM_NODELIST: host names; rank 0 is on the
+            first.
         SLURM_STEP_NUM_NODES, or SLURM_NNODES: number of nodes.
         SLURM_JOB_ID, SLURM_STEP_ID: name of the job and step; the port is derived from them.
-        SLURM_JOB_NAME, SLURM_PTY_PORT: mark an interactive shell, where the launcher makes the processes.
+        SLURM_JOB_NAME, SLURM_PTY_PORT: mark an interactive shell, where the launcher makes the
+            processes.
         SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID: what `requeue` names in a job array.
-        SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK, SLURM_GPU_BIND: set if each task sees only its own GPU.
+        SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK, SLURM_GPU_BIND: set if each task sees only its own
+            GPU.
         SLURM_RESTART_COUNT: how often the job was requeued.
         MASTER_ADDR, MASTER_PORT: optional; the user's choice of where the ranks meet.
 
-    A script that runs in a batch job without srun is not in a step: there the launcher makes the processes, too.
+    A script that runs in a batch job without srun is not in a step: there the launcher makes the
+    processes, too.
     """
 
     def __init__(self, *, requeue_signal: signal.Signals | None = signal.SIGUSR1) -> None:
         """An environment for jobs of SLURM, which may announce a pre-emption by a signal.
 
         Args:
-            requeue_signal: what `--signal` of sbatch names, as in `#SBATCH --signal=USR1@120`; SIGTERM for a cluster
-                that pre-empts with it. A Trainer then saves, and asks for another run of the job. None for never.
+            requeue_signal: what `--signal` of sbatch names, as in `#SBATCH --signal=USR1@120`;
+                SIGTERM for a cluster that pre-empts with it. A Trainer then saves, and asks for
+                another run of the job. None for never.
         """
         self.requeue_signal = requeue_signal
 
     @classmethod
     def detect(cls) -> Detection:
-        """Found if srun started this process as one task of a step that isn't an interactive shell."""
+        """Found if srun started this process as one task of a step that isn't an interactive
+        shell.
+        """
         if "SLURM_JOB_ID" not in os.environ:
             return Absent("SLURM_JOB_ID is not set")
         if not all_set("SLURM_STEP_ID", "SLURM_PROCID"):
@@ -63,7 +78,9 @@ class SLURMEnvironment(ClusterEnvironment):
             return address
         if _num_nodes() == 1:
             return "127.0.0.1"
-        return first_host(read_text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", hint=_HINT))
+        return first_host(
+            read_text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", hint=_HINT)
+        )
 
     @property
     def main_port(self) -> int:
@@ -90,12 +107,18 @@ class SLURMEnvironment(ClusterEnvironment):
     @property
     def restart_count(self) -> int:
         """`SLURM_RESTART_COUNT`: how often the job was requeued."""
-        return read_int("SLURM_RESTART_COUNT", hint=_HINT) if "SLURM_RESTART_COUNT" in os.environ else 0
+        return (
+            read_int("SLURM_RESTART_COUNT", hint=_HINT)
+            if "SLURM_RESTART_COUNT" in os.environ
+            else 0
+        )
 
     @property
     def shows_own_device(self) -> bool:
         """True with `--gpus-per-task`, and with `--gpu-bind` to one for each task, or several."""
-        tres, bind = (os.environ.get(name, "") for name in ("SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"))
+        tres, bind = (
+            os.environ.get(name, "") for name in ("SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
+        )
         return (
             "SLURM_GPUS_PER_TASK" in os.environ
             or "gres/gpu" in tres
@@ -127,8 +150,8 @@ class SLURMEnvironment(ClusterEnvironment):
         )
         if nodes != num_nodes:
             raise ConfigurationError(
-                f"srun runs this step on {nodes} node{'s' if nodes > 1 else ''} (SLURM_NNODES={nodes}), but "
-                f"num_nodes={num_nodes}. {cure}"
+                f"srun runs this step on {nodes} node{'s' if nodes > 1 else ''} "
+                f"(SLURM_NNODES={nodes}), but num_nodes={num_nodes}. {cure}"
             )
 
     def job_id(self) -> str | None:
@@ -136,13 +159,22 @@ class SLURMEnvironment(ClusterEnvironment):
         return os.environ.get("SLURM_JOB_ID")
 
     def requeue(self) -> bool:
-        """Ask SLURM to run the job again; a task of an array is named as one. False if SLURM refuses."""
-        array = [os.environ[name] for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID") if name in os.environ]
+        """Ask SLURM to run the job again; a task of an array is named as one. False if SLURM
+        refuses.
+        """
+        array = [
+            os.environ[name]
+            for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+            if name in os.environ
+        ]
         job = "_".join(array) if len(array) == 2 else self.job_id()
         if job is None:
             return False
         try:
-            return subprocess.run(["scontrol", "requeue", job], check=False, timeout=30).returncode == 0
+            return (
+                subprocess.run(["scontrol", "requeue", job], check=False, timeout=30).returncode
+                == 0
+            )
         except (OSError, subprocess.TimeoutExpired):
             return False
 
@@ -152,11 +184,15 @@ def _num_tasks() -> int:
 
 
 def _num_nodes() -> int:
-    return read_int("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", hint=_HINT, minimum=1)
+    return read_int(
+        "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", hint=_HINT, minimum=1
+    )
 
 
 def _interactive_shell() -> str | None:
-    """The user's interactive shell. `srun` with several tasks inside an interactive job is a step like any other."""
+    """The user's interactive shell. `srun` with several tasks inside an interactive job is a step
+    like any other.
+    """
     if "SLURM_PTY_PORT" in os.environ:
         return "srun --pty"
     name = os.environ.get("SLURM_JOB_NAME", "")
@@ -164,7 +200,8 @@ def _interactive_shell() -> str | None:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of SLURM's compressed list: `"gpu[003-005,010]-ib,login"` begins with `"gpu003-ib"`.
+    """The first host of SLURM's compressed list: `"gpu[003-005,010]-ib,login"` begins with
+    `"gpu003-ib"`.
 
     Raises:
         ConfigurationError: it isn't such a list.
@@ -174,7 +211,8 @@ def first_host(nodelist: str) -> str:
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else ""
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigurationError(
-            f"The environment variable SLURM_STEP_NODELIST or SLURM_JOB_NODELIST should be a list of hosts such as "
-            f"'node[01-04]', but it is {nodelist!r}. Set MASTER_ADDR to the host of rank 0."
+            "The environment variable SLURM_STEP_NODELIST or SLURM_JOB_NODELIST should be a list "
+            f"of hosts such as 'node[01-04]', but it is {nodelist!r}. Set MASTER_ADDR to the host "
+            "of rank 0."
         )
     return host

@@ -21,13 +21,16 @@ class TorchElasticEnvironment(TorchVariables):
 
     Variables:
         RANK, WORLD_SIZE, LOCAL_RANK: ranks, and number of processes.
-        LOCAL_WORLD_SIZE, or LOCAL_SIZE: processes on this node. Optional; all of them if neither is set.
+        LOCAL_WORLD_SIZE, or LOCAL_SIZE: processes on this node. Optional; all of them if neither is
+            set.
         GROUP_WORLD_SIZE: number of nodes. Optional; follows from WORLD_SIZE and the size of a node.
-        GROUP_RANK, or CROSS_RANK: number of this node. Optional; follows from RANK and the size of a node.
+        GROUP_RANK, or CROSS_RANK: number of this node. Optional; follows from RANK and the size of
+            a node.
         MASTER_ADDR, MASTER_PORT: where the ranks meet.
         TORCHELASTIC_RUN_ID: set by torchrun; name of the job.
         TORCHELASTIC_RESTART_COUNT: how often torchrun has started the workers again.
-        TORCHELASTIC_USE_AGENT_STORE: `"True"` if torchrun's own TCP store listens at the main address.
+        TORCHELASTIC_USE_AGENT_STORE: `"True"` if torchrun's own TCP store listens at the main
+            address.
     """
 
     hint = _HINT
@@ -36,7 +39,9 @@ class TorchElasticEnvironment(TorchVariables):
     def detect(cls) -> Detection:
         """Found if torchrun says so, or if all of torch's variables are set."""
         if "TORCHELASTIC_RUN_ID" not in os.environ and not all_set(*_RANK_VARIABLES):
-            return Absent("neither TORCHELASTIC_RUN_ID nor all of " + ", ".join(_RANK_VARIABLES) + " are set")
+            return Absent(
+                "neither TORCHELASTIC_RUN_ID nor all of " + ", ".join(_RANK_VARIABLES) + " are set"
+            )
         return Found(read_int("WORLD_SIZE", hint=_HINT, minimum=1), priority=90)
 
     def local_rank(self) -> int:
@@ -66,7 +71,11 @@ class TorchElasticEnvironment(TorchVariables):
     @property
     def restart_count(self) -> int:
         """`TORCHELASTIC_RESTART_COUNT`, or 0."""
-        return read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT) if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
+        return (
+            read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT)
+            if "TORCHELASTIC_RESTART_COUNT" in os.environ
+            else 0
+        )
 
     @property
     def store_is_hosted(self) -> bool:

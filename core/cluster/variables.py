@@ -23,7 +23,9 @@ def read_text(*names: str, hint: str) -> str:
     for name in names:
         if value := os.environ.get(name, "").strip():
             return value
-    raise ConfigurationError(f"The environment variable {' or '.join(names)} is needed here and is not set. {hint}")
+    raise ConfigurationError(
+        f"The environment variable {' or '.join(names)} is needed here and is not set. {hint}"
+    )
 
 
 def read_int(*names: str, hint: str, minimum: int = 0) -> int:
@@ -36,7 +38,8 @@ def read_int(*names: str, hint: str, minimum: int = 0) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < minimum:
         name = next(name for name in names if os.environ.get(name, "").strip())
         raise ConfigurationError(
-            f"The environment variable {name} must be a number of at least {minimum}, but it is {text!r}. {hint}"
+            f"The environment variable {name} must be a number of at least {minimum}, but it is "
+            f"{text!r}. {hint}"
         )
     return int(text)
 
@@ -56,19 +59,25 @@ def read_port(hint: str, name: str = "MASTER_PORT") -> int | None:
         return None
     port = read_int(name, hint=hint, minimum=1)
     if port > 65_535:
-        raise ConfigurationError(f"The environment variable {name} must be at most 65535, but it is {port}. {hint}")
+        raise ConfigurationError(
+            f"The environment variable {name} must be at most 65535, but it is {port}. {hint}"
+        )
     return port
 
 
 def all_set(*names: str) -> bool:
-    """True if all of these variables are set and not empty, and no rank among them was set by core itself."""
+    """True if all of these variables are set and not empty, and no rank among them was set by core
+    itself.
+    """
     if "RANK" in names and are_set_by_core():
         return False
     return all(os.environ.get(name, "").strip() for name in names)
 
 
 def derived_port(job: str) -> int:
-    """A port that all processes of one job derive alike, without a word between them, from the job's name."""
+    """A port that all processes of one job derive alike, without a word between them, from the
+    job's name.
+    """
     return FIRST_DERIVED_PORT + zlib.crc32(job.encode()) % NUM_DERIVED_PORTS
 
 
@@ -99,8 +108,9 @@ def check_world(
     wanted = num_devices * num_nodes
     if world_size != wanted:
         raise ConfigurationError(
-            f"{starter} started {world_size} process{'es' if world_size != 1 else ''} ({world_variable}={world_size}), "
-            f"but devices={num_devices} and num_nodes={num_nodes} ask for {wanted}. {cure}"
+            f"{starter} started {world_size} process{'es' if world_size != 1 else ''} "
+            f"({world_variable}={world_size}), but devices={num_devices} and num_nodes={num_nodes} "
+            f"ask for {wanted}. {cure}"
         )
     if num_local > num_devices:
         raise ConfigurationError(
@@ -110,7 +120,9 @@ def check_world(
 
 
 class TorchVariables(ClusterEnvironment):
-    """The base of the environments that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process."""
+    """The base of the environments that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every
+    process.
+    """
 
     hint: ClassVar[str]
     """The advice where one of them isn't set: the end of the error's message."""

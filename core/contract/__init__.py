@@ -1,6 +1,7 @@
 """The contract of a backend: the base classes of every kind, their specs and hooks, and the errors.
 
-Nothing here imports torch before a method that needs it runs, and a name is imported when it is first used.
+Nothing here imports torch before a method that needs it runs, and a name is imported when it is
+first used.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ if TYPE_CHECKING:
     from core.contract.layout import ExplainsLayout
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
-    from core.contract.protocols import ComputesLoss, KeepsRankState, MakesOptimizers, SetsUpJointly, SetupHost
+    from core.contract.protocols import (
+        ComputesLoss,
+        KeepsRankState,
+        MakesOptimizers,
+        SetsUpJointly,
+        SetupHost,
+    )
     from core.contract.rank_location import Awaited, AwaitsRanks, RankLocation
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias

@@ -33,7 +33,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The finding that it isn't here, which is in order. `reason`: the evidence, `"torch was built without CUDA"`."""
+    """The finding that it isn't here, which is in order. `reason`: the evidence,
+    `"torch was built without CUDA"`.
+    """
 
     reason: str
 
@@ -53,21 +55,25 @@ if TYPE_CHECKING:
 
 
 class Accelerator(abc.ABC):
-    """A kind of device. Meant to be subclassed; `detect` and `torch_devices` are all that a new device needs.
+    """A kind of device. Meant to be subclassed; `detect` and `torch_devices` are all that a new
+    device needs.
 
     The call sequence:
 
-    1. `detect()`, main process, before anything else. It must be cheap, make no context on the device, and import
-       neither torch's vendor extension nor the vendor's library.
+    1. `detect()`, main process, before anything else. It must be cheap, make no context on the
+       device, and import neither torch's vendor extension nor the vendor's library.
     2. `parse_devices(devices)`, main process: what the user wrote becomes indices.
     3. `default_strategy(...)` or `adapt_strategy(...)`, main process.
     4. `torch_devices(indices)`, all ranks: one `torch.device` an index.
-    5. `setup()`, all ranks, idempotent; then `setup_device(device)`: the rank's own device becomes current.
+    5. `setup()`, all ranks, idempotent; then `setup_device(device)`: the rank's own device becomes
+       current.
     6. `teardown()`, all ranks, idempotent, also after an exception.
     """
 
     name: ClassVar[str] = ""
-    """Its name in messages, such as `"cuda"`. Empty: the class name in lower case, without `Accelerator`."""
+    """Its name in messages, such as `"cuda"`. Empty: the class name in lower case, without
+    `Accelerator`.
+    """
 
     process_group_backend: ClassVar[str | None] = None
     """torch.distributed's backend for this device; None asks torch's own table by device type."""
@@ -89,9 +95,9 @@ class Accelerator(abc.ABC):
     def parse_devices(self, devices: Devices) -> list[int]:
         """Turn what the user wrote into indices of devices.
 
-        The core has checked the form already and hands over a number (`2`), `-1` for all, `"auto"`, or a sequence of
-        distinct indices. The default takes the first ones of those that `detect` counted, for `"auto"` as many as
-        `default_num_devices` says.
+        The core has checked the form already and hands over a number (`2`), `-1` for all, `"auto"`,
+        or a sequence of distinct indices. The default takes the first ones of those that `detect`
+        counted, for `"auto"` as many as `default_num_devices` says.
 
         Raises:
             DeviceError: more devices, or other ones, than are here.
@@ -110,7 +116,8 @@ class Accelerator(abc.ABC):
             reason = f"; {found.reason}" if not isinstance(found, Found) else ""
             raise DeviceError(
                 f"devices={devices!r} asks accelerator {self.name!r} for device {beyond[0]}, "
-                f"but there are {count} here{reason}. Ask for at most {count}, or use another accelerator."
+                f"but there are {count} here{reason}. Ask for at most {count}, or use another "
+                "accelerator."
             )
         return indices
 
@@ -122,7 +129,8 @@ class Accelerator(abc.ABC):
     def default_strategy(self, num_devices: int, num_nodes: int) -> str | None:
         """The alias that answers `strategy="auto"`, or None for the core's own choice.
 
-        The core's own choice is one device without communication, or its generic strategy for several.
+        The core's own choice is one device without communication, or its generic strategy for
+        several.
         """
         return None
 
@@ -147,11 +155,15 @@ class Accelerator(abc.ABC):
         """Wait until `device` has done all the work that was queued."""
 
     def memory_stats(self, device: torch.device) -> Mapping[str, float]:
-        """Memory of `device`, by name with the unit in it, such as `{"allocated_bytes": 1024.0}`."""
+        """Memory of `device`, by name with the unit in it, such as
+        `{"allocated_bytes": 1024.0}`.
+        """
         return {}
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """State of the device's own random generator: a uint8 CPU tensor of shape (n,), or None if it has none."""
+        """State of the device's own random generator: a uint8 CPU tensor of shape (n,), or None if
+        it has none.
+        """
         return None
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PathLike: TypeAlias = str | os.PathLike[str]
-"""The path of a checkpoint: of a file or folder, or with the prefix of an object store, as in `s3://`."""
+"""The path of a checkpoint: of a file or folder, or with the prefix of an object store, as in
+`s3://`.
+"""
 
 
 class Collectives(Protocol):
@@ -32,7 +34,9 @@ class Collectives(Protocol):
 
     @property
     def writer(self) -> Mapping[str, Any]:
-        """The saving run in plain types, for a reader of the checkpoint: the strategy's alias, provider and so on."""
+        """The saving run in plain types, for a reader of the checkpoint: the strategy's alias,
+        provider and so on.
+        """
 
     def barrier(self) -> None:
         """Wait until all are here."""
@@ -53,15 +57,20 @@ class Collectives(Protocol):
 
 @runtime_checkable
 class DirectCollectives(Collectives, Protocol):
-    """Collectives whose ranks reach each other one by one, too: those of a process group for a background thread."""
+    """Collectives whose ranks reach each other one by one, too: those of a process group for a
+    background thread.
+    """
 
-    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Send bytes to ranks, and receive some from ranks, all at once. Only ranks with something to do take part.
+    def exchange(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> None:
+        """Send bytes to ranks, and receive some from ranks, all at once. Only ranks with something
+        to do take part.
 
         Args:
             sends: number of a rank, and a writable buffer that it gets.
-            receives: number of a rank, and a writable buffer of the size of what it sends. What one rank sends to
-                another one arrives in that order.
+            receives: number of a rank, and a writable buffer of the size of what it sends. What one
+                rank sends to another one arrives in that order.
         """
 
     def agree(self, vote: bool) -> bool:
@@ -71,45 +80,56 @@ class DirectCollectives(Collectives, Protocol):
 class CheckpointIO(abc.ABC):
     """Writes and reads checkpoints. Meant to be subclassed; three methods are all that is needed.
 
-    A checkpoint exists whole or not at all, whenever a process dies: write beside the target under a temporary name,
-    flush, then rename. Nothing that is read is ever executed. The call sequence; where all ranks call, the path is the
+    A checkpoint exists whole or not at all, whenever a process dies: write beside the target under
+    a temporary name, flush, then rename. Nothing that is read is ever executed. The call sequence;
+    where all ranks call, the path is the
     same:
 
-    1. `save_checkpoint(state, path)`, all ranks, at the boundary of an optimizer's step. The strategy has brought the
-       state into `layout` before.
-    2. `retire_checkpoint(path, successor)`, all ranks, once a later save has returned: the callback that keeps the best
-       or the last checkpoints calls it. It asks `find_damage(successor)`, then `remove_checkpoint(path)`.
-    3. `describe_checkpoint(path)`, all ranks, before a load: the session makes from it the tensors to be filled.
+    1. `save_checkpoint(state, path)`, all ranks, at the boundary of an optimizer's step. The
+       strategy has brought the state into `layout` before.
+    2. `retire_checkpoint(path, successor)`, all ranks, once a later save has returned: the callback
+       that keeps the best or the last checkpoints calls it. It asks `find_damage(successor)`, then
+       `remove_checkpoint(path)`.
+    3. `describe_checkpoint(path)`, all ranks, before a load: the session makes from it the tensors
+       to be filled.
     4. `load_checkpoint(path, state=...)`, all ranks.
     5. `teardown()`, all ranks, when the strategy ends: what is still being written gets finished.
 
-    Rank 0 alone calls `exists`, where a callback looks for what is there. The command line, which is one process, calls
-    `verify_checkpoint` and `convert_checkpoint`.
+    Rank 0 alone calls `exists`, where a callback looks for what is there. The command line, which
+    is one process, calls `verify_checkpoint` and `convert_checkpoint`.
     """
 
     layout: ClassVar[Literal["full", "sharded"]] = "full"
-    """The form of state that the strategy hands over: `full`, whole tensors on rank 0 (`state` is None on the others);
-    `sharded`, on every rank its own shards."""
+    """The form of state that the strategy hands over: `full`, whole tensors on rank 0 (`state` is
+    None on the others); `sharded`, on every rank its own shards."""
     saves_from_all_ranks: bool = False
-    """True if `save_checkpoint` gets a state on every rank with layout `full` too: an engine writes its own files."""
+    """True if `save_checkpoint` gets a state on every rank with layout `full` too: an engine writes
+    its own files.
+    """
     is_default: bool = False
-    """An instance in `plugins` that a strategy's own comes before: a package's default, not what the user chose."""
+    """An instance in `plugins` that a strategy's own comes before: a package's default, not what
+    the user chose.
+    """
     stepped_tensors: Callable[[], Iterable[Tensor]] | None = None
-    """Set before a save: gives the tensors in the state that nothing but an optimizer's next step is to change, so that
-    a device may go on copying them until then."""
+    """Set before a save: gives the tensors in the state that nothing but an optimizer's next step
+    is to change, so that a device may go on copying them until then."""
 
     @abc.abstractmethod
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+    def save_checkpoint(
+        self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives
+    ) -> None:
         """Write `state` to `path`, replacing what is there.
 
         Args:
-            state: nested dicts and lists of plain types, tensors and arrays, in the canonical form. For layout
-                `sharded`, DTensors and `ShardedLeaf`s too; plain tensors and values are those of rank 0.
+            state: nested dicts and lists of plain types, tensors and arrays, in the canonical form.
+                For layout `sharded`, DTensors and `ShardedLeaf`s too; plain tensors and values are
+                those of rank 0.
             path: a local path or a URL that fsspec knows.
             collectives: the ranks that call this together.
 
         Raises:
-            CheckpointError: it can't be written; what was at `path` is untouched. Raised on all ranks.
+            CheckpointError: it can't be written; what was at `path` is untouched. Raised on all
+                ranks.
         """
 
     @abc.abstractmethod
@@ -121,8 +141,9 @@ class CheckpointIO(abc.ABC):
         Args:
             path: a local path or a URL that fsspec knows.
             collectives: the ranks that call this together.
-            state: for layout `sharded`, tensors, DTensors and `ShardedLeaf`s at their places in nested dicts and
-                lists, of the wanted shapes. They are filled, and returned, in place of whole tensors.
+            state: for layout `sharded`, tensors, DTensors and `ShardedLeaf`s at their places in
+                nested dicts and lists, of the wanted shapes. They are filled, and returned, in
+                place of whole tensors.
 
         Returns:
             The state, on all ranks.
@@ -130,16 +151,18 @@ class CheckpointIO(abc.ABC):
         Raises:
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
-            CheckpointError: of any class, with `overwritten` set to true if tensors of `state` may have been filled.
+            CheckpointError: of any class, with `overwritten` set to true if tensors of `state` may
+                have been filled.
         """
 
     def convert_checkpoint(
         self, source: PathLike, target: PathLike, *, reader: CheckpointIO, collectives: Collectives
     ) -> None:
-        """One process. Write to `target`, in this form, the checkpoint at `source`, which is of another.
+        """One process. Write to `target`, in this form, the checkpoint at `source`, which is of
+        another.
 
-        By default the state goes through memory: `reader` loads it, and this saves it. Override it where this form is
-        made from the files of another one, and `reader` isn't needed.
+        By default the state goes through memory: `reader` loads it, and this saves it. Override it
+        where this form is made from the files of another one, and `reader` isn't needed.
 
         Args:
             source: a local path or a URL that fsspec knows.
@@ -148,14 +171,17 @@ class CheckpointIO(abc.ABC):
             collectives: of this process alone.
 
         Raises:
-            CheckpointError: `source` can't be read, or isn't what this form is made from; or `target` can't be written,
-                and nothing is there.
+            CheckpointError: `source` can't be read, or isn't what this form is made from; or
+                `target` can't be written, and nothing is there.
         """
         state = reader.load_checkpoint(source, collectives=collectives)
         self.save_checkpoint(state, target, collectives=collectives)
 
-    def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """All ranks. The state that was saved at `path`, with a `TensorDescription` in the place of each tensor.
+    def describe_checkpoint(
+        self, path: PathLike, *, collectives: Collectives
+    ) -> dict[str, Any] | None:
+        """All ranks. The state that was saved at `path`, with a `TensorDescription` in the place of
+        each tensor.
 
         Raises:
             CheckpointError: as `load_checkpoint`.
@@ -169,8 +195,11 @@ class CheckpointIO(abc.ABC):
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
         """Delete the checkpoint at `path`, whole. Nothing happens if it is not there."""
 
-    def retire_checkpoint(self, path: PathLike, successor: PathLike, *, collectives: Collectives) -> None:
-        """All ranks. Delete the checkpoint at `path`, once that at `successor`, which stays, has been verified.
+    def retire_checkpoint(
+        self, path: PathLike, successor: PathLike, *, collectives: Collectives
+    ) -> None:
+        """All ranks. Delete the checkpoint at `path`, once that at `successor`, which stays, has
+        been verified.
 
         One that is damaged takes nothing with it: a warning says so, and what is at `path` stays.
         """
@@ -178,13 +207,14 @@ class CheckpointIO(abc.ABC):
             self.remove_checkpoint(path, collectives=collectives)
         elif collectives.rank == 0:
             warnings.warn(
-                f"{os.fspath(path)!r} is kept, though it was to be replaced: {damage} When a later one is whole, "
-                "`core checkpoint gc FOLDER --keep 1` deletes what it replaces.",
+                f"{os.fspath(path)!r} is kept, though it was to be replaced: {damage} When a later "
+                "one is whole, `core checkpoint gc FOLDER --keep 1` deletes what it replaces.",
                 stacklevel=2,
             )
 
     def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
-        """All ranks. The damage of the checkpoint at `path`, in words; None if there is none. The same on all ranks.
+        """All ranks. The damage of the checkpoint at `path`, in words; None if there is none. The
+        same on all ranks.
 
         By default rank 0 calls `verify_checkpoint`. Override it where ranks can do so together.
         """
@@ -202,7 +232,8 @@ class CheckpointIO(abc.ABC):
         return bool(filesystem.exists(name))
 
     def verify_checkpoint(self, path: PathLike) -> None:
-        """Rank 0. Read all of the checkpoint at `path` to find damage, as far as the form of storage can tell.
+        """Rank 0. Read all of the checkpoint at `path` to find damage, as far as the form of
+        storage can tell.
 
         Raises:
             CheckpointNotFoundError: nothing is there.

@@ -1,4 +1,6 @@
-"""The ClusterEnvironment contract: reads the ranks and addresses that the starter of the processes has set."""
+"""The ClusterEnvironment contract: reads the ranks and addresses that the starter of the processes
+has set.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ class ClusterEnvironment(abc.ABC):
 
     The call sequence:
 
-    1. `detect()`, main process: is this environment the one we run in? Environment variables are all it reads.
-    2. `validate(num_devices, num_nodes)`, main process: do the user's arguments fit what the scheduler gave?
-    3. `creates_processes`: True if the processes exist already, so that the launcher only calls the function.
-    4. The numbers, all ranks. A launcher that makes processes calls `set_world` in each of them first.
+    1. `detect()`, main process: is this environment the one we run in? Environment variables are
+       all it reads.
+    2. `validate(num_devices, num_nodes)`, main process: do the user's arguments fit what the
+       scheduler gave?
+    3. `creates_processes`: True if the processes exist already, so that the launcher only calls the
+       function.
+    4. The numbers, all ranks. A launcher that makes processes calls `set_world` in each of them
+       first.
     5. `teardown()`, all ranks, idempotent.
     """
 
@@ -27,8 +33,8 @@ class ClusterEnvironment(abc.ABC):
     """True if the environment starts every rank. False: the strategy's launcher has to."""
 
     requeue_signal: signal.Signals | None = None
-    """The signal by which the scheduler announces that it will take the machine away, so that the job should save and
-    `requeue`. None: it announces nothing."""
+    """The signal by which the scheduler announces that it will take the machine away, so that the
+    job should save and `requeue`. None: it announces nothing."""
 
     @classmethod
     @abc.abstractmethod
@@ -67,7 +73,9 @@ class ClusterEnvironment(abc.ABC):
 
     @property
     def shows_own_device(self) -> bool:
-        """True if each process sees no device but its own, which then has index 0 in all of them."""
+        """True if each process sees no device but its own, which then has index 0 in all of
+        them.
+        """
         return False
 
     @property
@@ -77,11 +85,17 @@ class ClusterEnvironment(abc.ABC):
 
     @property
     def store_is_hosted(self) -> bool:
-        """True if a TCP store listens at the main address already (an elastic agent's). Else rank 0 makes one."""
+        """True if a TCP store listens at the main address already (an elastic agent's). Else rank 0
+        makes one.
+        """
         return False
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Set the ranks, in a process that a launcher made. Ignored if the scheduler has decided them."""
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
+        """Set the ranks, in a process that a launcher made. Ignored if the scheduler has decided
+        them.
+        """
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """Compare the user's arguments with what the scheduler gave.
@@ -99,7 +113,9 @@ class ClusterEnvironment(abc.ABC):
         return None
 
     def requeue(self) -> bool:
-        """Rank 0. Ask the scheduler to run this job again after it ends. False: this environment can't."""
+        """Rank 0. Ask the scheduler to run this job again after it ends. False: this environment
+        can't.
+        """
         return False
 
     def teardown(self) -> None:

@@ -12,7 +12,8 @@ class Difference:
     Attributes:
         step: optimizer steps before it was found.
         ranks: those that differ from the majority; without a majority, all that must be alike.
-        has_majority: more than half of those that must be alike are, so that the others are in error.
+        has_majority: more than half of those that must be alike are, so that the others are in
+            error.
         tensor: the first one that differs, in words.
     """
 

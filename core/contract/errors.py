@@ -17,7 +17,7 @@ CoreError
 │   └── HangError                        no rank made progress for long; carries what each one did
 ├── FingerprintError                     ranks run different plugins
 ├── ReplicasDifferError                  ranks that must be alike aren't
-├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and the user wanted that to end the run
+├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and that is to end the run
 └── CheckpointError                      a checkpoint can't be written or read
     ├── CheckpointNotFoundError (FileNotFoundError)
     └── CheckpointCorruptedError         it is there, and damaged, foreign or incomplete
@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 
 
 class CoreError(Exception):
-    """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross processes.
+    """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross
+    processes.
 
-    Its text may quote foreign text, such as a name in a file. Line ends and tabs are the only control characters that
-    stay in it, and of a text of more than 3,000 characters the beginning and the end; `args` has all of it.
+    Its text may quote foreign text, such as a name in a file. Line ends and tabs are the only
+    control characters that stay in it, and of a text of more than 3,000 characters the beginning
+    and the end; `args` has all of it.
     """
 
     _max_chars = 3000
@@ -60,7 +62,9 @@ class ConfigurationError(CoreError, ValueError):
 
 
 class NotYetChosenError(ConfigurationError, AttributeError):
-    """A part was asked for before anything had chosen it: of a strategy, of a Fabric, a module's Trainer."""
+    """A part was asked for before anything had chosen it: of a strategy, of a Fabric, a module's
+    Trainer.
+    """
 
 
 class UnknownAliasError(ConfigurationError, LookupError):
@@ -143,7 +147,12 @@ class WorkerError(CoreError):
     """
 
     def __init__(
-        self, message: str, *, rank: int, exit_code: int | None = None, worker_traceback: str | None = None
+        self,
+        message: str,
+        *,
+        rank: int,
+        exit_code: int | None = None,
+        worker_traceback: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank, self.exit_code, self.worker_traceback = rank, exit_code, worker_traceback
@@ -158,13 +167,19 @@ class HangError(WorkerError):
         rank: the first of the missing ranks.
         absent: the missing ranks.
         ranks: what each rank does, in their order.
-        stacks_path: the file with all stacks, on the machine of the rank that wrote it; empty if it couldn't.
+        stacks_path: the file with all stacks, on the machine of the rank that wrote it; empty if it
+            couldn't.
     """
 
     _max_chars = 300_000  # a line for each rank
 
     def __init__(
-        self, message: str, *, absent: Sequence[int], ranks: Sequence[RankLocation] = (), stacks_path: str = ""
+        self,
+        message: str,
+        *,
+        absent: Sequence[int],
+        ranks: Sequence[RankLocation] = (),
+        stacks_path: str = "",
     ) -> None:
         super().__init__(message, rank=min(absent, default=0))
         self.absent, self.ranks, self.stacks_path = tuple(absent), tuple(ranks), stacks_path
@@ -175,7 +190,8 @@ class FingerprintError(CoreError):
 
 
 class ReplicasDifferError(CoreError):
-    """Ranks that must be alike aren't: parameters, buffers, learning rates, or the steps that they have made.
+    """Ranks that must be alike aren't: parameters, buffers, learning rates, or the steps that they
+    have made.
 
     Attributes:
         difference: which ranks, since when, and where; None where that isn't known.
@@ -187,7 +203,8 @@ class ReplicasDifferError(CoreError):
 
 
 class NonFiniteLossError(CoreError, ArithmeticError):
-    """A training loss is NaN or infinite, and `terminate_on_nan=True` of a Trainer or Fabric was asked for.
+    """A training loss is NaN or infinite, and `terminate_on_nan=True` of a Trainer or Fabric was
+    asked for.
 
     Attributes are None under Fabric, where the user's own loop counts:
         epoch: in which it came, from 0.
@@ -196,7 +213,12 @@ class NonFiniteLossError(CoreError, ArithmeticError):
     """
 
     def __init__(
-        self, message: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
+        self,
+        message: str,
+        *,
+        epoch: int | None = None,
+        batch_idx: int | None = None,
+        global_step: int | None = None,
     ) -> None:
         super().__init__(message)
         self.epoch, self.batch_idx, self.global_step = epoch, batch_idx, global_step
@@ -206,7 +228,8 @@ class CheckpointError(CoreError):
     """A checkpoint can't be written or read.
 
     Attributes:
-        overwritten: whether what it was to be loaded into is overwritten in part, and must not be used any more.
+        overwritten: whether what it was to be loaded into is overwritten in part, and must not be
+            used any more.
     """
 
     overwritten = False
@@ -220,8 +243,12 @@ class CheckpointCorruptedError(CheckpointError):
     """The checkpoint at this path is damaged, foreign or incomplete."""
 
 
-def _rebuild(kind: type[CoreError], args: tuple[object, ...], attributes: dict[str, object]) -> CoreError:
-    """Rebuild a pickled error: its class may want keyword arguments, which pickle alone doesn't hand over."""
+def _rebuild(
+    kind: type[CoreError], args: tuple[object, ...], attributes: dict[str, object]
+) -> CoreError:
+    """Rebuild a pickled error: its class may want keyword arguments, which pickle alone doesn't
+    hand over.
+    """
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)

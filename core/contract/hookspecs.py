@@ -1,7 +1,9 @@
-"""The pluggy hook specs: one a kind, through which providers offer their specs, and the event hooks.
+"""The pluggy hook specs: one a kind, through which providers offer their specs, and the event
+hooks.
 
-Every provider is one pluggy plugin, named after its distribution. For an installed distribution the implementations
-are made from the text of its entry points, so nothing is imported; a plugin may also implement a hook in code:
+Every provider is one pluggy plugin, named after its distribution. For an installed distribution the
+implementations are made from the text of its entry points, so nothing is imported; a plugin may
+also implement a hook in code:
 
     from core import Spec, hookimpl
 
@@ -9,8 +11,9 @@ are made from the text of its entry points, so nothing is imported; a plugin may
     def core_strategies():
         yield Spec("strategy", "acme", "core_acme:AcmeStrategy", provider="core-acme")
 
-Event hooks carry the names and arguments of `core.Callback`'s methods. A module that implements some of them is
-named in the entry-point group `core.hooks`, and is loaded only when a user asks for it by name.
+Event hooks carry the names and arguments of `core.Callback`'s methods. A module that implements
+some of them is named in the entry-point group `core.hooks`, and is loaded only when a user asks for
+it by name.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def is_empty_hook(function: object) -> bool:
 
 @hookspec
 def core_strategies() -> Iterable[Spec]:  # type: ignore[empty-body]
-    """Yield the specs of strategies. Targets subclass `core.Strategy`, or are factories that return one."""
+    """Yield the specs of strategies. Targets subclass `core.Strategy`, or are factories that return
+    one.
+    """
 
 
 @hookspec
@@ -60,7 +65,9 @@ def core_accelerators() -> Iterable[Spec]:  # type: ignore[empty-body]
 
 @hookspec
 def core_precisions() -> Iterable[Spec]:  # type: ignore[empty-body]
-    """Yield the specs of precisions. Targets subclass `core.Precision`, or are factories that return one."""
+    """Yield the specs of precisions. Targets subclass `core.Precision`, or are factories that
+    return one.
+    """
 
 
 @hookspec
@@ -90,7 +97,9 @@ def core_loggers() -> Iterable[Spec]:  # type: ignore[empty-body]
 
 @hookspec
 def core_commands() -> Iterable[Spec]:  # type: ignore[empty-body]
-    """Yield the specs of commands of the program `core`. Targets are `click.Command`s, or functions that return one."""
+    """Yield the specs of commands of the program `core`. Targets are `click.Command`s, or functions
+    that return one.
+    """
 
 
 class EventHooks(Generic[T]):
@@ -102,7 +111,9 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def setup(self, trainer: T, module: nn.Module, stage: str) -> None:
-        """The stage (`fit`, `validate`, `test`, `predict`) is about to begin; the process group exists."""
+        """The stage (`fit`, `validate`, `test`, `predict`) is about to begin; the process group
+        exists.
+        """
 
     @hookspec
     def on_fit_start(self, trainer: T, module: nn.Module) -> None:
@@ -125,8 +136,12 @@ class EventHooks(Generic[T]):
         """An epoch begins."""
 
     @hookspec
-    def on_train_batch_start(self, trainer: T, module: nn.Module, batch: Any, batch_idx: int) -> int | None:
-        """The batch is on the device; `training_step` comes next. -1 leaves out the rest of the epoch; see `Module`."""
+    def on_train_batch_start(
+        self, trainer: T, module: nn.Module, batch: Any, batch_idx: int
+    ) -> int | None:
+        """The batch is on the device; `training_step` comes next. -1 leaves out the rest of the
+        epoch; see `Module`.
+        """
 
     @hookspec
     def on_before_backward(self, trainer: T, module: nn.Module, loss: Tensor) -> None:
@@ -145,7 +160,9 @@ class EventHooks(Generic[T]):
         """The optimizer has stepped; gradients are about to be cleared."""
 
     @hookspec
-    def on_train_batch_end(self, trainer: T, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: T, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """`outputs`: what `training_step` returned."""
 
     @hookspec
@@ -176,7 +193,13 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_validation_batch_end(
-        self, trainer: T, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: T,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """`outputs`: what `validation_step` returned."""
 
@@ -186,7 +209,9 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_validation_end(self, trainer: T, module: nn.Module) -> None:
-        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end` too."""
+        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end`
+        too.
+        """
 
     @hookspec
     def on_test_start(self, trainer: T, module: nn.Module) -> None:
@@ -204,7 +229,13 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_test_batch_end(
-        self, trainer: T, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: T,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """`outputs`: what `test_step` returned."""
 
@@ -232,7 +263,13 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_predict_batch_end(
-        self, trainer: T, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: T,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """`outputs`: what `predict_step` returned."""
 
@@ -246,7 +283,9 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_save_checkpoint(self, trainer: T, module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """`checkpoint`: the state about to be written; may be added to. Plain types, tensors and arrays only."""
+        """`checkpoint`: the state about to be written; may be added to. Plain types, tensors and
+        arrays only.
+        """
 
     @hookspec
     def on_load_checkpoint(self, trainer: T, module: nn.Module, checkpoint: dict[str, Any]) -> None:

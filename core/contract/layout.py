@@ -15,14 +15,16 @@ class ExplainsLayout(Protocol):
     """A strategy that knows before a run which rank will have what: `core explain` shows it."""
 
     def explain_layout(self, module: nn.Module | None) -> Iterable[tuple[str, str, str]]:
-        """One process, without a group, before a run; `check` has passed. The rows about the layout.
+        """One process, without a group, before a run; `check` has passed. The rows about the
+        layout.
 
         Args:
-            module: the user's, which may be on the meta device, and isn't used any more; None to explain what holds
-                for any.
+            module: the user's, which may be on the meta device, and isn't used any more; None to
+                explain what holds for any.
 
         Returns:
-            Rows of text, as `core.resolve.Decision` has them: what it is about, what is so, and the reason.
+            Rows of text, as `core.resolve.Decision` has them: what it is about, what is so, and the
+            reason.
 
         Raises:
             CoreError: the module can't be trained so, as in a run.

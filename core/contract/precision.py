@@ -1,4 +1,6 @@
-"""The Precision contract: the number formats of parameters, activations, gradients and reductions."""
+"""The Precision contract: the number formats of parameters, activations, gradients and
+reductions.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +44,25 @@ class NumberFormats:
 class Precision:
     """Full precision as the module has it; the base of the others. Meant to be subclassed.
 
-    A precision has two faces: `formats` describes it for a strategy that translates it for its own engine; the methods
-    do the work for all others. The call sequence, all ranks:
+    A precision has two faces: `formats` describes it for a strategy that translates it for its own
+    engine; the methods do the work for all others. The call sequence, all ranks:
 
     1. `connect(strategy)`, once, when the strategy is put together.
-    2. `init_context()` around the construction of modules and tensors; `convert_module(module)` before wrapping.
-    3. Each step: `forward_context(device_type)`, made once a stage and entered around the user's step;
-       `backward(loss)`; `clip_gradients(...)`, unscaled before; `optimizer_step(optimizer, closure)`.
-    4. `state_dict()` and `load_state_dict(state)`, for what must survive a restart (the loss scale).
+    2. `init_context()` around the construction of modules and tensors; `convert_module(module)`
+       before wrapping.
+    3. Each step: `forward_context(device_type)`, made once a stage and entered around the user's
+       step; `backward(loss)`; `clip_gradients(...)`, unscaled before;
+       `optimizer_step(optimizer, closure)`.
+    4. `state_dict()` and `load_state_dict(state)`, for what must survive a restart (the loss
+       scale).
     """
 
     name: str = "32-true"
     formats: NumberFormats = NumberFormats()
     trains: bool = True
-    """False if it only evaluates and predicts: `fit`, and optimizers given to Fabric, are refused before any work."""
+    """False if it only evaluates and predicts: `fit`, and optimizers given to Fabric, are refused
+    before any work.
+    """
 
     def connect(self, strategy: Any) -> None:
         """Learn which strategy this precision serves. Nothing to do by default.
@@ -65,7 +72,9 @@ class Precision:
         """
 
     def init_context(self) -> AbstractContextManager[object] | None:
-        """A context in which new tensors get the parameter format; None if the default dtype serves. Re-enterable."""
+        """A context in which new tensors get the parameter format; None if the default dtype
+        serves. Re-enterable.
+        """
         return None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -80,7 +89,9 @@ class Precision:
         return None
 
     def convert_input(self, data: Any) -> Any:
-        """Cast one floating-point tensor of a batch to the compute format. Called for leaves, after the transfer."""
+        """Cast one floating-point tensor of a batch to the compute format. Called for leaves, after
+        the transfer.
+        """
         return data
 
     @property
@@ -89,17 +100,24 @@ class Precision:
         return type(self).convert_input is not Precision.convert_input
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients of `loss`, a scalar tensor; scale it first where the format needs that."""
+        """Compute gradients of `loss`, a scalar tensor; scale it first where the format needs
+        that.
+        """
         loss.backward(*args, **kwargs)
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Bring gradients back to their true size. At most once a step and optimizer; nothing to do by default."""
+        """Bring gradients back to their true size. At most once a step and optimizer; nothing to do
+        by default.
+        """
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+    ) -> bool:
         """Step the optimizer.
 
         Returns:
-            Whether parameters were updated: False when a scaled step was skipped because gradients overflowed.
+            Whether parameters were updated: False when a scaled step was skipped because gradients
+                overflowed.
         """
         optimizer.step(closure)
         return True
@@ -113,7 +131,9 @@ class Precision:
 
 
 @contextmanager
-def join_contexts(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+def join_contexts(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> Iterator[None]:
     """Two contexts in one. Neither is entered before it is."""
     with outer, inner:
         yield

@@ -1,18 +1,23 @@
-"""The variables by which other libraries know ranks, as torchrun sets them, in processes that core's launchers make."""
+"""The variables by which other libraries know ranks, as torchrun sets them, in processes that
+core's launchers make.
+"""
 
 from __future__ import annotations
 
 import os
 
 _MARK = "CORE_RANK_VARIABLES"
-"""The values that core has set. A program that the process starts inherits them, and may be given other ranks."""
+"""The values that core has set. A program that the process starts inherits them, and may be given
+other ranks.
+"""
 _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
 def rank_variables(
     *, world_size: int, global_rank: int, local_rank: int, node_rank: int, num_local: int
 ) -> dict[str, str]:
-    """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and NODE_RANK, with a mark that core has set them.
+    """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and NODE_RANK, with a mark that core has set
+    them.
 
     Args:
         world_size: number of processes.

@@ -30,15 +30,18 @@ class Chunk:
     @property
     def box(self) -> tuple[slice, ...]:
         """Its place in the larger tensor, as an index."""
-        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
+        return tuple(
+            slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedLeaf:
-    """This rank's part of a tensor, for what isn't a DTensor. Every rank names every leaf, also without a chunk of it.
+    """This rank's part of a tensor, for what isn't a DTensor. Every rank names every leaf, also
+    without a chunk of it.
 
-    The chunks of all ranks cover the tensor, and each element belongs to one chunk. A flat range that cuts through
-    rows is the few boxes that it consists of.
+    The chunks of all ranks cover the tensor, and each element belongs to one chunk. A flat range
+    that cuts through rows is the few boxes that it consists of.
 
     Attributes:
         global_shape: of the whole tensor, the same on all ranks.
@@ -58,7 +61,8 @@ class ShardedLeaf:
         """All ranks. The whole tensor, put together from everyone's chunks.
 
         Args:
-            total: zeros of the global shape and the dtype, on the device on which the ranks communicate. It is filled.
+            total: zeros of the global shape and the dtype, on the device on which the ranks
+                communicate. It is filled.
             add: sums a tensor over all ranks.
         """
         for chunk in self.chunks:
@@ -68,13 +72,17 @@ class ShardedLeaf:
 
 
 def has_turn(turn: int, positions: Iterable[tuple[int, int]]) -> bool:
-    """True if this rank is the one of its replicas that writes the leaf. Decided without communication.
+    """True if this rank is the one of its replicas that writes the leaf. Decided without
+    communication.
 
     Args:
-        turn: a number that is the same on all ranks, and another one for the next leaf: the writing goes round.
-        positions: this rank's coordinate, and the number of ranks, along each axis on which ranks have the same.
+        turn: a number that is the same on all ranks, and another one for the next leaf: the writing
+            goes round.
+        positions: this rank's coordinate, and the number of ranks, along each axis on which ranks
+            have the same.
     """
-    # The turn is read as a number with a digit for each axis, in base `size`: the rank with these coordinates writes.
+    # The turn is read as a number with a digit for each axis, in base `size`: the rank with these
+    # coordinates writes.
     for coordinate, size in positions:
         turn, chosen = divmod(turn, size)
         if coordinate != chosen:

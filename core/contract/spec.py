@@ -12,19 +12,23 @@ Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
 
 
 def normalize_alias(alias: str) -> str:
-    """Fold an alias to its one written form: lower case, `_` for `-`. `"DDP-Spawn"` becomes `"ddp_spawn"`."""
+    """Fold an alias to its one written form: lower case, `_` for `-`. `"DDP-Spawn"` becomes
+    `"ddp_spawn"`.
+    """
     return alias.strip().casefold().replace("-", "_")
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One alias of one provider. Picklable, so that ranks can compare and report it. Its text is made printable.
+    """One alias of one provider. Picklable, so that ranks can compare and report it. Its text is
+    made printable.
 
     Attributes:
         kind: name of its kind, a key of `core.contract.KINDS`.
         alias: the normalized short name that a user writes.
-        target: `"module:attribute"` of a class, or of a factory that returns an instance. For an object that was
-            registered in the running process it says where the object was defined, and the registry holds the object.
+        target: `"module:attribute"` of a class, or of a factory that returns an instance. For an
+            object that was registered in the running process it says where the object was defined,
+            and the registry holds the object.
         provider: name of the distribution that offers it, such as `"core-ddp"`.
         summary: one line for listings; may be empty.
     """

@@ -1,4 +1,6 @@
-"""Stages and steps as plain data: the stage's name, the description of a training step, and its result."""
+"""Stages and steps as plain data: the stage's name, the description of a training step, and its
+result.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,12 @@ class StepOutput(NamedTuple):
     """The result of a call of `Strategy.run_training_step`.
 
     Attributes:
-        loss: scalar, detached; not divided by the accumulation window. None if the user's step skipped the batch.
-        num_batches: batches that were consumed; more than one where an engine runs several in one call.
-        num_optimizer_steps: number of updates of the parameters; `global_step` and step schedulers follow it.
+        loss: scalar, detached; not divided by the accumulation window. None if the user's step
+            skipped the batch.
+        num_batches: batches that were consumed; more than one where an engine runs several in one
+            call.
+        num_optimizer_steps: number of updates of the parameters; `global_step` and step schedulers
+            follow it.
     """
 
     loss: Tensor | None
@@ -39,7 +44,8 @@ class GradientClipping:
         value: the largest norm, or the largest absolute value.
         algorithm: which of the two.
         norm_type: p of the p-norm; `float("inf")` for the largest absolute value.
-        error_if_nonfinite: raise a RuntimeError if the norm isn't finite, rather than let it through.
+        error_if_nonfinite: raise a RuntimeError if the norm isn't finite, rather than let it
+            through.
     """
 
     value: float
@@ -50,32 +56,38 @@ class GradientClipping:
 
 @dataclass(slots=True)
 class TrainingStep:
-    """The description of one training step. The loop makes it once when a stage begins; a step only reads it.
+    """The description of one training step. The loop makes it once when a stage begins; a step only
+    reads it.
 
     Anything that the user didn't ask for is None here, so that a step pays for nothing else.
 
     Attributes:
-        compute_loss: `(batch, batch_idx) -> loss`, the user's step through `step_callable` inside the forward context.
-            The loss is a scalar with a graph, whole (not divided by the window); None skips the batch.
-            With manual optimization it is the user's own return value, detached, and backward has happened; so it is
-            with `COMPILED_STEP`, where `step_callable` runs the whole program.
+        compute_loss: `(batch, batch_idx) -> loss`, the user's step through `step_callable` inside
+            the forward context. The loss is a scalar with a graph, whole (not divided by the
+            window); None skips the batch. With manual optimization it is the user's own return
+            value, detached, and backward has happened; so it is with `COMPILED_STEP`, where
+            `step_callable` runs the whole program.
         module: the wrapped module that `setup_module` returned.
-        optimizers: as `setup_optimizer` returned them. Several that step after one backward are one here, a
-            `core.strategies.JointOptimizer`, and hooks are called for each.
+        optimizers: as `setup_optimizer` returned them. Several that step after one backward are one
+            here, a `core.strategies.JointOptimizer`, and hooks are called for each.
         manual: the user's step runs backward and optimizers itself.
-        num_accumulated: batches of an accumulation window. 1 for a strategy with `OWNS_ACCUMULATION`.
+        num_accumulated: batches of an accumulation window. 1 for a strategy with
+            `OWNS_ACCUMULATION`.
         ends_window: True if this batch ends its window; the loop sets it before each step.
         clipping: None if gradients aren't clipped, or the strategy has `OWNS_CLIPPING`.
-        needs_closure: an optimizer evaluates the loss itself (LBFGS), or the module overrides the optimizer's step.
+        needs_closure: an optimizer evaluates the loss itself (LBFGS), or the module overrides the
+            optimizer's step.
         before_backward: `(loss)`, after_backward: `()`, before_optimizer_step: `(optimizer)`,
             before_zero_grad: `(optimizer)`: the hooks that have an implementation.
         backward: `(loss)`: replaces the strategy's, when the module overrides it.
         clip_gradients: `(optimizer)`: replaces the strategy's, when the module overrides it.
-        step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
+        step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides
+            it.
         zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
-        weight: of this batch's loss, beside the division by the window; the loop sets it before each step of a window
-            whose batches have different numbers of samples. None where all weigh alike. Where the user's step gives
-            weights, `Session.weights` has those, and only a 0 counts here: samples that another rank has too.
+        weight: of this batch's loss, beside the division by the window; the loop sets it before
+            each step of a window whose batches have different numbers of samples. None where all
+            weigh alike. Where the user's step gives weights, `Session.weights` has those, and only
+            a 0 counts here: samples that another rank has too.
     """
 
     compute_loss: Callable[[Any, int], Tensor | None]

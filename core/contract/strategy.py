@@ -31,35 +31,41 @@ if TYPE_CHECKING:
 class Strategy(World):
     """Trains one model on many devices. Meant to be subclassed.
 
-    Ranks and collectives are those of its base, `World`. Every method has a default for one process, and the device
-    comes from the accelerator: a class that overrides `setup_module` and `reduce` is a strategy. The numbered groups
-    below are the call sequence, the same for Fabric and Trainer:
+    Ranks and collectives are those of its base, `World`. Every method has a default for one
+    process, and the device comes from the accelerator: a class that overrides `setup_module` and
+    `reduce` is a strategy. The numbered groups below are the call sequence, the same for Fabric and
+    Trainer:
 
-    1. `configure_precision`, `configure_checkpoint_io`, then `check()`, main process, once `resolve` has filled in what
-       the user left open. No device is touched, no process is started.
+    1. `configure_precision`, `configure_checkpoint_io`, then `check()`, main process, once
+       `resolve` has filled in what the user left open. No device is touched, no process is started.
     2. `launcher.launch(function)`, main process: makes the workers, or calls in place.
-    3. `setup_environment()`, which calls `setup_distributed()`, all ranks: selects the device and joins the process
-       group. From here on ranks are right.
+    3. `setup_environment()`, which calls `setup_distributed()`, all ranks: selects the device and
+       joins the process group. From here on ranks are right.
     4. `init_context()`, all ranks: the user's model is built inside it.
-    5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or both at once, see `SetsUpJointly`.
-       `session` calls them and keeps what they return.
-    6. `setup_dataloader(loader, stage)`, all ranks. The Trainer calls groups 4 to 7 through `setup(trainer)`.
+    5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or both at once, see
+       `SetsUpJointly`. `session` calls them and keeps what they return.
+    6. `setup_dataloader(loader, stage)`, all ranks. The Trainer calls groups 4 to 7 through
+       `setup(trainer)`.
     7. `load_module_state_dict`, `load_optimizer_state_dict`, all ranks.
-    8. `step_callable(name)` and `forward_context()` once a stage; then `run_training_step(...)` for each batch, all
-       ranks: by default `no_backward_sync`, `backward`, `clip_gradients`, `optimizer_step`. At the start of each epoch
-       `refresh_modules()`: if it returns True, a module was wrapped again, and group 8 starts over. Between two steps
-       `synchronize_model()`: before validation, before a checkpoint, and when training has ended.
+    8. `step_callable(name)` and `forward_context()` once a stage; then `run_training_step(...)` for
+       each batch, all ranks: by default `no_backward_sync`, `backward`, `clip_gradients`,
+       `optimizer_step`. At the start of each epoch `refresh_modules()`: if it returns True, a
+       module was wrapped again, and group 8 starts over. Between two steps `synchronize_model()`:
+       before validation, before a checkpoint, and when training has ended.
     9. Collectives, all ranks, in the same order on each.
     10. `get_module_state_dict`, `get_optimizer_state_dict`, all ranks.
-    11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher ends those.
+    11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher
+        ends those.
 
-    Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process may have several;
-    `data_parallel_size` and `data_parallel_rank` count **shards of the data**, which ranks of one tensor-parallel group
-    share. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks that share data must draw the
-    same random numbers; the strategy sees to that.
+    Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process
+    may have several; `data_parallel_size` and `data_parallel_rank` count **shards of the data**,
+    which ranks of one tensor-parallel group share. Samplers, loss scaling, positions and logged
+    sums use the last pair only. Ranks that share data must draw the same random numbers; the
+    strategy sees to that.
 
-    Features that few strategies need are separate protocols: `SetsUpJointly`, `MakesOptimizers`, `KeepsRankState`. A
-    strategy that declares a capability without its protocol's methods is refused before any process starts.
+    Features that few strategies need are separate protocols: `SetsUpJointly`, `MakesOptimizers`,
+    `KeepsRankState`. A strategy that declares a capability without its protocol's methods is
+    refused before any process starts.
     """
 
     launcher_name: str = "in_place"
@@ -68,11 +74,17 @@ class Strategy(World):
     interactive_alias: str | None = None
     """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
     own_activation_option: str = ""
-    """The strategy's own option that checkpoints or offloads activations; empty if none was passed."""
+    """The strategy's own option that checkpoints or offloads activations; empty if none was
+    passed.
+    """
     device_types: tuple[str, ...] = ()
-    """Types of torch devices that it trains on, such as `"cuda"`; others are refused before `check`. Empty: all."""
+    """Types of torch devices that it trains on, such as `"cuda"`; others are refused before
+    `check`. Empty: all.
+    """
     updates_per_batch: int = 1
-    """Updates of the parameters in one batch, from `check` on; more than one only with `Capability.COMPILED_STEP`."""
+    """Updates of the parameters in one batch, from `check` on; more than one only with
+    `Capability.COMPILED_STEP`.
+    """
 
     accelerator: Accelerator
     """The kind of device."""
@@ -89,16 +101,22 @@ class Strategy(World):
     checkpoint_io: CheckpointIO
     """The CheckpointIO that stores the checkpoints."""
     device_mesh: DeviceMesh | None = None
-    """All devices of the run by named axes, from `setup_environment` on; None for a strategy that has no such axes."""
+    """All devices of the run by named axes, from `setup_environment` on; None for a strategy that
+    has no such axes.
+    """
 
     session: Session
-    """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what was set up."""
+    """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
+    was set up.
+    """
     model: nn.Module
     """The module that was set up last, as it was wrapped."""
     optimizers: list[Optimizer]
     """The optimizers that were set up, in order."""
     lr_schedulers: list[Any]
-    """The schedulers of the run, in order; stepped by the core unless `Capability.OWNS_SCHEDULER`."""
+    """The schedulers of the run, in order; stepped by the core unless
+    `Capability.OWNS_SCHEDULER`.
+    """
 
     def __init__(
         self,
@@ -114,7 +132,8 @@ class Strategy(World):
         Args:
             given: any of the following without its name, distinguished by their types.
             accelerator: the kind of device.
-            parallel_devices: the devices of this node, one a process; or their names, such as `"cuda:1"`.
+            parallel_devices: the devices of this node, one a process; or their names, such as
+                `"cuda:1"`.
             cluster_environment: the environment that started the processes.
             checkpoint_io: how checkpoints are stored.
             precision_plugin: in which number formats to compute.
@@ -141,15 +160,19 @@ class Strategy(World):
             """Raise for an argument that isn't chosen yet, with how it is chosen."""
             if name in ("accelerator", "checkpoint_io", "launcher"):
                 raise NotYetChosenError(
-                    f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or Trainer, which chooses "
-                    "it: Fabric(strategy=..., accelerator=...)."
+                    f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or "
+                    "Trainer, which chooses it: Fabric(strategy=..., accelerator=...)."
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
 
-    # 1. composition -------------------------------------------------------------------------------------------------
+    # 1. composition -------------------------------------------------------------------------------
 
     def configure_precision(self, name: str) -> Precision | None:
-        """The strategy's own precision of this name, or None for the generic one, such as autocast. Main process."""
+        """The strategy's own precision of this name, or None for the generic one, such as autocast.
+        Main process.
+        """
         return None
 
     def configure_checkpoint_io(self) -> CheckpointIO | None:
@@ -157,7 +180,8 @@ class Strategy(World):
         return None
 
     def check(self) -> None:
-        """Main process, when the parts are set: refuse a combination that can't work, before any process starts.
+        """Main process, when the parts are set: refuse a combination that can't work, before any
+        process starts.
 
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
@@ -181,12 +205,13 @@ class Strategy(World):
         """Number of processes that the launcher makes on each node."""
         return 1
 
-    # 2. and 3. environment ------------------------------------------------------------------------------------------
+    # 2. and 3. environment ------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
         """All ranks. Join the group and select the device. Afterwards ranks and sizes are right.
 
-        A group that needs the device selects it by itself, before it connects: then it is selected twice.
+        A group that needs the device selects it by itself, before it connects: then it is selected
+        twice.
         """
         self.accelerator.setup()
         self.setup_distributed()
@@ -205,9 +230,10 @@ class Strategy(World):
             return self.parallel_devices[index]
         except IndexError:
             raise ConfigurationError(
-                f"{type(self).__name__} has {len(self.parallel_devices)} devices on this node, so that there is none "
-                f"for local rank {index}. Pass parallel_devices=..., or give the strategy to a Fabric or Trainer, "
-                "which chooses them: Fabric(strategy=..., devices=...)."
+                f"{type(self).__name__} has {len(self.parallel_devices)} devices on this node, so "
+                f"that there is none for local rank {index}. Pass parallel_devices=..., or give "
+                "the strategy to a Fabric or Trainer, which chooses them: Fabric(strategy=..., "
+                "devices=...)."
             ) from None
 
     @property
@@ -215,20 +241,25 @@ class Strategy(World):
         """Number of devices in the whole run, on all nodes."""
         return max(1, len(self.parallel_devices)) * self.num_nodes
 
-    # 4. and 5. module and optimizers --------------------------------------------------------------------------------
+    # 4. and 5. module and optimizers --------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[object]:
-        """All ranks. A context to build a model in: in the precision's format, on the rank's device (to shard: a CPU).
+        """All ranks. A context to build a model in: in the precision's format, on the rank's device
+        (to shard: a CPU).
 
         Args:
-            empty: weights will be loaded, so don't initialize them. A sharding strategy uses `meta`.
+            empty: weights will be loaded, so don't initialize them. A sharding strategy uses
+                `meta`.
         """
-        return join_contexts(self.root_device, self.precision_plugin.init_context() or nullcontext())
+        return join_contexts(
+            self.root_device, self.precision_plugin.init_context() or nullcontext()
+        )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; set `self.model` and return it.
 
-        Ranks may have built different weights. Afterwards they have those of rank 0, or their parts of them.
+        Ranks may have built different weights. Afterwards they have those of rank 0, or their parts
+        of them.
         """
         self.model = self.precision_plugin.convert_module(module)
         self.module_to_device(self.model)
@@ -239,28 +270,37 @@ class Strategy(World):
         self.session.move_module(module)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to replaced parameters."""
+        """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to
+        replaced parameters.
+        """
         return optimizer
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """All ranks. Those of one answer, not None, keep the tensor alike in each step; without it, rates and steps."""
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """All ranks. Those of one answer, not None, keep the tensor alike in each step; without it,
+        rates and steps.
+        """
         return () if Capability.REPLICATED_PARAMETERS in self.capabilities else None
 
     def setup(self, trainer: SetupHost) -> None:
-        """All ranks. Groups 4 to 7, as the Trainer calls them. Override it only where the smaller hooks don't do."""
+        """All ranks. Groups 4 to 7, as the Trainer calls them. Override it only where the smaller
+        hooks don't do.
+        """
         self.session.set_up(trainer)
 
-    # 6. data --------------------------------------------------------------------------------------------------------
+    # 6. data --------------------------------------------------------------------------------------
 
     def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
         """All ranks. Replace the loader, or move its batches ahead of time.
 
-        It has been sharded by `data_parallel_rank` and `data_parallel_size` already. A loader that joins several of its
-        batches into one, which the core then counts as one, says how many in its attribute `num_joined_batches`.
+        It has been sharded by `data_parallel_rank` and `data_parallel_size` already. A loader that
+        joins several of its batches into one, which the core then counts as one, says how many in
+        its attribute `num_joined_batches`.
         """
         return loader
 
-    # 8. steps -------------------------------------------------------------------------------------------------------
+    # 8. steps -------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once when a stage begins: how the user's method is to be called.
@@ -275,9 +315,11 @@ class Strategy(World):
         return handle.wrapped if handle.compiler is None else handle.compiler(handle.wrapped)
 
     def refresh_modules(self) -> bool:
-        """All ranks, when an epoch of the Trainer begins. Train the parameters that require gradients now.
+        """All ranks, when an epoch of the Trainer begins. Train the parameters that require
+        gradients now.
 
-        For strategies whose wrapper reads that only once: hooks may have frozen, unfrozen or replaced some.
+        For strategies whose wrapper reads that only once: hooks may have frozen, unfrozen or
+        replaced some.
 
         Returns:
             Whether a module was wrapped again: then its handle has the new wrapper.
@@ -292,7 +334,8 @@ class Strategy(World):
         return self.precision_plugin.forward_context(self.root_device.type)
 
     def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
-        """All ranks, each batch: forward, backward, and at the end of a window the optimizer's step.
+        """All ranks, each batch: forward, backward, and at the end of a window the optimizer's
+        step.
 
         Args:
             batch: on the device, of the user's own structure.
@@ -301,7 +344,9 @@ class Strategy(World):
         """
         return self.session.run_training_step(batch, batch_idx, step)
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Compute gradients, and exchange them unless `no_backward_sync` is on.
 
         Args:
@@ -312,18 +357,26 @@ class Strategy(World):
         """
         self.precision_plugin.backward(loss, **kwargs)
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[object]:
-        """All ranks. A context around forward and backward in which gradients stay local, with `Capability.NO_SYNC`."""
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[object]:
+        """All ranks. A context around forward and backward in which gradients stay local, with
+        `Capability.NO_SYNC`.
+        """
         return nullcontext()
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
-        """All ranks, before gradients are unscaled. Multiply those of the optimizer's next step, in place.
+        """All ranks, before gradients are unscaled. Multiply those of the optimizer's next step, in
+        place.
 
-        Called with the same factor everywhere, at the end of a window whose losses were given weights.
+        Called with the same factor everywhere, at the end of a window whose losses were given
+        weights.
         """
         self.session.scale_gradients(optimizer, factor)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
         """All ranks. Clip the gradients of the optimizer's parameters in place, after unscaling.
 
         Returns:
@@ -335,12 +388,17 @@ class Strategy(World):
         from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
         self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         if clipping.algorithm == "norm":
-            return clip_grad_norm_(parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite)
+            return clip_grad_norm_(
+                parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite
+            )
         if Capability.CLIP_BY_VALUE not in self.capabilities:
             raise UnsupportedError(
-                f"{type(self).__name__} can't clip gradients by value: use gradient_clip_algorithm='norm'.",
+                f"{type(self).__name__} can't clip gradients by value: use "
+                "gradient_clip_algorithm='norm'.",
                 capability=Capability.CLIP_BY_VALUE,
             )
         clip_grad_value_(parameters, clipping.value)
@@ -350,22 +408,25 @@ class Strategy(World):
         """All ranks. Step the optimizer.
 
         Returns:
-            Whether parameters were updated; with `Capability.ELASTIC`, how often. An overflow in fp16 skips a step, and
-            some optimizers step only now and then.
+            Whether parameters were updated; with `Capability.ELASTIC`, how often. An overflow in
+            fp16 skips a step, and some optimizers step only now and then.
         """
         return self.precision_plugin.optimizer_step(optimizer, closure)
 
     def synchronize_model(self) -> None:
-        """All ranks, between two steps; idempotent, also without a set-up. Merge the ranks' separate models into one.
+        """All ranks, between two steps; idempotent, also without a set-up. Merge the ranks'
+        separate models into one.
 
-        For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and before
-        `on_train_end`; `fabric.save` calls it; a user's own loop calls it where it ends.
+        For strategies that don't average in every step. Fit calls it before validation, before a
+        checkpoint, and before `on_train_end`; `fabric.save` calls it; a user's own loop calls it
+        where it ends.
         """
 
-    # 9. collectives: those of `World`, and ----------------------------------------------------------------------------
+    # 9. collectives: those of `World`, and --------------------------------------------------------
 
     def background_collectives(self) -> Collectives:
-        """All ranks. The same for one background thread: separate from those of the training, and concurrent.
+        """All ranks. The same for one background thread: separate from those of the training, and
+        concurrent.
 
         Raises:
             UnsupportedError: several processes without a second channel between them.
@@ -373,12 +434,12 @@ class Strategy(World):
         collectives = self.session.collectives
         if collectives.size > 1:
             raise UnsupportedError(
-                f"{type(self).__name__} can't communicate in the background, so several processes can't save there. "
-                "Use the CheckpointIO without AsyncCheckpointIO around it."
+                f"{type(self).__name__} can't communicate in the background, so several processes "
+                "can't save there. Use the CheckpointIO without AsyncCheckpointIO around it."
             )
         return collectives
 
-    # 7. and 10. state -----------------------------------------------------------------------------------------------
+    # 7. and 10. state -----------------------------------------------------------------------------
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
@@ -387,19 +448,22 @@ class Strategy(World):
 
         Args:
             module: that was set up.
-            layout: `"full"`, whole on rank 0; `"sharded"`, on each rank its own part, if it has parts; None asks the
-                CheckpointIO.
+            layout: `"full"`, whole on rank 0; `"sharded"`, on each rank its own part, if it has
+                parts; None asks the CheckpointIO.
         """
         return self.session.module_state(module)
 
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_module_state_dict(
+        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
         """All ranks. Restore what `get_module_state_dict` returned, in place."""
         self.session.load_module_state(module, state, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. The optimizer's state by parameter names, whole on rank 0.
 
-        It has torch's format, with names instead of indices: `state` is keyed by them, `param_groups` list them.
+        It has torch's format, with names instead of indices: `state` is keyed by them,
+        `param_groups` list them.
         """
         return self.session.optimizer_state(optimizer)
 
@@ -407,15 +471,19 @@ class Strategy(World):
         """All ranks. Restore what `get_optimizer_state_dict` returned, in place."""
         self.session.load_optimizer_state(optimizer, state)
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. The places for an optimizer's tensors while a checkpoint of layout `sharded` is read.
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. The places for an optimizer's tensors while a checkpoint of layout `sharded`
+        is read.
 
         Args:
             optimizer: that was set up here.
             described: its saved state, with a `TensorDescription` in place of each tensor.
 
         Returns:
-            Tensors, DTensors and `ShardedLeaf`s to fill; the others are read whole. None reads all of them whole.
+            Tensors, DTensors and `ShardedLeaf`s to fill; the others are read whole. None reads all
+            of them whole.
         """
         return self.session.optimizer_targets(optimizer, described)
 
@@ -429,10 +497,12 @@ class Strategy(World):
         """
         return self.session.parameter_names(optimizer)
 
-    # 11. end --------------------------------------------------------------------------------------------------------
+    # 11. end --------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """All ranks; idempotent, also after an exception. The group, hooks and handles are gone; workers stay."""
+        """All ranks; idempotent, also after an exception. The group, hooks and handles are gone;
+        workers stay.
+        """
         self.release()
         for name in ("checkpoint_io", "accelerator"):
             if (part := getattr(self, name, None)) is not None:
@@ -441,7 +511,8 @@ class Strategy(World):
     def release(self) -> None:
         """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group.
 
-        An override gathers only if `self.session.ends_together`: otherwise other ranks may never join.
+        An override gathers only if `self.session.ends_together`: otherwise other ranks may never
+        join.
         """
         if hasattr(self, "session"):  # a strategy that was given to no Fabric or Trainer has none
             self.session.forget()

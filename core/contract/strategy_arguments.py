@@ -46,11 +46,14 @@ def by_name(owner: str, given: Sequence[Any], named: Mapping[str, Any]) -> dict[
         name = next((name for name, kinds in _KINDS.items() if isinstance(part, kinds)), None)
         if name is None:
             raise ConfigurationError(
-                f"{owner}({_shown(part)}): expected by position an Accelerator, a list of devices, a "
-                "ClusterEnvironment, a CheckpointIO or a Precision. Give every other option by its name."
+                f"{owner}({_shown(part)}): expected by position an Accelerator, a list of devices, "
+                "a ClusterEnvironment, a CheckpointIO or a Precision. Give every other option by "
+                "its name."
             )
         if name in parts:
-            raise ConfigurationError(f"{owner} got two values for {name}, one of them by position. Leave one out.")
+            raise ConfigurationError(
+                f"{owner} got two values for {name}, one of them by position. Leave one out."
+            )
         parts[name] = part
     if "parallel_devices" in parts:
         parts["parallel_devices"] = [_as_device(device) for device in parts["parallel_devices"]]
@@ -71,5 +74,6 @@ def _as_device(device: torch.device | str) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise DeviceError(
-            f"{device!r} is not a device of torch. Expected a torch.device, or the name of one: 'cpu', 'cuda:0'."
+            f"{device!r} is not a device of torch. Expected a torch.device, or the name of one: "
+            "'cpu', 'cuda:0'."
         ) from error

@@ -15,16 +15,21 @@ ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
 class World:
     """The ranks of a strategy, and their collectives. By default there is one process.
 
-    Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shards of the data.
+    Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shards
+    of the data.
     """
 
     watch_store: Store | None = None
-    """A `Store` of torch that all ranks reach, from `setup_environment` on, for the watch over ranks. None takes that
-    of torch's process group; a strategy without such a group makes one, a `TCPStore` for example, or isn't watched."""
+    """A `Store` of torch that all ranks reach, from `setup_environment` on, for the watch over
+    ranks. None takes that of torch's process group; a strategy without such a group makes one, a
+    `TCPStore` for example, or isn't watched.
+    """
     waits_in: tuple[str, ...] = ()
-    """Modules whose functions wait for other ranks, and their packages: torch.distributed is known."""
+    """Modules whose functions wait for other ranks, and their packages: torch.distributed is
+    known.
+    """
 
-    # ranks, right from `setup_environment` on -----------------------------------------------------------------------
+    # ranks, right from `setup_environment` on -----------------------------------------------------
 
     @property
     def world_size(self) -> int:
@@ -61,10 +66,13 @@ class World:
         """True on the rank that prints, logs and writes what only one may."""
         return self.global_rank == 0
 
-    # 9. collectives -------------------------------------------------------------------------------------------------
+    # 9. collectives -------------------------------------------------------------------------------
 
-    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Tensor:
-        """All ranks. Combine a tensor of one shape over all ranks; the result is the same everywhere.
+    def reduce(
+        self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean"
+    ) -> Tensor:
+        """All ranks. Combine a tensor of one shape over all ranks; the result is the same
+        everywhere.
 
         Args:
             tensor: any shape; of one shape and dtype on all ranks. Not changed.
@@ -94,17 +102,20 @@ class World:
         return obj
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
+        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None
+        elsewhere.
+        """
         return [obj]
 
     def barrier(self, name: str | None = None) -> None:
         """All ranks. Wait until all ranks arrive. `name` is in the message if one doesn't."""
 
     def absent_ranks(self, point: str) -> list[int]:
-        """Any ranks. Reach a point, wait for the others, and return those that don't arrive soon. No collective.
+        """Any ranks. Reach a point, wait for the others, and return those that don't arrive soon.
+        No collective.
 
-        For work that all ranks must do or none: called only where it is done, so that it costs nothing elsewhere. By
-        default all are present.
+        For work that all ranks must do or none: called only where it is done, so that it costs
+        nothing elsewhere. By default all are present.
         """
         return []
 

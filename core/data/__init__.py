@@ -1,4 +1,6 @@
-"""Data on its way to the model: one order shared by all ranks, and the transfer of batches to the device."""
+"""Data on its way to the model: one order shared by all ranks, and the transfer of batches to the
+device.
+"""
 
 from core.data.batch_size import is_ambiguous, size_of
 from core.data.device_transfer import make_transfer, to_device
@@ -7,7 +9,13 @@ from core.data.global_batch import GlobalBatch, check_global_batch, divide_globa
 from core.data.resumable_loader import ResumableLoader
 from core.data.sample_seeds import seed_samples
 from core.data.sampler import ShardedSampler
-from core.data.sampler_in_loader import LoaderSharder, sampler_of, shard_loader, shuffles, without_shuffling
+from core.data.sampler_in_loader import (
+    LoaderSharder,
+    sampler_of,
+    shard_loader,
+    shuffles,
+    without_shuffling,
+)
 from core.data.seeds import mix_seed
 from core.data.structure import map_leaves
 from core.data.windows import MicroBatch, read_windows

@@ -25,9 +25,9 @@ _MANY = 8
 def size_of(batch: object) -> int | None:
     """Number of samples; None if it is unknown.
 
-    An object of another library says it itself, by `num_graphs` or `batch_size`. Else it is the first dimension of the
-    first tensor or array that has one, in mappings, lists, tuples, dataclasses and attrs classes. A number, a string or
-    a tensor without dimensions is one sample.
+    An object of another library says it itself, by `num_graphs` or `batch_size`. Else it is the
+    first dimension of the first tensor or array that has one, in mappings, lists, tuples,
+    dataclasses and attrs classes. A number, a string or a tensor without dimensions is one sample.
     """
     if isinstance(batch, Tensor):
         return batch.size(0) if batch.dim() else 1
@@ -37,12 +37,16 @@ def size_of(batch: object) -> int | None:
 
 
 def is_ambiguous(batch: object) -> bool:
-    """True if `size_of` may be wrong: tensors differ in their first dimension, or are samples in a list."""
+    """True if `size_of` may be wrong: tensors differ in their first dimension, or are samples in a
+    list.
+    """
     return len(set(_sizes_in(batch))) > 1 or _holds_samples(batch)
 
 
 def _holds_samples(batch: object) -> bool:
-    """True if a list looks like samples that nobody has stacked: images, or more tensors than a batch has parts."""
+    """True if a list looks like samples that nobody has stacked: images, or more tensors than a
+    batch has parts.
+    """
     if not isinstance(batch, list | tuple | Mapping):
         return False
     parts = list(_parts_of(batch))
@@ -69,7 +73,8 @@ def _declared_size(batch: object) -> int | None:
         return batch.size(0) if batch.dim() else None
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])  # on the CPU always
-    # PyTorch Geometric's batches have the first, TensorDicts and others the second, arrays of NumPy and JAX the third.
+    # PyTorch Geometric's batches have the first, TensorDicts and others the second, arrays of NumPy
+    # and JAX the third.
     for name in ("num_graphs", "batch_size", "shape"):
         try:
             size = getattr(batch, name, None)

@@ -11,8 +11,8 @@ from core.data.structure import map_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A copy to CUDA may overlap with the host. One to the CPU would be read before it is there, and to MPS too:
-# https://github.com/pytorch/pytorch/issues/83015
+# A copy to CUDA may overlap with the host. One to the CPU would be read before it is there, and to
+# MPS too: https://github.com/pytorch/pytorch/issues/83015
 _BLOCKING = ("cpu", "mps")
 
 
@@ -26,8 +26,8 @@ def make_transfer(
         convert: casts one floating-point tensor, after the transfer.
 
     Returns:
-        `batch -> batch`, or None if there is never anything to do: loaders collate on the CPU, so the batches of a run
-        on the CPU are where they should be.
+        `batch -> batch`, or None if there is never anything to do: loaders collate on the CPU, so
+        the batches of a run on the CPU are where they should be.
     """
     if device.type == "cpu" and convert is None:
         return None
@@ -36,20 +36,26 @@ def make_transfer(
 
 
 def to_device(
-    batch: object, device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+    batch: object,
+    device: torch.device,
+    convert: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Any:
     """Bring every tensor in `batch` to `device`; what is there already stays the same object.
 
     Args:
-        batch: tensors of any shape in mappings, lists, tuples, named tuples, dataclasses and attrs classes, nested.
-            Other objects move themselves if they have a method `to(device)`, and are left alone if not.
-        device: where they go. Copies to CUDA don't wait, so that those from pinned memory overlap with the host.
+        batch: tensors of any shape in mappings, lists, tuples, named tuples, dataclasses and attrs
+            classes, nested. Other objects move themselves if they have a method `to(device)`, and
+            are left alone if not.
+        device: where they go. Copies to CUDA don't wait, so that those from pinned memory overlap
+            with the host.
         convert: casts one floating-point tensor, after the transfer.
     """
     return map_leaves(_mover(device, convert), batch, is_leaf=_moves_itself, plain=False)
 
 
-def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Any], object]:
+def _mover(
+    device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Callable[[Any], object]:
     non_blocking = device.type not in _BLOCKING
 
     def finish(leaf: Any) -> Any:
@@ -57,7 +63,9 @@ def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor]
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return finish(leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking))
+            return finish(
+                leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
+            )
         if not _moves_itself(leaf):
             return leaf
         moved = leaf.to(device)

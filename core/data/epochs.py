@@ -1,4 +1,6 @@
-"""The number of the epoch, on its way to what draws anew in each: samplers, data sets, and their copies in workers."""
+"""The number of the epoch, on its way to what draws anew in each: samplers, data sets, and their
+copies in workers.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ _READS = ("__iter__", "__getitem__", "__getitems__")
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Set the epoch of what draws anew each epoch: the loader's samplers and data sets, or it. Before it is opened.
+    """Set the epoch of what draws anew each epoch: the loader's samplers and data sets, or it.
+    Before it is opened.
 
-    Data sets are looked for within others too, in `dataset` and `datasets`. Workers that persist learn of it as well.
+    Data sets are looked for within others too, in `dataset` and `datasets`. Workers that persist
+    learn of it as well.
     """
     sharded = sampler_of(loader)  # passes it on to the user's own, which it wraps
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
@@ -47,10 +51,11 @@ def _has_epochs(part: object) -> bool:
 
 
 class _EpochInWorkers:
-    """A `worker_init_fn` by which the copy of the data set in a worker that persists learns of each epoch.
+    """A `worker_init_fn` by which the copy of the data set in a worker that persists learns of each
+    epoch.
 
-    Torch has no hook where such a worker begins another epoch. So the number is in shared memory, and the worker looks
-    whenever it reads from the data set.
+    Torch has no hook where such a worker begins another epoch. So the number is in shared memory,
+    and the worker looks whenever it reads from the data set.
     """
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
@@ -58,7 +63,9 @@ class _EpochInWorkers:
         self._shared_epoch = torch.zeros((), dtype=torch.int64)
 
     def set_epoch(self, epoch: int) -> None:
-        """Main process. Set the epoch of all workers; those that are yet to start have a data set of that epoch."""
+        """Main process. Set the epoch of all workers; those that are yet to start have a data set
+        of that epoch.
+        """
         self._own_epoch = epoch
         self._shared_epoch.share_memory_().fill_(epoch)
 
@@ -68,7 +75,9 @@ class _EpochInWorkers:
             self._own(worker_id)
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]  # there is one in a worker
         kind = type(dataset)
-        reads = {name: self._after_epoch(getattr(kind, name)) for name in _READS if hasattr(kind, name)}
+        reads = {
+            name: self._after_epoch(getattr(kind, name)) for name in _READS if hasattr(kind, name)
+        }
         dataset.__class__ = type(kind.__name__, (kind,), {"__slots__": (), **reads})
 
     def _after_epoch(self, read: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,6 @@
-"""A number of samples that makes one optimizer step, split among any number of ranks, in batches that fit."""
+"""A number of samples that makes one optimizer step, split among any number of ranks, in batches
+that fit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class GlobalBatch(NamedTuple):
         num_shards: shards of the data.
         batch_size: samples of one shard in one batch.
         num_accumulated: batches of an accumulation window.
-        cuts: True if batches are cut out of the order here; False for a loader whose batches come as they are.
+        cuts: True if batches are cut out of the order here; False for a loader whose batches come
+            as they are.
     """
 
     num_samples: int
@@ -37,8 +40,9 @@ def divide_global_batch(
 ) -> GlobalBatch:
     """The division for a user's loader.
 
-    Where core cuts the batches, the loader's `batch_size` is the most that a rank takes at once: a batch is the largest
-    divisor of the rank's shard that isn't above it. Batches that come as they are keep their size.
+    Where core cuts the batches, the loader's `batch_size` is the most that a rank takes at once: a
+    batch is the largest divisor of the rank's shard that isn't above it. Batches that come as they
+    are keep their size.
 
     Args:
         num_samples: in one optimizer step, over all ranks.
@@ -48,15 +52,17 @@ def divide_global_batch(
         warns: whether to warn of batches that are much smaller than they could be.
 
     Raises:
-        ConfigurationError: it can't be divided; names the nearest numbers that can, of samples and of ranks.
+        ConfigurationError: it can't be divided; names the nearest numbers that can, of samples and
+            of ranks.
     """
     check_global_batch(num_samples, num_shards)
     size = getattr(loader, "batch_size", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ConfigurationError(
-            f"global_batch_size={num_samples} needs a DataLoader with a batch_size, which is the most samples that a "
-            f"rank takes at once, and got {_describe(loader)}. Pass DataLoader(dataset, batch_size=...), or leave "
-            "global_batch_size out and count the batches of a step by accumulate_grad_batches."
+            f"global_batch_size={num_samples} needs a DataLoader with a batch_size, which is the "
+            f"most samples that a rank takes at once, and got {_describe(loader)}. Pass "
+            "DataLoader(dataset, batch_size=...), or leave global_batch_size out and count the "
+            "batches of a step by accumulate_grad_batches."
         )
     if not (shards and _can_be_cut(loader)):
         return _take_whole(num_samples, num_shards, size)
@@ -69,11 +75,13 @@ def divide_global_batch(
 
 def _warn_of_small(num_samples: int, num_shards: int, batch_size: int, most: int) -> None:
     unit = num_shards * most
-    near = " or ".join(str(size) for size in (num_samples // unit * unit, (num_samples // unit + 1) * unit) if size)
+    near = " or ".join(
+        str(size) for size in (num_samples // unit * unit, (num_samples // unit + 1) * unit) if size
+    )
     warnings.warn(
-        f"global_batch_size={num_samples} on {num_shards} ranks leaves {num_samples // num_shards} samples to each, "
-        f"which makes batches of {batch_size}: no larger divisor is up to the loader's batch_size={most}. Of full "
-        f"batches are made: {near}.",
+        f"global_batch_size={num_samples} on {num_shards} ranks leaves {num_samples // num_shards} "
+        f"samples to each, which makes batches of {batch_size}: no larger divisor is up to the "
+        f"loader's batch_size={most}. Of full batches are made: {near}.",
         stacklevel=2,
     )
 
@@ -96,9 +104,9 @@ def _take_whole(num_samples: int, num_shards: int, size: int) -> GlobalBatch:
     if num_samples % unit:
         fitting = _divisors(num_samples // size) if num_samples % size == 0 else []
         raise ConfigurationError(
-            f"global_batch_size={num_samples}: the loader's batches of {size} come as they are, so that {num_shards} "
-            f"ranks take {unit} samples at once, which doesn't divide {num_samples}. "
-            f"{_nearest(num_samples, unit, num_shards, fitting)}"
+            f"global_batch_size={num_samples}: the loader's batches of {size} come as they are, so "
+            f"that {num_shards} ranks take {unit} samples at once, which doesn't divide "
+            f"{num_samples}. {_nearest(num_samples, unit, num_shards, fitting)}"
         )
     return GlobalBatch(num_samples, num_shards, size, num_samples // unit, cuts=False)
 
@@ -131,4 +139,8 @@ def _divisors(number: int) -> list[int]:
 
 def _describe(loader: object) -> str:
     name = type(loader).__name__
-    return f"a {name} with batch_size={loader.batch_size!r}" if isinstance(loader, DataLoader) else f"a {name}"
+    return (
+        f"a {name} with batch_size={loader.batch_size!r}"
+        if isinstance(loader, DataLoader)
+        else f"a {name}"
+    )

@@ -15,22 +15,26 @@ if TYPE_CHECKING:
     from core.data.windows import MicroBatch
 
 _CUT = ("batch_size", "num_workers")
-"""Attributes of a DataLoader that decide into which batches, and in which order, an iterable data set is cut."""
+"""Attributes of a DataLoader that decide into which batches, and in which order, an iterable data
+set is cut.
+"""
 
 
 class ResumableLoader:
-    """Wraps one rank's loader, with a position that can be saved and restored. Batches are counted on demand only.
+    """Wraps one rank's loader, with a position that can be saved and restored. Batches are counted
+    on demand only.
 
     What a position consists of depends on the loader:
 
     - with a `ShardedSampler`: samples of the global order, the same on every rank;
-    - with `state_dict` and `load_state_dict` of its own, as torchdata's StatefulDataLoader: its state, which differs
-      between ranks. An epoch that begins at its first batch is begun anew;
-    - any other: batches of this rank, which are read again up to there. The caller puts the random state back in which
-      the epoch was opened (`reads_again`), so that a loader that drew its order then draws it once more.
+    - with `state_dict` and `load_state_dict` of its own, as torchdata's StatefulDataLoader: its
+      state, which differs between ranks. An epoch that begins at its first batch is begun anew;
+    - any other: batches of this rank, which are read again up to there. The caller puts the random
+      state back in which the epoch was opened (`reads_again`), so that a loader that drew its order
+      then draws it once more.
 
-    The call sequence, all ranks: `begin(epoch)`, perhaps after `load_state_dict(state)`; `open()`; `count(n)` and
-    `state_dict()` at any time.
+    The call sequence, all ranks: `begin(epoch)`, perhaps after `load_state_dict(state)`; `open()`;
+    `count(n)` and `state_dict()` at any time.
 
     Attributes:
         loader: yields batches.
@@ -44,7 +48,8 @@ class ResumableLoader:
         """Wrap a loader.
 
         Args:
-            loader: yields batches, each of `num_joined_batches` of the source's if it has that attribute.
+            loader: yields batches, each of `num_joined_batches` of the source's if it has that
+                attribute.
             source: the loader that was sharded, if the strategy has made another kind from it.
         """
         self.loader = loader
@@ -69,10 +74,14 @@ class ResumableLoader:
 
     @property
     def _keeps_state(self) -> bool:
-        return all(callable(getattr(self.loader, name, None)) for name in ("state_dict", "load_state_dict"))
+        return all(
+            callable(getattr(self.loader, name, None)) for name in ("state_dict", "load_state_dict")
+        )
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch: the next iteration starts at its first batch, or where a loaded state stands in it."""
+        """Begin an epoch: the next iteration starts at its first batch, or where a loaded state
+        stands in it.
+        """
         # The epoch in which a loaded state stands goes on where it stands.
         if epoch != self.epoch:
             self.epoch, self.num_batches, self._is_restored = epoch, 0, False
@@ -93,7 +102,10 @@ class ResumableLoader:
                 self.loader.load_state_dict(state)
                 return iter(self.loader)
             except Exception as error:
-                cure = "doesn't take the state that it saved. Build it as it was then, with as many workers. It says:"
+                cure = (
+                    "doesn't take the state that it saved. Build it as it was then, with as "
+                    "many workers. It says:"
+                )
                 raise CheckpointError(f"{type(self.loader).__name__} {cure} {error}") from error
         batches: Iterator[object] = iter(self.loader)
         for batch in islice(batches, self.num_batches):  # those that the loop had
@@ -102,12 +114,16 @@ class ResumableLoader:
 
     @property
     def num_accumulated(self) -> int | None:
-        """Batches of the windows that the order is cut into; None where it is cut into batches one by one."""
+        """Batches of the windows that the order is cut into; None where it is cut into batches one
+        by one.
+        """
         return None if self._sampler is None else self._sampler.num_accumulated
 
     @property
     def is_between_windows(self) -> bool:
-        """True if the position is the end of a window that the order is cut into, from the epoch's beginning on."""
+        """True if the position is the end of a window that the order is cut into, from the epoch's
+        beginning on.
+        """
         sampler = self._sampler
         if sampler is None or sampler.num_accumulated is None or sampler.batch_size is None:
             return False
@@ -115,7 +131,9 @@ class ResumableLoader:
 
     @property
     def was_recut(self) -> bool:
-        """True if the epoch that goes on at the position has another number of batches than the loader says."""
+        """True if the epoch that goes on at the position has another number of batches than the
+        loader says.
+        """
         return self._sampler is not None and self._sampler.was_recut
 
     def check_length(self) -> None:
@@ -134,7 +152,9 @@ class ResumableLoader:
         return self._sampler is not None
 
     def set_window(self, num_accumulated: int, num_batches: Callable[[], int | float]) -> None:
-        """Weigh the batches of the next iteration among those of an accumulation window; see `ShardedSampler`."""
+        """Weigh the batches of the next iteration among those of an accumulation window; see
+        `ShardedSampler`.
+        """
         if self._sampler is not None:
             self._sampler.set_window(num_accumulated, lambda: num_batches() * self._num_joined)
 
@@ -146,23 +166,35 @@ class ResumableLoader:
         self.num_batches = num_batches
 
     def end_workers(self) -> None:
-        """End workers that persist; another iteration makes new ones. A loader with a state of its own keeps both."""
+        """End workers that persist; another iteration makes new ones. A loader with a state of its
+        own keeps both.
+        """
         self.batches = None
         if not self._keeps_state and getattr(self._source, "_iterator", None) is not None:
             self._source._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop."""
-        state: dict[str, object] = {"epoch": self.epoch, "num_batches": self.num_batches * self._num_joined}
+        state: dict[str, object] = {
+            "epoch": self.epoch,
+            "num_batches": self.num_batches * self._num_joined,
+        }
         if self._sampler is not None:
             return {**state, "sampler": self._sampler.state_dict()}
-        return {**state, "loader": self.loader.state_dict()} if self._keeps_state else {**state, "cut": self._cut()}
+        return (
+            {**state, "loader": self.loader.state_dict()}
+            if self._keeps_state
+            else {**state, "cut": self._cut()}
+        )
 
     def _cut(self) -> dict[str, int | None]:
-        """The attributes that decide how an order is cut into batches, if a position is reached by reading again."""
+        """The attributes that decide how an order is cut into batches, if a position is reached by
+        reading again.
+        """
         source = self._source
         cut: dict[str, int | None] = {
-            name: value if type(value := getattr(source, name, None)) is int else None for name in _CUT
+            name: value if type(value := getattr(source, name, None)) is int else None
+            for name in _CUT
         }
         if cut["num_workers"] == 0:
             cut["num_workers"] = 1  # reads in the same order
@@ -172,7 +204,8 @@ class ResumableLoader:
             return {**cut, "number of batches": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a position, from which the next iteration continues; `num_batches` is then for this rank.
+        """Restore a position, from which the next iteration continues; `num_batches` is then for
+        this rank.
 
         Raises:
             CheckpointError: `state` was saved by another kind of loader.
@@ -181,8 +214,9 @@ class ResumableLoader:
             kinds = ("a DataLoader with a sampler", "a loader that orders its data itself")
             saved, here = kinds if "sampler" in state else kinds[::-1]
             raise CheckpointError(
-                f"The checkpoint has the position of {saved}, and this is {here} ({type(self._source).__name__}). "
-                "Build the loader as it was when the checkpoint was written."
+                f"The checkpoint has the position of {saved}, and this is {here} "
+                f"({type(self._source).__name__}). Build the loader as it was when the checkpoint "
+                "was written."
             )
         given, self._unread_state = state["num_batches"], None
         if given and self.reads_again:
@@ -193,11 +227,16 @@ class ResumableLoader:
             given = self._sampler.num_batches_given(default=given)
         elif given % self._num_joined:
             raise CheckpointError(
-                f"The checkpoint was saved after {given} batches of an epoch, and this strategy takes "
-                f"{self._num_joined} at once from a {type(self._source).__name__}, whose order can't be entered in "
-                f"between. Save after a multiple of {self._num_joined} batches, or at the end of an epoch."
+                f"The checkpoint was saved after {given} batches of an epoch, and this strategy "
+                f"takes {self._num_joined} at once from a {type(self._source).__name__}, whose "
+                f"order can't be entered in between. Save after a multiple of {self._num_joined} "
+                "batches, or at the end of an epoch."
             )
-        self.epoch, self.num_batches, self._is_restored = state["epoch"], -(-given // self._num_joined), True
+        self.epoch, self.num_batches, self._is_restored = (
+            state["epoch"],
+            -(-given // self._num_joined),
+            True,
+        )
         if "loader" in state and self._keeps_state and self.num_batches:
             self._unread_state = state["loader"]
 
@@ -206,8 +245,10 @@ class ResumableLoader:
         for name, before in saved.items():
             if (now := own.get(name)) != before:
                 raise CheckpointError(
-                    f"The checkpoint was saved within an epoch of a {type(self._source).__name__} with {name}={before}"
-                    f", and now it is {now}. Its order is entered by reading the same batches again: build "
-                    "the loader as it was, or pass a checkpoint of an epoch's end. A map-style data set, or a loader "
-                    "with state_dict and load_state_dict, goes on with batches of another size."
+                    f"The checkpoint was saved within an epoch of a {type(self._source).__name__} "
+                    f"with {name}={before}"
+                    f", and now it is {now}. Its order is entered by reading the same batches "
+                    "again: build the loader as it was, or pass a checkpoint of an epoch's end. A "
+                    "map-style data set, or a loader with state_dict and load_state_dict, goes on "
+                    "with batches of another size."
                 )

@@ -1,4 +1,6 @@
-"""Random augmentation that doesn't depend on the worker: each sample is loaded with generators of its own."""
+"""Random augmentation that doesn't depend on the worker: each sample is loaded with generators of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
 
 
 def seed_samples(loader: object) -> Any:
-    """A copy of a sharded loader in which Python's, NumPy's and torch's generators are seeded for every single sample.
+    """A copy of a sharded loader in which Python's, NumPy's and torch's generators are seeded for
+    every single sample.
 
-    The seed follows from the run's seed, the epoch and the sample's number in the global order. So an augmentation
-    comes out the same with any number of workers and ranks, and after a resume. Samples are loaded one by one, also
-    where the data set could load several at once.
+    The seed follows from the run's seed, the epoch and the sample's number in the global order. So
+    an augmentation comes out the same with any number of workers and ranks, and after a resume.
+    Samples are loaded one by one, also where the data set could load several at once.
 
     Raises:
         ConfigurationError: the loader has no global order.
@@ -28,8 +31,9 @@ def seed_samples(loader: object) -> Any:
     sampler = sampler_of(loader)
     if not isinstance(loader, DataLoader) or sampler is None:
         raise ConfigurationError(
-            f"seed_samples=True needs a DataLoader over a map-style data set, with use_distributed_sampler=True, and "
-            f"got {type(loader).__name__}. Seed by the sample's own number in your data set, or leave the option out."
+            "seed_samples=True needs a DataLoader over a map-style data set, with "
+            f"use_distributed_sampler=True, and got {type(loader).__name__}. Seed by the sample's "
+            "own number in your data set, or leave the option out."
         )
     sampler.seeds_samples = True
     clone = copy.copy(loader)
@@ -55,7 +59,8 @@ class SeededDataset(Dataset[Any]):
             return self._dataset[key.index]
 
     def __getattr__(self, name: str) -> Any:
-        # `__getitems__` would load several samples with one seed; and unpickling asks before there is a data set.
+        # `__getitems__` would load several samples with one seed; and unpickling asks before there
+        # is a data set.
         if name.startswith("__") or name == "_dataset":
             raise AttributeError(name)
         return getattr(self._dataset, name)

@@ -1,4 +1,6 @@
-"""One rank's shard of the user's own sampler, with a position that doesn't depend on the number of ranks."""
+"""One rank's shard of the user's own sampler, with a position that doesn't depend on the number of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from core.contract import CheckpointError
 from core.data.seeds import DrawingRng, mix_seed, seed_workers
@@ -36,25 +44,31 @@ class SeededIndex(NamedTuple):
 
 
 class ShardedSampler(Sampler[Any]):
-    """Yields this rank's batches of the user's order, epoch after epoch. Used on one device too. Not for subclassing.
+    """Yields this rank's batches of the user's order, epoch after epoch. Used on one device too.
+    Not for subclassing.
 
-    All ranks draw the same global order from seed and epoch, which is also the order of one device. A user's sampler
-    that has a generator of its own draws from that. How the order becomes batches stands in `core.data.sharding`.
+    All ranks draw the same global order from seed and epoch, which is also the order of one device.
+    A user's sampler that has a generator of its own draws from that. How the order becomes batches
+    stands in `core.data.sharding`.
 
     The call sequence, all ranks:
 
-    1. `set_epoch(epoch)` before each epoch; when a run resumes, `load_state_dict(state)` before that.
+    1. `set_epoch(epoch)` before each epoch; when a run resumes, `load_state_dict(state)` before
+       that.
     2. `iter(...)` by the loader, which runs ahead of what the user sees.
-    3. `advance()` by the loop, when it takes a batch from the loader. Now `position` counts that batch.
-    4. `state_dict()` at any time. It is the same on every rank, and loads with other numbers of ranks and workers.
+    3. `advance()` by the loop, when it takes a batch from the loader. Now `position` counts that
+       batch.
+    4. `state_dict()` at any time. It is the same on every rank, and loads with other numbers of
+       ranks and workers.
 
     Attributes:
         epoch: number of the epoch that is on, from 0.
         position: samples of this epoch that the user was given, over all ranks.
-        num_accumulated: batches of an accumulation window that is cut out of the order as a whole; None where batches
-            are cut one by one.
-        uneven: this rank's batches of the iteration that is on, of those windows whose batches don't weigh alike or are
-            fewer, by their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
+        num_accumulated: batches of an accumulation window that is cut out of the order as a whole;
+            None where batches are cut one by one.
+        uneven: this rank's batches of the iteration that is on, of those windows whose batches
+            don't weigh alike or are fewer, by their numbers from 0. It is filled as the loader
+            takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
@@ -84,12 +98,14 @@ class ShardedSampler(Sampler[Any]):
             rank: number of this shard.
             size: number of shards.
             seed: of the draws; the same on all ranks.
-            repeats: where a last step doesn't have a sample for every rank, the others take one that another rank has
-                too, with weight 0, so that all make the same number of steps. False: they end one step earlier.
-            rebalances: before it comes to that, move samples from the step before to the last one. For who can't weigh
-                batches.
-            num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
-                `drop_last` then leaves out a last window that is short. See `uneven`.
+            repeats: where a last step doesn't have a sample for every rank, the others take one
+                that another rank has too, with weight 0, so that all make the same number of steps.
+                False: they end one step earlier.
+            rebalances: before it comes to that, move samples from the step before to the last one.
+                For who can't weigh batches.
+            num_accumulated: cut accumulation windows of so many batches: the same samples on any
+                number of ranks. `drop_last` then leaves out a last window that is short. See
+                `uneven`.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
         self.order = order
@@ -113,7 +129,9 @@ class ShardedSampler(Sampler[Any]):
         self._is_changed = False
         """The user's batches are others than those of the state that was loaded last."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
-        """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
+        """Samples over all ranks, and our own, for each batch that the loader took and the user
+        wasn't given yet.
+        """
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
@@ -141,12 +159,14 @@ class ShardedSampler(Sampler[Any]):
         if self.num_accumulated is not None and self.batch_size is not None:
             num_at_once = self.batch_size * self.size
             windows, rest = divmod(num_units, num_at_once * self.num_accumulated)
-            return windows * self.num_accumulated + (0 if self.drop_last else -(-rest // num_at_once))
+            return windows * self.num_accumulated + (
+                0 if self.drop_last else -(-rest // num_at_once)
+            )
         whole, rest = divmod(num_units, self.size * (self.batch_size or 1))
         if rest == 0 or self.drop_last:
             return whole
-        # A short last step comes on top: for every rank if it repeats samples or borrows some from the step before, and
-        # else for the ranks that have one.
+        # A short last step comes on top: for every rank if it repeats samples or borrows some from
+        # the step before, and else for the ranks that have one.
         may_borrow = self.rebalances and self.batch_size != 1 and whole > 0
         return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
 
@@ -164,8 +184,8 @@ class ShardedSampler(Sampler[Any]):
         """Count the batch that the loop just took from the loader.
 
         Returns:
-            Its indices, as the user's sampler gave them; one index for a loader that doesn't collate. None if there is
-            no such batch.
+            Its indices, as the user's sampler gave them; one index for a loader that doesn't
+            collate. None if there is no such batch.
         """
         if not self._on_the_way:
             return None
@@ -178,13 +198,16 @@ class ShardedSampler(Sampler[Any]):
 
         Args:
             num_accumulated: batches of a window; the first one begins with the iteration.
-            num_batches: of the iteration that will be taken; asked once its first step is drawn, since a batch sampler
-                may know its number only then. The last window ends there, and no step gives samples to one behind it.
+            num_batches: of the iteration that will be taken; asked once its first step is drawn,
+                since a batch sampler may know its number only then. The last window ends there, and
+                no step gives samples to one behind it.
         """
         self._window, self._num_batches = num_accumulated, num_batches
 
     def num_batches_given(self, *, default: int) -> int:
-        """Number of this rank's batches up to the position; `default` where batches are of any size."""
+        """Number of this rank's batches up to the position; `default` where batches are of any
+        size.
+        """
         if self.batch_size is None:
             return default
         # `-(-a // b)` rounds up.
@@ -192,7 +215,8 @@ class ShardedSampler(Sampler[Any]):
 
     @property
     def was_recut(self) -> bool:
-        """True if the epoch that goes on at the position has another number of batches than `len` says.
+        """True if the epoch that goes on at the position has another number of batches than `len`
+        says.
 
         Its first part was cut into batches of another size, or for another number of ranks.
         """
@@ -206,12 +230,19 @@ class ShardedSampler(Sampler[Any]):
         return self.num_batches_given(default=0) + num_left != len(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: numbers, and states of the user's generator: as this epoch was drawn, and now."""
+        """The position: numbers, and states of the user's generator: as this epoch was drawn, and
+        now.
+        """
         generator = self._generator_state
         if generator is None and self._generator is not None:
             generator = self._generator.get_state()
         after = self._generator.get_state() if self._generator is not None else None
-        state = {"epoch": self.epoch, "position": self.position, "seed": self.seed, "length": _length_of(self.order)}
+        state = {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "length": _length_of(self.order),
+        }
         return {**state, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -221,16 +252,25 @@ class ShardedSampler(Sampler[Any]):
             CheckpointError: `state` doesn't come from such a sampler.
         """
         if missing := {"epoch", "position", "seed", "generator", "generator_after"} - state.keys():
-            raise CheckpointError(f"A sampler's state has no {sorted(missing)}; it has {sorted(state)}.")
-        if (state["generator"] is None) != (self._generator is None):
-            saved, here = ("no generator", "one") if self._generator is not None else ("a generator", "none")
             raise CheckpointError(
-                f"The checkpoint's sampler had {saved} of its own, and {type(self.order).__name__} has {here}: "
-                "its order can't go on. Build the loader as it was when the checkpoint was written."
+                f"A sampler's state has no {sorted(missing)}; it has {sorted(state)}."
+            )
+        if (state["generator"] is None) != (self._generator is None):
+            saved, here = (
+                ("no generator", "one") if self._generator is not None else ("a generator", "none")
+            )
+            raise CheckpointError(
+                f"The checkpoint's sampler had {saved} of its own, and {type(self.order).__name__} "
+                f"has {here}: its order can't go on. Build the loader as it was when the "
+                "checkpoint was written."
             )
         # First: another epoch puts the position back to 0.
         self.set_epoch(state["epoch"])
-        self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
+        self.position, self.seed, self._generator_state = (
+            state["position"],
+            state["seed"],
+            state["generator"],
+        )
         self._generator_after = state["generator_after"]
         before, now = state.get("length"), _length_of(self.order)
         self._is_changed = self.batch_size is None and before != now
@@ -238,7 +278,8 @@ class ShardedSampler(Sampler[Any]):
         self._other_lengths = (before, now) if is_other else None
 
     def check_length(self) -> None:
-        """Check that the data is as long as where the loaded state was saved: to be called if that is within an epoch.
+        """Check that the data is as long as where the loaded state was saved: to be called if that
+        is within an epoch.
 
         Raises:
             CheckpointError: with both numbers.
@@ -246,9 +287,10 @@ class ShardedSampler(Sampler[Any]):
         if self._other_lengths is not None:
             before, now = self._other_lengths
             raise CheckpointError(
-                f"The checkpoint was saved within an epoch of {before} samples, and now the training data has {now}: "
-                "samples would be seen twice, or never. Build the data set as it was, or load a checkpoint of an "
-                "epoch's end, after which the next epoch has all of the new data."
+                f"The checkpoint was saved within an epoch of {before} samples, and now the "
+                f"training data has {now}: samples would be seen twice, or never. Build the data "
+                "set as it was, or load a checkpoint of an epoch's end, after which the next epoch "
+                "has all of the new data."
             )
 
     def _rewind_generator(self) -> None:
@@ -266,13 +308,13 @@ class ShardedSampler(Sampler[Any]):
         rng = DrawingRng(mix_seed(self.seed, epoch))
         with rng:
             steps = self._shard(position)
-            # torch's samplers draw, or seed a generator of their own, when the first sample is taken: take the first
-            # step here.
+            # torch's samplers draw, or seed a generator of their own, when the first sample is
+            # taken: take the first step here.
             step = next(steps, None)
         if type(self.order) in _DRAW_AT_ONCE:
             return steps if step is None else chain([step], steps)
-        # The user's own sampler may draw for each sample: the context is entered for each step, and left while the
-        # loader and the model are at work.
+        # The user's own sampler may draw for each sample: the context is entered for each step, and
+        # left while the loader and the model are at work.
         return self._draw_each(rng, step, steps)
 
     @staticmethod
@@ -283,7 +325,11 @@ class ShardedSampler(Sampler[Any]):
                 step = next(steps, None)
 
     def _shard(self, position: int) -> Iterator[Step]:
-        options: dict[str, Any] = {"size": self.size, "position": position, "drop_last": self.drop_last}
+        options: dict[str, Any] = {
+            "size": self.size,
+            "position": position,
+            "drop_last": self.drop_last,
+        }
         if self.num_accumulated is not None and self.batch_size is not None:
             options["num_accumulated"] = self.num_accumulated
             return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
@@ -291,12 +337,20 @@ class ShardedSampler(Sampler[Any]):
             return shard_batches(self.order, **options)
         return shard_samples(self.order, self.batch_size, **options)
 
-    def _rebalance(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
+    def _rebalance(
+        self, steps: Iterator[Step], num_batches: Callable[[], int | float]
+    ) -> Iterator[Step]:
         wanted = num_batches()
-        yield from rebalance_last(steps if wanted == math.inf else islice(steps, int(wanted)), self.size)
+        yield from rebalance_last(
+            steps if wanted == math.inf else islice(steps, int(wanted)), self.size
+        )
 
-    def _weigh(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
-        """The same steps. Notes what uneven batches weigh; for that, each window is read as a whole."""
+    def _weigh(
+        self, steps: Iterator[Step], num_batches: Callable[[], int | float]
+    ) -> Iterator[Step]:
+        """The same steps. Notes what uneven batches weigh; for that, each window is read as a
+        whole.
+        """
         number, left = 0, num_batches()
         while left and (window := list(islice(steps, int(min(self._window, left))))):
             sizes = [[len(shard) for shard in step] for step in window]
@@ -306,11 +360,15 @@ class ShardedSampler(Sampler[Any]):
         yield from steps  # a loader may run ahead
 
     def _batches(
-        self, steps: Iterator[Step], on_the_way: deque[tuple[int, object]], epoch: int, position: int
+        self,
+        steps: Iterator[Step],
+        on_the_way: deque[tuple[int, object]],
+        epoch: int,
+        position: int,
     ) -> Iterator[Any]:
         for step in steps:
-            # `first` is the number of this rank's first sample in the global order, where the ranks' shards stand in a
-            # row.
+            # `first` is the number of this rank's first sample in the global order, where the
+            # ranks' shards stand in a row.
             shard, first = step[self.rank], position + sum(map(len, step[: self.rank]))
             # No sample is left for this rank: it takes one that another rank has too, or ends here.
             if not shard:
@@ -326,9 +384,13 @@ class ShardedSampler(Sampler[Any]):
             yield given if self.yields_batches else given[0]
 
     def _seed(self, shard: list[object], epoch: int, first: int) -> list[Any]:
-        """Add seeds, made from numbers in the global order and from indices. Own sharding counts alike on all ranks."""
+        """Add seeds, made from numbers in the global order and from indices. Own sharding counts
+        alike on all ranks.
+        """
         own = [index if isinstance(index, int) else 0 for index in shard]
-        seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
+        seeds = (
+            mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own)
+        )
         return [SeededIndex(*pair) for pair in zip(shard, seeds, strict=True)]
 
 
@@ -352,8 +414,12 @@ def sampler_chain(sampler: object) -> Iterator[Any]:
         sampler = getattr(sampler, "sampler", None)
 
 
-def data_sets_in(dataset: object, is_end: Callable[[object], bool] = lambda part: False) -> Iterator[Any]:
-    """A data set, and those that it holds in `dataset` or `datasets`, each once; nothing within one that `is_end`."""
+def data_sets_in(
+    dataset: object, is_end: Callable[[object], bool] = lambda part: False
+) -> Iterator[Any]:
+    """A data set, and those that it holds in `dataset` or `datasets`, each once; nothing within one
+    that `is_end`.
+    """
     parts, seen = [dataset], {id(None)}
     while parts:
         part = parts.pop()
@@ -373,4 +439,6 @@ def data_sets_in(dataset: object, is_end: Callable[[object], bool] = lambda part
 def find_generator(order: object) -> torch.Generator | None:
     """The generator that the user gave to a sampler, or to one that it wraps."""
     generators = (getattr(part, "generator", None) for part in sampler_chain(order))
-    return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)
+    return next(
+        (generator for generator in generators if isinstance(generator, torch.Generator)), None
+    )

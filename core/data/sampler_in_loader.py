@@ -1,4 +1,6 @@
-"""A user's DataLoader with the distributed sampler in it: one rank's shard, in the user's own order."""
+"""A user's DataLoader with the distributed sampler in it: one rank's shard, in the user's own
+order.
+"""
 
 from __future__ import annotations
 
@@ -50,24 +52,28 @@ def shard_loader(
 ) -> Any:
     """A loader of this rank's shard; the user's own isn't changed.
 
-    All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the same.
+    All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the
+    same.
 
     Args:
-        loader: a DataLoader, or a subclass. One that can't be sharded comes back as it is, with a warning if there is
-            more than one rank: another kind of iterable, or a loader of an IterableDataset.
+        loader: a DataLoader, or a subclass. One that can't be sharded comes back as it is, with a
+            warning if there is more than one rank: another kind of iterable, or a loader of an
+            IterableDataset.
         rank: the data-parallel rank that gets the shard.
         size: number of shards.
         seed: of the shuffling, the same on all ranks.
         stage: of the loop that reads it.
-        broadcast: hands rank 0's object to all ranks. With it, a generator of the user starts from rank 0's state.
+        broadcast: hands rank 0's object to all ranks. With it, a generator of the user starts from
+            rank 0's state.
         global_batch: cut the order by this division, in place of the loader's own batches.
-        joins: in a last step without a sample for every rank, the others repeat one, and so make the same number of
-            steps: False to end a step earlier. None: in `"fit"`.
-        rebalances: before it comes to that, move samples there from the step before. False for who weighs batches by
-            `ShardedSampler.uneven`.
+        joins: in a last step without a sample for every rank, the others repeat one, and so make
+            the same number of steps: False to end a step earlier. None: in `"fit"`.
+        rebalances: before it comes to that, move samples there from the step before. False for who
+            weighs batches by `ShardedSampler.uneven`.
 
     Returns:
-        A copy with the same class, data set, workers and options, and a `ShardedSampler` (`sampler_of` finds it).
+        A copy with the same class, data set, workers and options, and a `ShardedSampler`
+        (`sampler_of` finds it).
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if size > 1 and rank == 0:
@@ -76,14 +82,20 @@ def shard_loader(
     if sampler_of(loader) is not None:
         return loader
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    own = next((part for part in sampler_chain(index_sampler) if hasattr(part, "num_replicas")), None)
-    if own is not None:  # torch's DistributedSampler, or one like it: the user has sharded this loader
+    own = next(
+        (part for part in sampler_chain(index_sampler) if hasattr(part, "num_replicas")), None
+    )
+    # torch's DistributedSampler, or one like it: the user has sharded this loader
+    if own is not None:
         _warn_of_another_share(own, rank, size)
         rank, size = 0, 1
     options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "rebalances": rebalances}
     options["repeats"] = stage == "fit" if joins is None else joins
     if global_batch is not None and global_batch.cuts:
-        options |= {"batch_size": global_batch.batch_size, "num_accumulated": global_batch.num_accumulated}
+        options |= {
+            "batch_size": global_batch.batch_size,
+            "num_accumulated": global_batch.num_accumulated,
+        }
     sampler = _make_sampler(loader, **options)
     generator = find_generator(sampler.order)
     if generator is not None and size > 1 and broadcast is not None:
@@ -115,14 +127,16 @@ def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
     attributes["_iterator"], attributes["sampler"] = None, order
     if (batches := loader.batch_sampler) is not None:
         drop_last = bool(getattr(batches, "drop_last", False))
-        attributes["batch_sampler"] = BatchSampler(order, getattr(batches, "batch_size", None) or 1, drop_last)
+        attributes["batch_sampler"] = BatchSampler(
+            order, getattr(batches, "batch_size", None) or 1, drop_last
+        )
     return clone
 
 
 def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
     batches = loader.batch_sampler
-    # The loader seeds workers from the generator that draws the order: then the sampler draws both, in the loader's
-    # order.
+    # The loader seeds workers from the generator that draws the order: then the sampler draws both,
+    # in the loader's order.
     if loader.generator is find_generator(loader.sampler if batches is None else batches):
         options["loader_generator"] = loader.generator
     if batches is None:
@@ -130,11 +144,15 @@ def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
     if type(batches) is BatchSampler:
         given = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
         return ShardedSampler(batches.sampler, **(given | options))
-    return ShardedSampler(batches, batch_size=None, drop_last=getattr(batches, "drop_last", False), **options)
+    return ShardedSampler(
+        batches, batch_size=None, drop_last=getattr(batches, "drop_last", False), **options
+    )
 
 
 def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoader[Any]:
-    """A copy without a call of `__init__`, which a subclass may have changed and torch's guard makes final."""
+    """A copy without a call of `__init__`, which a subclass may have changed and torch's guard
+    makes final.
+    """
     clone = copy.copy(loader)
     attributes = vars(clone)
     attributes["_iterator"] = None  # persistent workers belong to the user's loader
@@ -143,7 +161,8 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoade
     attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = sampler
     shared = loader.generator is not None and loader.generator is find_generator(sampler.order)
     if shared or (loader.generator is None and loader.num_workers > 0 and sampler.size > 1):
-        # Else the loader would draw from the generator of the order, or workers of all ranks would augment alike.
+        # Else the loader would draw from the generator of the order, or workers of all ranks would
+        # augment alike.
         attributes["generator"] = sampler.worker_generator
     return clone
 
@@ -155,8 +174,9 @@ def _warn_unsharded(loader: object, size: int) -> None:
         else type(loader).__name__
     )
     warnings.warn(
-        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it yield the shard of "
-        "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
+        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it "
+        "yield the shard of its own rank, which torch.distributed.get_rank() tells, and say so "
+        "with use_distributed_sampler=False.",
         stacklevel=5,
     )
 
@@ -165,9 +185,10 @@ def _warn_of_another_share(sampler: Any, rank: int, size: int) -> None:
     share = getattr(sampler, "rank", rank), sampler.num_replicas
     if share != (rank, size):
         warnings.warn(
-            f"{type(sampler).__name__} gives share {share[0]} of {share[1]} to a rank that has share {rank} of {size} "
-            "of the data: some samples are read twice, or by nobody. Leave the sampler out: core shards the loader; "
-            "or make it from trainer.strategy.data_parallel_rank and data_parallel_size.",
+            f"{type(sampler).__name__} gives share {share[0]} of {share[1]} to a rank that has "
+            f"share {rank} of {size} of the data: some samples are read twice, or by nobody. Leave "
+            "the sampler out: core shards the loader; or make it from "
+            "trainer.strategy.data_parallel_rank and data_parallel_size.",
             stacklevel=5,
         )
 
@@ -176,34 +197,43 @@ def _chosen_samples(loader: Any) -> int:
     """A digest of the lists by which subsets and samplers choose samples."""
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     parts = chain(data_sets_in(getattr(loader, "dataset", None)), *map(sampler_chain, samplers))
-    chosen: list[Any] = [part.indices for part in parts if isinstance(part, Subset | SubsetRandomSampler)]
-    lists = [indices.tolist() if hasattr(indices, "tolist") else list(indices) for indices in chosen]
+    chosen: list[Any] = [
+        part.indices for part in parts if isinstance(part, Subset | SubsetRandomSampler)
+    ]
+    lists = [
+        indices.tolist() if hasattr(indices, "tolist") else list(indices) for indices in chosen
+    ]
     return zlib.crc32(repr(lists).encode())
 
 
 class LoaderSharder:
     """Makes this rank's shards of the user's loaders, in orders that follow from the run's seed.
 
-    That is rank 0's `torch.initial_seed()`. The first loader of each stage is drawn from it, and each further one has a
-    seed of its own, so that loaders of one length are shuffled apart.
+    That is rank 0's `torch.initial_seed()`. The first loader of each stage is drawn from it, and
+    each further one has a seed of its own, so that loaders of one length are shuffled apart.
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._counts: Counter[Stage] = Counter()
 
-    def shard(self, loader: object, stage: Stage, global_batch: GlobalBatch | None = None, **options: bool) -> Any:
-        """All ranks, for the same loaders in the same order. Shard the next loader, as `shard_loader` does."""
+    def shard(
+        self, loader: object, stage: Stage, global_batch: GlobalBatch | None = None, **options: bool
+    ) -> Any:
+        """All ranks, for the same loaders in the same order. Shard the next loader, as
+        `shard_loader` does.
+        """
         strategy, number = self._strategy, self._counts[stage]
         self._counts[stage] += 1
         chosen = _chosen_samples(loader)
         seed, other = strategy.broadcast((torch.initial_seed(), chosen))
         if chosen != other:
             raise ConfigurationError(
-                f"The {stage} loader's Subset or SubsetRandomSampler has other samples on rank {strategy.global_rank} "
-                "than on rank 0: some would be trained on one rank and validate on the other. Each rank has run the "
-                "program and drawn its own. Split in DataModule.setup, where ranks draw the same, or with a seed, as "
-                "in random_split(data, sizes, torch.Generator().manual_seed(0))."
+                f"The {stage} loader's Subset or SubsetRandomSampler has other samples on rank "
+                f"{strategy.global_rank} than on rank 0: some would be trained on one rank and "
+                "validate on the other. Each rank has run the program and drawn its own. Split in "
+                "DataModule.setup, where ranks draw the same, or with a seed, as in "
+                "random_split(data, sizes, torch.Generator().manual_seed(0))."
             )
         return shard_loader(
             loader,

@@ -1,4 +1,6 @@
-"""Seeds of loader workers, and random numbers for drawing samples, apart from those of the user's model."""
+"""Seeds of loader workers, and random numbers for drawing samples, apart from those of the user's
+model.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,21 @@ import torch
 
 
 def mix_seed(*parts: int) -> int:
-    """One seed of 64 bits out of several numbers, such as a seed and an epoch. Neighbors have nothing in common."""
+    """One seed of 64 bits out of several numbers, such as a seed and an epoch. Neighbors have
+    nothing in common.
+    """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def seed_workers(generator: torch.Generator, own: torch.Generator | None, seed: int, rank: int, size: int) -> None:
-    """Seed the generator that gives a DataLoader's workers their seeds, otherwise on each of several ranks.
+def seed_workers(
+    generator: torch.Generator, own: torch.Generator | None, seed: int, rank: int, size: int
+) -> None:
+    """Seed the generator that gives a DataLoader's workers their seeds, otherwise on each of
+    several ranks.
 
-    The user's `own` generator draws what the loader would, so that the order after it is the loader's too.
+    The user's `own` generator draws what the loader would, so that the order after it is the
+    loader's too.
     """
     if own is not None:
         generator.set_state(own.get_state())
@@ -31,9 +39,9 @@ def seed_workers(generator: torch.Generator, own: torch.Generator | None, seed: 
 class DrawingRng:
     """A context in which the process's global generators are this object's own.
 
-    A sampler may draw from Python's, NumPy's or torch's generator. Those may stand anywhere on each rank, and belong to
-    the model: inside this context all three start from `seed`, go on where the context was left last, and outside
-    nothing has happened. Not reentrant.
+    A sampler may draw from Python's, NumPy's or torch's generator. Those may stand anywhere on each
+    rank, and belong to the model: inside this context all three start from `seed`, go on where the
+    context was left last, and outside nothing has happened. Not reentrant.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,10 +1,13 @@
-"""Sharding: cuts the global order of samples into steps, and each step into one shard for each rank.
+"""Sharding: cuts the global order of samples into steps, and each step into one shard for each
+rank.
 
-A step takes as many whole batches as there are ranks: with `batch_size` b on n ranks it is a slice of n * b samples
-of the global order, and rank r gets the r-th b of them. A user's own batches are kept whole.
+A step takes as many whole batches as there are ranks: with `batch_size` b on n ranks it is a slice
+of n * b samples of the global order, and rank r gets the r-th b of them. A user's own batches are
+kept whole.
 
-The last step may be short. Its samples are split evenly, so that some ranks have one less than others, or none if there
-are fewer samples than ranks. Where batches can't be weighted, `rebalance_last` moves some there from the step before.
+The last step may be short. Its samples are split evenly, so that some ranks have one less than
+others, or none if there are fewer samples than ranks. Where batches can't be weighted,
+`rebalance_last` moves some there from the step before.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def shard_samples(
-    order: Iterable[object], batch_size: int, *, size: int, position: int = 0, drop_last: bool = False
+    order: Iterable[object],
+    batch_size: int,
+    *,
+    size: int,
+    position: int = 0,
+    drop_last: bool = False,
 ) -> Iterator[Step]:
     """Steps of a global order of samples, from the `position`-th sample on.
 
@@ -48,10 +56,12 @@ def shard_windows(
     position: int = 0,
     drop_last: bool = False,
 ) -> Iterator[list[Step]]:
-    """Accumulation windows of a global order of samples, each a list of steps, from the `position`-th sample on.
+    """Accumulation windows of a global order of samples, each a list of steps, from the
+    `position`-th sample on.
 
-    A window is as many samples of the order on any number of ranks, if `batch_size * num_accumulated * size` is the
-    same. The last one may be short: in as few steps as possible, equal to within one sample; a rank may have none.
+    A window is as many samples of the order on any number of ranks, if
+    `batch_size * num_accumulated * size` is the same. The last one may be short: in as few steps as
+    possible, equal to within one sample; a rank may have none.
 
     Args:
         order: samples, one after the other.
@@ -109,7 +119,9 @@ def _split(samples: list[object], size: int) -> Step:
 
 
 def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
-    """The same steps; if a rank has no sample in the last one, that gets some of the step before. Reads one ahead."""
+    """The same steps; if a rank has no sample in the last one, that gets some of the step before.
+    Reads one ahead.
+    """
     if (held := next(steps, None)) is None:
         return
     for step in steps:
@@ -120,7 +132,9 @@ def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
 
 
 def _rebalance_last_step(before: Step, step: Step, size: int) -> tuple[Step, Step]:
-    """Move samples from the step before if a rank has none in the last one, and both have enough together."""
+    """Move samples from the step before if a rank has none in the last one, and both have enough
+    together.
+    """
     # The last rank has the least, so if it has a sample, all have.
     if step[-1]:
         return before, step

@@ -23,23 +23,26 @@ def map_leaves(
     of_all: bool = False,
     plain: bool = True,
 ) -> Any:
-    """Apply `function` to everything that isn't a container, and rebuild only containers in which something changed.
+    """Apply `function` to everything that isn't a container, and rebuild only containers in which
+    something changed.
 
-    Containers are mappings, lists, tuples, named tuples, dataclasses and attrs classes, nested as deep as they are.
+    Containers are mappings, lists, tuples, named tuples, dataclasses and attrs classes, nested as
+    deep as they are.
 
     Args:
         function: gets tensors, numbers, strings, None and every other leaf.
         data: nested structure.
-        is_leaf: whether an object is handed to `function` although it may be a container. Not asked for plain lists,
-            tuples and dicts.
+        is_leaf: whether an object is handed to `function` although it may be a container. Not asked
+            for plain lists, tuples and dicts.
         of_all: ask `is_leaf` for these too.
-        plain: whether numbers, strings, bytes and None are handed to `function` too. Without them, a list of thousands
-            of them costs no call.
+        plain: whether numbers, strings, bytes and None are handed to `function` too. Without them,
+            a list of thousands of them costs no call.
     """
     skipped = frozenset() if plain else _PLAIN
 
     def visit(data: Any) -> Any:
-        # The most frequent first, by exact type; whatever else may be a container is looked at last.
+        # The most frequent first, by exact type; whatever else may be a container is looked at
+        # last.
         kind = type(data)
         if kind in skipped:
             return data
@@ -55,12 +58,18 @@ def map_leaves(
         if kind is dict:
             items = list(map(visit, data.values()))
             return dict(zip(data, items, strict=True)) if _differ(data.values(), items) else data
-        return function(data) if is_leaf is not None and is_leaf(data) else _map_other(visit, function, data)
+        return (
+            function(data)
+            if is_leaf is not None and is_leaf(data)
+            else _map_other(visit, function, data)
+        )
 
     return visit(data)
 
 
-def _map_other(visit: Callable[[Any], object], function: Callable[[Any], object], data: object) -> object:
+def _map_other(
+    visit: Callable[[Any], object], function: Callable[[Any], object], data: object
+) -> object:
     if isinstance(data, Mapping):
         items = list(map(visit, data.values()))
         return _with_values(data, items) if _differ(data.values(), items) else data
@@ -75,7 +84,11 @@ def field_names(data: object) -> list[str] | None:
     """The fields that an object of a dataclass or an attrs class has; None for anything else."""
     kind = type(data)
     declared = fields(kind) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", None)
-    return None if declared is None else [field.name for field in declared if hasattr(data, field.name)]
+    return (
+        None
+        if declared is None
+        else [field.name for field in declared if hasattr(data, field.name)]
+    )
 
 
 def _differ(before: Iterable[object], after: list[object]) -> bool:

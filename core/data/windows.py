@@ -1,4 +1,6 @@
-"""Accumulation windows: each is known as a whole before its first step, and so is what its batches weigh."""
+"""Accumulation windows: each is known as a whole before its first step, and so is what its batches
+weigh.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ class MicroBatch(NamedTuple):
     """One rank's batch among all batches of its accumulation window.
 
     Attributes:
-        weight: of the batch's loss, beside the division by the number of batches of a whole window: the gradients of
-            all ranks and batches are then that of the mean over all samples. 1 for a batch of average size, 0 for one
-            that repeats samples of another rank, since this one has none.
+        weight: of the batch's loss, beside the division by the number of batches of a whole window:
+            the gradients of all ranks and batches are then that of the mean over all samples. 1 for
+            a batch of average size, 0 for one that repeats samples of another rank, since this one
+            has none.
         ends_window: True for the window's last batch.
     """
 
@@ -33,9 +36,14 @@ class MicroBatch(NamedTuple):
 
 
 def weigh_window(
-    uneven: dict[int, MicroBatch], first: int, sizes: Sequence[Sequence[int]], share: int, num_accumulated: int
+    uneven: dict[int, MicroBatch],
+    first: int,
+    sizes: Sequence[Sequence[int]],
+    share: int,
+    num_accumulated: int,
 ) -> None:
-    """Weigh one shard's batches in a window by their samples. Nothing is noted of a whole window of equal batches.
+    """Weigh one shard's batches in a window by their samples. Nothing is noted of a whole window of
+    equal batches.
 
     Args:
         uneven: gets the batches by their numbers.
@@ -67,8 +75,9 @@ def read_windows(
 ) -> Iterator[Any]:
     """The same batches, window by window. Between two windows no batch is held.
 
-    With `collectives`, all ranks: they agree before the first step of each window, over a connection between processes,
-    so that no device waits. A rank that has run out repeats its last batch, with weight 0, until all have.
+    With `collectives`, all ranks: they agree before the first step of each window, over a
+    connection between processes, so that no device waits. A rank that has run out repeats its last
+    batch, with weight 0, until all have.
 
     Args:
         batches: of this rank.
@@ -88,12 +97,16 @@ def read_windows(
     while number < num_batches:
         wanted = int(min(num_accumulated, num_batches - number))
         own = list(islice(batches, wanted))
-        sizes = _exchange([size_of(batch) if has_sizes else None for batch in own], share, collectives)
+        sizes = _exchange(
+            [size_of(batch) if has_sizes else None for batch in own], share, collectives
+        )
         num_steps = max(map(len, sizes.values()))
         if number == 0 and num_steps and not all(sizes.values()):
             if not goes_on or collectives is None:
                 raise _no_batch(sizes)
-            lent = collectives.broadcast_object(next(filter(None, collectives.gather_objects(own[:1]) or ()), None))
+            lent = collectives.broadcast_object(
+                next(filter(None, collectives.gather_objects(own[:1]) or ()), None)
+            )
             last = lent[0] if last is None else last
         weigh_window(uneven, number, _by_step(sizes), sorted(sizes).index(share), num_accumulated)
         number += num_steps
@@ -114,7 +127,9 @@ def _exchange(own: Sizes, share: int, collectives: Collectives | None) -> dict[i
 
 
 def _by_step(sizes: dict[int, Sizes]) -> list[tuple[int, ...]]:
-    """For each step the sizes of all shards' batches: 0 where one has none, and 1 for each if one is unknown."""
+    """For each step the sizes of all shards' batches: 0 where one has none, and 1 for each if one
+    is unknown.
+    """
     parts = [part for _, part in sorted(sizes.items())]
     if any(None in part for part in parts):
         parts = [[1] * len(part) for part in parts]
@@ -124,7 +139,7 @@ def _by_step(sizes: dict[int, Sizes]) -> list[tuple[int, ...]]:
 def _no_batch(sizes: dict[int, Sizes]) -> ConfigurationError:
     empty = [str(share) for share, part in sorted(sizes.items()) if not part]
     return ConfigurationError(
-        f"The training loader gave no batch in this epoch on {len(empty)} of {len(sizes)} ranks (shards of the data: "
-        f"{', '.join(empty)}), so that there is none with which they could join the others' steps. Give each rank at "
-        "least one batch."
+        f"The training loader gave no batch in this epoch on {len(empty)} of {len(sizes)} ranks "
+        f"(shards of the data: {', '.join(empty)}), so that there is none with which they could "
+        "join the others' steps. Give each rank at least one batch."
     )

@@ -8,8 +8,8 @@ import sys
 def fail() -> None:
     """Set the exit code of the interpreter to 120, once it has done all that it has yet to do.
 
-    That is Python's code for a standard stream that can't be flushed at the end. After an error in a function of
-    `atexit` or in a finalizer it ends with 0.
+    That is Python's code for a standard stream that can't be flushed at the end. After an error in
+    a function of `atexit` or in a finalizer it ends with 0.
     """
     flush = sys.stderr.flush
 

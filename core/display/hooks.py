@@ -16,8 +16,8 @@ _owners: set[int] = set()
 def install_for(owner: object) -> None:
     """Set the hooks of this process until the owner is gone; idempotent.
 
-    They are `sys.excepthook` and `warnings.showwarning`. One that other code has replaced stays. An uncaught error
-    keeps its owner alive, by the frames of its traceback, until it is shown.
+    They are `sys.excepthook` and `warnings.showwarning`. One that other code has replaced stays. An
+    uncaught error keeps its owner alive, by the frames of its traceback, until it is shown.
 
     Args:
         owner: an object that can be referenced weakly.

@@ -9,7 +9,9 @@ from core.contract.errors import HangError, WorkerError
 OF_ANOTHER = "If another rank has ended first, its own error, above or in its log, is the cause.\n"
 """The line below such an error."""
 _LOST_CONNECTION = re.compile(
-    r"gloo|nccl|connection.* (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out waiting", re.I
+    r"gloo|nccl|connection.* (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out "
+    r"waiting",
+    re.I,
 )
 
 

@@ -1,6 +1,8 @@
-"""The error of a rank that torchrun has started: shown once a node, and written to the file that torchrun reads.
+"""The error of a rank that torchrun has started: shown once a node, and written to the file that
+torchrun reads.
 
-torchrun names a file to each rank, in a folder that the ranks of a node share and that is new with each start of them.
+torchrun names a file to each rank, in a folder that the ranks of a node share and that is new with
+each start of them.
 """
 
 from __future__ import annotations
@@ -42,13 +44,18 @@ def is_error_shown(timeout_s: float) -> bool:
     if not is_rank():
         return False
     end_s = time.monotonic() + timeout_s
-    while not (is_shown := any(name.startswith(_MARK) for name in _names())) and time.monotonic() < end_s:
+    while (
+        not (is_shown := any(name.startswith(_MARK) for name in _names()))
+        and time.monotonic() < end_s
+    ):
         time.sleep(0.02)
     return is_shown
 
 
 def write_error_file(message: str) -> None:
-    """Write the error of this rank into the file from which torchrun makes its summary, if there is none yet."""
+    """Write the error of this rank into the file from which torchrun makes its summary, if there is
+    none yet.
+    """
     path = os.environ.get(_VARIABLE)
     if not path or os.path.exists(path):
         return
@@ -73,7 +80,9 @@ def _names() -> list[str]:
 def _mark_of(text: str) -> str:
     """The file by which ranks of a node know that this text was written to this stderr."""
     place = os.fstat(sys.stderr.fileno())
-    digest = hashlib.sha256(f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")).hexdigest()
+    digest = hashlib.sha256(
+        f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")
+    ).hexdigest()
     return os.path.join(_folder(), f"{_MARK}{digest[:32]}")
 
 

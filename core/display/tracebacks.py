@@ -1,8 +1,9 @@
-"""Short tracebacks: an error that ends a program is shown at the user's own lines, without the frames of core.
+"""Short tracebacks: an error that ends a program is shown at the user's own lines, without the
+frames of core.
 
-Only what is shown is shorter. The exception keeps its whole traceback, for debuggers, notebooks, test runners and logs.
-`CORE_TRACEBACK=full` in the environment shows the whole one here too. What several ranks that torchrun has started have
-alike is shown once (`core.display.torchrun`).
+Only what is shown is shorter. The exception keeps its whole traceback, for debuggers, notebooks,
+test runners and logs. `CORE_TRACEBACK=full` in the environment shows the whole one here too. What
+several ranks that torchrun has started have alike is shown once (`core.display.torchrun`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ _CAUSES = {
     False: "\nDuring handling of the above exception, another exception occurred:\n\n",
 }
 _CAUSE_S = 2.0
-"""Seconds that a rank which has lost another one waits for that one's own error, to show it alone."""
+"""Seconds that a rank which has lost another one waits for that one's own error, to show it
+alone.
+"""
 _PASS_ON = (
     *("torch.nn.modules.module", "torch.utils.data.dataloader", "torch.utils.data._utils.fetch"),
     *("torch.utils.data._utils.collate", "torch._tensor", "torch.autograd", "torch.autograd.graph"),
 )
-"""Modules of torch that lead from a call of core to what is the user's: a layer, a data set, a loss's graph."""
+"""Modules of torch that lead from a call of core to what is the user's: a layer, a data set, a
+loss's graph.
+"""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -63,9 +68,11 @@ def remove() -> None:
 
 
 def format_short(error: BaseException) -> str:
-    """The text in which an error is shown: short, or as Python writes it if the environment asks for that.
+    """The text in which an error is shown: short, or as Python writes it if the environment asks
+    for that.
 
-    An error that core itself may be the cause of (raised in its frames, and no `CoreError`) is shown with these frames.
+    An error that core itself may be the cause of (raised in its frames, and no `CoreError`) is
+    shown with these frames.
     """
     if _wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
         return "".join(traceback.format_exception(error))
@@ -74,7 +81,9 @@ def format_short(error: BaseException) -> str:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The `sys.excepthook`. An error that several ranks of torchrun have is shown by one, and its echoes by none."""
+    """The `sys.excepthook`. An error that several ranks of torchrun have is shown by one, and its
+    echoes by none.
+    """
     is_cores = any("core" in map(_origin, _frames_of(link)) for link in _chain(error))
     if not isinstance(error, Exception) or _wants_full() or not (is_cores or torchrun.is_rank()):
         sys.__excepthook__(kind, error, trace)
@@ -94,7 +103,8 @@ def _format(links: list[BaseException]) -> str:
     if not inner:
         head = ""
     elif isinstance(inner[0], ShortText):
-        head = inner[0].short_text.replace(frames, "", 1).replace(_LEFT_OUT, "", 1)  # what both have is shown once
+        # what both have is shown once
+        head = inner[0].short_text.replace(frames, "", 1).replace(_LEFT_OUT, "", 1)
     elif isinstance(error, CoreError) and "user" not in map(_origin, _frames_of(inner[0])):
         cause = "".join(traceback.format_exception_only(inner[0])).strip()
         head = ""
@@ -106,7 +116,9 @@ def _format(links: list[BaseException]) -> str:
 
 def _format_message(error: BaseException) -> str:
     text = "".join(traceback.format_exception_only(error))
-    return text.replace("core.contract.errors.", "core.", 1) if isinstance(error, CoreError) else text
+    return (
+        text.replace("core.contract.errors.", "core.", 1) if isinstance(error, CoreError) else text
+    )
 
 
 def _format_frames(error: BaseException) -> str:
@@ -115,13 +127,18 @@ def _format_frames(error: BaseException) -> str:
     parts: list[list[traceback.FrameSummary]] = [[]]
     for index, summary in enumerate(traceback.extract_tb(error.__traceback__)):
         if not hidden[index]:
-            # Where what is called is left out, the marks below the call are too: they would mark all of it.
+            # Where what is called is left out, the marks below the call are too: they would mark
+            # all of it.
             is_plain = hidden[index + 1] or _origin(frames[index]) == "library"
-            plain = traceback.FrameSummary(summary.filename, summary.lineno, summary.name, line=summary.line)
+            plain = traceback.FrameSummary(
+                summary.filename, summary.lineno, summary.name, line=summary.line
+            )
             parts[-1].append(plain if is_plain else summary)
         elif len(parts) == 1 and _origin(frames[index]) == "core":
             parts.append([])  # the remark comes once, where the first of them was
-    return _LEFT_OUT.join("".join(traceback.StackSummary.from_list(part).format()) for part in parts)
+    return _LEFT_OUT.join(
+        "".join(traceback.StackSummary.from_list(part).format()) for part in parts
+    )
 
 
 def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
@@ -131,14 +148,17 @@ def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
         max((index for index, origin in enumerate(origins) if origin == wanted), default=-1)
         for wanted in ("user", "core")
     )
-    if isinstance(error, CoreError) or is_lost_connection(error):  # its message is all that there is to know
+    # its message is all that there is to know
+    if isinstance(error, CoreError) or is_lost_connection(error):
         return [origin != "user" for origin in origins]
     if last_core > last_user and not any(map(_passes_on, frames[last_core + 1 : last_core + 2])):
-        # What core has raised, or what it has called without a user's method in between, may be its own mistake.
+        # What core has raised, or what it has called without a user's method in between, may be its
+        # own mistake.
         return [origin != "user" and index < last_user for index, origin in enumerate(origins)]
     end = len(frames) - 1
     return [
-        origin == "core" or (origin == "library" and (index < last_user or (_passes_on(frame) and index < end)))
+        origin == "core"
+        or (origin == "library" and (index < last_user or (_passes_on(frame) and index < end)))
         for index, (origin, frame) in enumerate(zip(origins, frames, strict=True))
     ]
 
@@ -156,7 +176,9 @@ def _origin(frame: FrameType) -> Origin:
     path = frame.f_code.co_filename
     if is_of_core(package):
         return "core"
-    is_python = path.startswith("<frozen ") or (path.startswith(_STDLIB) and "-packages" + os.sep not in path)
+    is_python = path.startswith("<frozen ") or (
+        path.startswith(_STDLIB) and "-packages" + os.sep not in path
+    )
     return "library" if package == "torch" or is_python else "user"
 
 

@@ -1,12 +1,14 @@
 """Show each warning once per run, not once per rank, even if Python's registry was reset.
 
-The filters of the warnings module decide what is shown, as ever; here is only what happens to a warning that they let
-through. Python shows one of a place once, but forgets all places when a filter changes, as many libraries let it; so
-what was shown is kept here. A filter that says "always" shows it each time.
+The filters of the warnings module decide what is shown, as ever; here is only what happens to a
+warning that they let through. Python shows one of a place once, but forgets all places when a
+filter changes, as many libraries let it; so what was shown is kept here. A filter that says
+"always" shows it each time.
 
-Ranks that a launcher of core has made hand theirs to the main process. It shows that of rank 0, and what only others
-give, with their ranks. Ranks that others have made, as torchrun does, agree over their store: the first to give a
-warning shows it. Nothing is done where other code has replaced `warnings.showwarning`.
+Ranks that a launcher of core has made hand theirs to the main process. It shows that of rank 0, and
+what only others give, with their ranks. Ranks that others have made, as torchrun does, agree over
+their store: the first to give a warning shows it. Nothing is done where other code has replaced
+`warnings.showwarning`.
 
 A warning at a line of core is shown at the user's line that has called it.
 """
@@ -49,12 +51,19 @@ class GivenWarning(NamedTuple):
     module: str
 
     @classmethod
-    def of(cls, message: Warning | str, category: type[Warning], filename: str, lineno: int) -> GivenWarning:
+    def of(
+        cls, message: Warning | str, category: type[Warning], filename: str, lineno: int
+    ) -> GivenWarning:
         """The form of one that Python is about to show."""
         bases = tuple(f"{base.__module__}:{base.__qualname__}" for base in category.__mro__[:-1])
-        files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in sys.modules.copy().items()}
+        files = {
+            getattr(each, "__dict__", {}).get("__file__"): name
+            for name, each in sys.modules.copy().items()
+        }
         module = files.get(filename, filename)
-        return cls(str(message), bases, filename, lineno, "__main__" if module == "__mp_main__" else module)
+        return cls(
+            str(message), bases, filename, lineno, "__main__" if module == "__mp_main__" else module
+        )
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> GivenWarning:
@@ -87,7 +96,9 @@ class GivenWarning(NamedTuple):
 
 def _matches(pattern: re.Pattern[str] | str | None, text: str) -> bool:
     """True if a filter's pattern matches; those of Python's default filters are plain texts."""
-    return pattern is None or (pattern == text if isinstance(pattern, str) else bool(pattern.match(text)))
+    return pattern is None or (
+        pattern == text if isinstance(pattern, str) else bool(pattern.match(text))
+    )
 
 
 _by_python = warnings.showwarning
@@ -115,7 +126,8 @@ def send_warnings(send: Callable[[GivenWarning], bool]) -> None:
 
 
 def share_warnings(rank: int, is_first: Callable[[str], bool]) -> None:
-    """Show each warning on the first rank that gives it only. Does nothing in ranks that have a main process.
+    """Show each warning on the first rank that gives it only. Does nothing in ranks that have a
+    main process.
 
     Args:
         rank: of this process.
@@ -126,7 +138,9 @@ def share_warnings(rank: int, is_first: Callable[[str], bool]) -> None:
 
     def show_if_first(given: GivenWarning) -> bool:
         try:
-            shows = is_first(f"core/warning/{_num_shown[given]}/{given.filename}:{given.lineno}/{given.text}")
+            shows = is_first(
+                f"core/warning/{_num_shown[given]}/{given.filename}:{given.lineno}/{given.text}"
+            )
         except Exception:  # the store is gone, and perhaps those who have shown it
             return False
         if shows:
@@ -137,17 +151,20 @@ def share_warnings(rank: int, is_first: Callable[[str], bool]) -> None:
 
 
 class WarningsOfRanks:
-    """The main process's side: decides which warnings of its ranks are shown, as they come. One a launch.
+    """The main process's side: decides which warnings of its ranks are shown, as they come. One a
+    launch.
 
     Args:
-        is_rank: whether the main process is a rank too, whose own warnings are shown as it gives them.
+        is_rank: whether the main process is a rank too, whose own warnings are shown as it gives
+            them.
     """
 
     def __init__(self, *, is_rank: bool) -> None:
         self._shown_before = Counter() if is_rank else Counter(_num_shown)
         if is_rank:
             _main_ranks[:] = [self]
-            install()  # this process is one of the ranks, also where a launcher is used without a Fabric
+            # this process is one of the ranks, also where a launcher is used without a Fabric
+            install()
         self._given: dict[int, Counter[GivenWarning]] = {}
         self._held: dict[GivenWarning, float] = {}
 
@@ -155,7 +172,9 @@ class WarningsOfRanks:
         """Show it now if it is rank 0's, and hold it back if it is another's."""
         self._given.setdefault(rank, Counter())[given] += 1
         if self._ranks_unshown(given):
-            self._held[given] = min(self._held.get(given, float("inf")), time.monotonic() + HOLD_S * (rank > 0))
+            self._held[given] = min(
+                self._held.get(given, float("inf")), time.monotonic() + HOLD_S * (rank > 0)
+            )
         self.show()
 
     @property
@@ -170,7 +189,9 @@ class WarningsOfRanks:
             del self._held[given]
             ranks = self._ranks_unshown(given)
             if ranks and _is_to_be_shown(given):
-                _show_by_python(given, "" if ranks[0] == 0 else f" [rank {', '.join(map(str, ranks))}]")
+                _show_by_python(
+                    given, "" if ranks[0] == 0 else f" [rank {', '.join(map(str, ranks))}]"
+                )
 
     def _ranks_unshown(self, given: GivenWarning) -> list[int]:
         """Those that have given it more often than it was shown."""
@@ -202,11 +223,15 @@ def is_of_core(package: str) -> bool:
 
 
 def _users_line() -> tuple[str, int] | None:
-    """File and number of the nearest line outside of core and what it is called by; None if there is none."""
+    """File and number of the nearest line outside of core and what it is called by; None if there
+    is none.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not (package in _PASSED_BY or is_of_core(package) or frame.f_code.co_filename == "<string>"):
+        if not (
+            package in _PASSED_BY or is_of_core(package) or frame.f_code.co_filename == "<string>"
+        ):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None

@@ -44,8 +44,8 @@ def check_trains(strategy: Strategy, optimizers: Sequence[object]) -> None:
     """Refuse optimizers where the precision only evaluates."""
     if optimizers and not strategy.precision_plugin.trains:
         raise ConfigurationError(
-            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't train. Set the module up "
-            "without optimizers, or use another precision."
+            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't "
+            "train. Set the module up without optimizers, or use another precision."
         )
 
 
@@ -59,15 +59,17 @@ def check_optimizers(optimizers: Sequence[object]) -> None:
             )
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
-                f"Expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass each optimizer as an argument "
-                "of its own: fabric.setup(model, optimizer_1, optimizer_2); a scheduler as scheduler=..."
+                f"Expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass each "
+                "optimizer as an argument of its own: fabric.setup(model, optimizer_1, "
+                "optimizer_2); a scheduler as scheduler=..."
             )
 
 
 def refuse_lost(model: FabricModule, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
     """Make it an error, in the first step, that nobody has kept the module that `setup` returned.
 
-    Whoever has can call it in any way, or none. Where the strategy or precision changes no call, nothing is lost.
+    Whoever has can call it in any way, or none. Where the strategy or precision changes no call,
+    nothing is lost.
     """
     is_bare = strategy.forward_context() is None and not strategy.precision_plugin.converts_input
     if model.wrapped is model.module and is_bare:
@@ -80,9 +82,10 @@ def refuse_lost(model: FabricModule, optimizers: Sequence[Optimizer], strategy: 
         is_set_up = any(handle.module is own() for handle in strategy.session.handles)
         if is_set_up and kept() is None and not taken:
             raise ModuleError(
-                f"Nothing has kept what fabric.setup returned: the {type(own()).__name__} that you made is trained "
-                f"without {type(strategy).__name__} and precision={strategy.precision_plugin.name!r}. Write model, "
-                "optimizer = fabric.setup(model, optimizer), call model(...) and step that optimizer."
+                f"Nothing has kept what fabric.setup returned: the {type(own()).__name__} that you "
+                f"made is trained without {type(strategy).__name__} and "
+                f"precision={strategy.precision_plugin.name!r}. Write model, optimizer = "
+                "fabric.setup(model, optimizer), call model(...) and step that optimizer."
             )
 
     hooks = [optimizer.register_step_pre_hook(check) for optimizer in optimizers]

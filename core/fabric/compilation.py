@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from core.contract import Strategy
 
 
-def make_compilers(compile: bool | Mapping[str, object] | None, strategy: Strategy) -> tuple[Any, Any]:
-    """Make the compiler of a user's methods or, where a region is asked for, that of its parts; None for the other.
+def make_compilers(
+    compile: bool | Mapping[str, object] | None, strategy: Strategy
+) -> tuple[Any, Any]:
+    """Make the compiler of a user's methods or, where a region is asked for, that of its parts;
+    None for the other.
 
-    The first is called with a method, and returns it compiled; the second with a module, whose parts it compiles in
-    place, and returns a function that undoes it.
+    The first is called with a method, and returns it compiled; the second with a module, whose
+    parts it compiles in place, and returns a function that undoes it.
 
     Args:
         compile: whether to, or options of `torch.compile`, and `region`.
@@ -37,7 +40,8 @@ def make_compilers(compile: bool | Mapping[str, object] | None, strategy: Strate
 
 
 def split_compiled(module: nn.Module) -> tuple[nn.Module, Callable[[Any], Any] | None]:
-    """Split `torch.compile(module)` into the user's own module and a compiler that treats its methods likewise.
+    """Split `torch.compile(module)` into the user's own module and a compiler that treats its
+    methods likewise.
 
     A module that isn't compiled comes back as it is, with None.
     """

@@ -13,10 +13,11 @@ T = TypeVar("T", bound=type)
 
 
 def delegates_to(attribute: str, base: type) -> Callable[[T], T]:
-    """Class decorator: public methods of `base` that the class doesn't define run on `self.<attribute>`.
+    """Class decorator: public methods of `base` that the class doesn't define run on
+    `self.<attribute>`.
 
-    So the wrapped object's class decides what they do, also where it overrides them. What returns the wrapped object
-    itself, as `module.train()`, returns the wrapper.
+    So the wrapped object's class decides what they do, also where it overrides them. What returns
+    the wrapped object itself, as `module.train()`, returns the wrapper.
     """
 
     def decorate(cls: T) -> T:

@@ -12,17 +12,29 @@ if TYPE_CHECKING:
 
 _FILLS = frozenset(
     getattr(Tensor, name)
-    for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_", "bernoulli_")
+    for name in (
+        "uniform_",
+        "normal_",
+        "exponential_",
+        "cauchy_",
+        "log_normal_",
+        "geometric_",
+        "random_",
+        "bernoulli_",
+    )
 ) | {Tensor.erfinv_}
-"""The methods that draw first values, and the costly part of torch's truncated normal distribution."""
+"""The methods that draw first values, and the costly part of torch's truncated normal
+distribution.
+"""
 
 
 class EmptyWeights(TorchFunctionMode):
     """Leaves parameters uninitialized: the calls that draw their first values are skipped.
 
-    Buffers and constant fills are initialized as usual, since a checkpoint may leave buffers out. So are values that
-    are computed elsewhere and copied, such as orthogonal matrices and, in some releases of torch, truncated normal
-    distributions. The random numbers that were not drawn are left for later draws.
+    Buffers and constant fills are initialized as usual, since a checkpoint may leave buffers out.
+    So are values that are computed elsewhere and copied, such as orthogonal matrices and, in some
+    releases of torch, truncated normal distributions. The random numbers that were not drawn are
+    left for later draws.
     """
 
     def __torch_function__(

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from core.contract import Capability, ConfigurationError, GradientClipping, NotYetChosenError, UnsupportedError
+from core.contract import (
+    Capability,
+    ConfigurationError,
+    GradientClipping,
+    NotYetChosenError,
+    UnsupportedError,
+)
 from core.contract.precision import join_contexts
 from core.data import to_device
 from core.display import install_for
-from core.fabric.checks import check_module, check_optimizers, check_state, check_trains, refuse_lost
+from core.fabric.checks import (
+    check_module,
+    check_optimizers,
+    check_state,
+    check_trains,
+    refuse_lost,
+)
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
 from core.fabric.module import FabricModule
@@ -58,8 +70,8 @@ class Fabric(Processes):
             fabric.backward(loss)
             optimizer.step()
 
-    After `launch` every line runs on every rank. With one process, or when a scheduler or torchrun has made the
-    processes, `launch` may be left out.
+    After `launch` every line runs on every rank. With one process, or when a scheduler or torchrun
+    has made the processes, `launch` may be left out.
     """
 
     def __init__(
@@ -81,28 +93,34 @@ class Fabric(Processes):
         """Decide what is left open. No device is touched, and no process is made.
 
         Args:
-            accelerator: `"cpu"`, `"gpu"`, any registered name, an instance; `"auto"` takes the best one that is here.
+            accelerator: `"cpu"`, `"gpu"`, any registered name, an instance; `"auto"` takes the best
+                one that is here.
             strategy: any registered name (`core list-strategies`), an instance, or `"auto"`.
-            devices: on each node how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: every GPU, one
-                process on a CPU.
-            num_nodes: number of machines; `"auto"` takes those that a scheduler or torchrun has started on.
+            devices: on each node how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or
+                `"auto"`: every GPU, one process on a CPU.
+            num_nodes: number of machines; `"auto"` takes those that a scheduler or torchrun has
+                started on.
             precision: `"bf16-mixed"`, `16`, any registered name, an instance; None is float32.
             plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
             callbacks: objects whose methods `fabric.call` calls by name.
             loggers: instances or registered names, for `fabric.log`.
-            compile: whether modules that are set up run through `torch.compile`, or a dict of its options. With
-                `"region": "units"` among them each repeated block is compiled by itself, once for all that are alike
-                (`core.strategies.find_units`); a list of layer classes, or of names of classes or modules, says which.
-                A module that you have compiled before, by `torch.compile(module)`, is compiled in the same way again,
+            compile: whether modules that are set up run through `torch.compile`, or a dict of its
+                options. With `"region": "units"` among them each repeated block is compiled by
+                itself, once for all that are alike (`core.strategies.find_units`); a list of layer
+                classes, or of names of classes or modules, says which. A module that you have
+                compiled before, by `torch.compile(module)`, is compiled in the same way again,
                 inside of the strategy's wrapper.
-            activation_checkpointing: compute activations of the model's units again in backward, rather than keep
-                them: `"units"` for its repeated blocks; a list of layer classes, or of names; a selective policy of
-                torch's, a function or a list of operations; or `{"units": ..., "policy": ...}`. Values don't change.
+            activation_checkpointing: compute activations of the model's units again in backward,
+                rather than keep them: `"units"` for its repeated blocks; a list of layer classes,
+                or of names; a selective policy of torch's, a function or a list of operations; or
+                `{"units": ..., "policy": ...}`. Values don't change.
             activation_offload: let what the units keep for backward wait in the memory of the CPU.
-            watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
-                lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
-            terminate_on_nan: look at each loss that `backward` gets, and end the run by a `NonFiniteLossError` before
-                gradients come of one that is NaN or infinite. Waits for the device each time.
+            watch: detect ranks that hang, report which one, where and how, and end the run with a
+                `HangError` if that lasts: a `WatchdogOptions` with limits of your own, False for
+                none. None is True.
+            terminate_on_nan: look at each loss that `backward` gets, and end the run by a
+                `NonFiniteLossError` before gradients come of one that is NaN or infinite. Waits for
+                the device each time.
 
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
@@ -119,14 +137,17 @@ class Fabric(Processes):
         super().__init__(self.resolution.session, watch)
         self.callbacks: list[Any] = _as_list(callbacks)
         self.loggers: list[Logger] = [
-            LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
+            LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger
+            for logger in _as_list(loggers)
         ]
         if len(self.loggers) > 1:
             from core.loggers.run_folder import refuse_shared_folders  # most have one
 
             refuse_shared_folders(self.loggers)
         self.compiler, self.unit_compiler = make_compilers(compile, self.strategy)
-        self.session.activations = self._make_activations(activation_checkpointing, activation_offload)
+        self.session.activations = self._make_activations(
+            activation_checkpointing, activation_offload
+        )
         self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
@@ -150,48 +171,62 @@ class Fabric(Processes):
             NotYetChosenError: there is none.
         """
         if not self.loggers:
-            raise NotYetChosenError("This Fabric has no logger. Pass one, as in Fabric(loggers='csv').")
+            raise NotYetChosenError(
+                "This Fabric has no logger. Pass one, as in Fabric(loggers='csv')."
+            )
         return self.loggers[0]
 
-    # setup ----------------------------------------------------------------------------------------------------------
+    # setup ----------------------------------------------------------------------------------------
 
     def setup(
-        self, module: nn.Module, *optimizers: Optimizer, scheduler: object = None, move_to_device: bool = True
+        self,
+        module: nn.Module,
+        *optimizers: Optimizer,
+        scheduler: object = None,
+        move_to_device: bool = True,
     ) -> Any:
         """All ranks. Set up a module, and the optimizers of its parameters.
 
         Args:
             module: your model.
             optimizers: of its parameters.
-            scheduler: of learning rates; for strategies whose engine steps it. Others hand it back as it is.
-            move_to_device: every strategy brings the module to the device as it sets it up; False is refused.
+            scheduler: of learning rates; for strategies whose engine steps it. Others hand it back
+                as it is.
+            move_to_device: every strategy brings the module to the device as it sets it up; False
+                is refused.
 
         Returns:
-            The module; with optimizers, a tuple of the module, the optimizers and, if it was given, the scheduler.
+            The module; with optimizers, a tuple of the module, the optimizers and, if it was given,
+            the scheduler.
 
         Raises:
             ModuleError: `module` isn't a module, or was set up already.
-            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a
+                module that was.
             UnsupportedError: the strategy can't set up several modules or optimizers.
         """
         check_module(module)
         check_optimizers(optimizers)
         if not move_to_device:
             raise ConfigurationError(
-                "setup(move_to_device=False): a strategy brings the module to the device as it sets it up. Leave the "
-                "argument out; keep a module that is to stay where it is out of setup."
+                "setup(move_to_device=False): a strategy brings the module to the device as it "
+                "sets it up. Leave the argument out; keep a module that is to stay where it is out "
+                "of setup."
             )
         if optimizers and Capability.COMPILED_STEP in self.strategy.capabilities:
             raise UnsupportedError(
-                f"{type(self.strategy).__name__} runs forward, backward and update as one compiled program, so that "
-                "there is no training in a loop of your own. Use core.Trainer, or another strategy.",
+                f"{type(self.strategy).__name__} runs forward, backward and update as one compiled "
+                "program, so that there is no training in a loop of your own. Use core.Trainer, or "
+                "another strategy.",
                 capability=Capability.COMPILED_STEP,
             )
         check_trains(self.strategy, optimizers)
         self._set_up()
         self.draw_apart()
         module = self.uncompiled(module)
-        wrapped, added, scheduler = self.session.add_module_and_optimizers(module, optimizers, scheduler)
+        wrapped, added, scheduler = self.session.add_module_and_optimizers(
+            module, optimizers, scheduler
+        )
         self._target = wrapped if len(self.session.handles) == 1 else None
         model = FabricModule(module, wrapped, self)
         if not optimizers:
@@ -201,9 +236,11 @@ class Fabric(Processes):
         return (model, *stepped) if scheduler is None else (model, *stepped, scheduler)
 
     def uncompiled(self, module: nn.Module) -> nn.Module:
-        """The user's own module, before it is set up: of what `torch.compile` made, the module that it was made from.
+        """The user's own module, before it is set up: of what `torch.compile` made, the module that
+        it was made from.
 
-        The methods of the next module that is set up are compiled as that one was, or else as `compile` says.
+        The methods of the next module that is set up are compiled as that one was, or else as
+        `compile` says.
 
         Raises:
             ConfigurationError: it is compiled as a whole, and `compile` names a region.
@@ -218,7 +255,9 @@ class Fabric(Processes):
         return own
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> FabricModule:
-        """All ranks. Set up a module without an optimizer, or before its optimizer is made; see `setup`."""
+        """All ranks. Set up a module without an optimizer, or before its optimizer is made; see
+        `setup`.
+        """
         model: FabricModule = self.setup(module, move_to_device=move_to_device)
         return model
 
@@ -230,7 +269,8 @@ class Fabric(Processes):
 
         Raises:
             UnsupportedError: the strategy sets up module and optimizer together.
-            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a
+                module that was.
         """
         check_optimizers(optimizers)
         if Capability.JOINT_SETUP in self.strategy.capabilities:
@@ -241,7 +281,9 @@ class Fabric(Processes):
             )
         check_trains(self.strategy, optimizers)
         self._set_up()
-        stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers))
+        stepped = tuple(
+            self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers)
+        )
         return stepped[0] if len(stepped) == 1 else stepped
 
     def wrap_optimizer(
@@ -250,7 +292,8 @@ class Fabric(Processes):
         on_step: Callable[[int], None] | None = None,
         before_step: Callable[[Optimizer], None] | None = None,
     ) -> FabricOptimizer:
-        """An optimizer whose `step` goes through the strategy, for one that the strategy has set up.
+        """An optimizer whose `step` goes through the strategy, for one that the strategy has set
+        up.
 
         Args:
             optimizer: one of `strategy.optimizers`.
@@ -267,43 +310,54 @@ class Fabric(Processes):
         stage: Stage = "fit",
         global_batch_size: int | None = None,
     ) -> Any:
-        """All ranks. Give each rank its shard of the data, in the order of your own samplers, on its device.
+        """All ranks. Give each rank its shard of the data, in the order of your own samplers, on
+        its device.
 
         Args:
             loaders: DataLoaders, or other iterables of batches, which can't be sharded.
-            use_distributed_sampler: False leaves the samplers alone: each rank reads what its own loader yields.
+            use_distributed_sampler: False leaves the samplers alone: each rank reads what its own
+                loader yields.
             move_to_device: False leaves batches where they are.
-            stage: with `"fit"` all ranks make the same number of steps; with the others no sample is counted twice.
-            global_batch_size: samples of all ranks together in one optimizer step, whatever their number: the loader's
-                `batch_size` is the most that a rank takes at once. Each loader then has `num_accumulated`, and,
-                for the batch that it yielded last, `ends_window` and `loss_weight`.
+            stage: with `"fit"` all ranks make the same number of steps; with the others no sample
+                is counted twice.
+            global_batch_size: samples of all ranks together in one optimizer step, whatever their
+                number: the loader's `batch_size` is the most that a rank takes at once. Each loader
+                then has `num_accumulated`, and, for the batch that it yielded last, `ends_window`
+                and `loss_weight`.
 
         Returns:
             The loader, or a list of several.
 
         Raises:
-            ConfigurationError: a loader can't be iterated over, was set up already, or can't be divided so.
+            ConfigurationError: a loader can't be iterated over, was set up already, or can't be
+                divided so.
         """
         self._set_up()
         set_up = [
-            self._loader_setup.set_up(loader, use_distributed_sampler, move_to_device, stage, global_batch_size)
+            self._loader_setup.set_up(
+                loader, use_distributed_sampler, move_to_device, stage, global_batch_size
+            )
             for loader in loaders
         ]
         return set_up[0] if len(set_up) == 1 else set_up
 
     def init_module(self, empty_init: bool = False) -> AbstractContextManager[object]:
-        """All ranks. A context in which a model is built on the rank's device, in the precision's format.
+        """All ranks. A context in which a model is built on the rank's device, in the precision's
+        format.
 
         Args:
-            empty_init: weights will be loaded, so that no time is spent on first values: parameters hold whatever was
-                in their memory, or have none yet with a strategy that shards them.
+            empty_init: weights will be loaded, so that no time is spent on first values: parameters
+                hold whatever was in their memory, or have none yet with a strategy that shards
+                them.
         """
         self._set_up()
         context = self.strategy.init_context(empty=empty_init)
         return join_contexts(context, EmptyWeights()) if empty_init else context
 
     def init_tensor(self) -> AbstractContextManager[object]:
-        """All ranks. A context in which tensors are made on the rank's device, in the precision's format."""
+        """All ranks. A context in which tensors are made on the rank's device, in the precision's
+        format.
+        """
         self._set_up()
         return self.strategy.init_context()
 
@@ -315,7 +369,7 @@ class Fabric(Processes):
         self.strategy.module_to_device(unwrap_module(data))
         return data
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def backward(
         self,
@@ -330,17 +384,21 @@ class Fabric(Processes):
 
         Args:
             tensor: the loss, a scalar; or a tensor of another shape, with `gradient`.
-            gradient: of the same shape as `tensor`, as `Tensor.backward` takes it; None for a scalar.
-            model: whose loss it is; needed where several modules were set up, with strategies whose engine asks.
-            weight: number of items that the loss is a mean over, at least 0. The gradient of the optimizer's next step
-                is then that of the mean over all items, of all backwards since its last step, and of all ranks; don't
-                divide by their number. Give one with each loss, or with none.
+            gradient: of the same shape as `tensor`, as `Tensor.backward` takes it; None for a
+                scalar.
+            model: whose loss it is; needed where several modules were set up, with strategies whose
+                engine asks.
+            weight: number of items that the loss is a mean over, at least 0. The gradient of the
+                optimizer's next step is then that of the mean over all items, of all backwards
+                since its last step, and of all ranks; don't divide by their number. Give one with
+                each loss, or with none.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
 
         Raises:
             ModuleError: the weight can't be one, or some losses have one and others don't.
             UnsupportedError: the strategy can't weigh losses.
-            NonFiniteLossError: the loss is NaN or infinite, and `Fabric(terminate_on_nan=True)` was asked for.
+            NonFiniteLossError: the loss is NaN or infinite, and `Fabric(terminate_on_nan=True)` was
+                asked for.
         """
         if self._ends_by_non_finite_loss and weight != 0:
             refuse_non_finite(tensor, self.strategy)
@@ -350,18 +408,22 @@ class Fabric(Processes):
         if weight is None and self.session.weights is None:
             self.strategy.backward(tensor, target, **kwargs)
         else:
-            self.session.backward(tensor, weight, lambda loss: self.strategy.backward(loss, target, **kwargs))
+            self.session.backward(
+                tensor, weight, lambda loss: self.strategy.backward(loss, target, **kwargs)
+            )
 
     def step(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Any]) -> Tensor:
-        """All ranks. Compute the loss of a batch and its gradients: the same line under every strategy.
+        """All ranks. Compute the loss of a batch and its gradients: the same line under every
+        strategy.
 
-        It is `loss_fn(model, batch)` and `backward`, except where a strategy cuts the batch, as a pipeline's schedule.
+        It is `loss_fn(model, batch)` and `backward`, except where a strategy cuts the batch, as a
+        pipeline's schedule.
 
         Args:
             model: that `setup` returned.
             batch: on the device.
-            loss_fn: `(model, batch) -> loss`, a scalar; or a dict with it under `"loss"`, and under `"weight"` what
-                `backward` takes. It may run more than once.
+            loss_fn: `(model, batch) -> loss`, a scalar; or a dict with it under `"loss"`, and under
+                `"weight"` what `backward` takes. It may run more than once.
 
         Returns:
             The loss, detached, on all ranks.
@@ -388,8 +450,8 @@ class Fabric(Processes):
             clip_val: the largest absolute value of a gradient. Either this or `max_norm`.
             max_norm: the largest norm of all gradients together.
             norm_type: p of the p-norm.
-            error_if_nonfinite: raise a RuntimeError if the norm isn't finite. Off, since gradients that overflow in
-                16-bit precision are expected, and that step is skipped.
+            error_if_nonfinite: raise a RuntimeError if the norm isn't finite. Off, since gradients
+                that overflow in 16-bit precision are expected, and that step is skipped.
 
         Returns:
             The norm before clipping, a scalar tensor; None with `clip_val`.
@@ -400,8 +462,8 @@ class Fabric(Processes):
         """
         if (clip_val is None) == (max_norm is None):
             raise ConfigurationError(
-                f"clip_gradients: clip_val={clip_val} and max_norm={max_norm}; pass one of the two, "
-                "clip_val for the largest absolute value or max_norm for the largest norm."
+                f"clip_gradients: clip_val={clip_val} and max_norm={max_norm}; pass one of the "
+                "two, clip_val for the largest absolute value or max_norm for the largest norm."
             )
         if clip_val is not None:
             clipping = GradientClipping(clip_val, "value")
@@ -416,8 +478,11 @@ class Fabric(Processes):
         """All ranks. The context in which modules run, for computations outside of them."""
         return self.strategy.forward_context() or nullcontext()
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[object]:
-        """All ranks. A context around forward and backward in which gradients stay local, to accumulate them.
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[object]:
+        """All ranks. A context around forward and backward in which gradients stay local, to
+        accumulate them.
 
         A strategy that can't leave out the exchange does it: the result is the same.
 
@@ -435,23 +500,28 @@ class Fabric(Processes):
         """
         return self.session.handle_of(unwrap_module(module)).wrapped
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def save(
-        self, path: PathLike, state: Mapping[str, Any], filter: Mapping[str, Callable[[str, Any], bool]] | None = None
+        self,
+        path: PathLike,
+        state: Mapping[str, Any],
+        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
     ) -> None:
         """All ranks. Write a checkpoint, which loads under any strategy and number of processes.
 
         Args:
             path: a local path or a URL.
-            state: values are modules and optimizers that were set up here, objects with `state_dict()` such as
-                schedulers and loaders, or plain values.
-            filter: by name of a module in `state`, a function that is called with each key and value of its state dict,
-                and returns True to save it. Such a checkpoint is loaded with `strict=False`.
+            state: values are modules and optimizers that were set up here, objects with
+                `state_dict()` such as schedulers and loaders, or plain values.
+            filter: by name of a module in `state`, a function that is called with each key and
+                value of its state dict, and returns True to save it. Such a checkpoint is loaded
+                with `strict=False`.
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
-            ConfigurationError: `state` isn't a dict, or `filter` names something else than a module in it.
+            ConfigurationError: `state` isn't a dict, or `filter` names something else than a module
+                in it.
         """
         check_state("save", path, state)
         if filter:
@@ -474,13 +544,16 @@ class Fabric(Processes):
         weights_only: bool | None = None,
         renamed: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain values.
+        """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain
+        values.
 
         Args:
             path: a local path or a URL.
             state: as given to `save`.
-            strict: all of its names, all keys of its modules and all parameters of its optimizers must be there.
-            weights_only: None and True are what always holds: nothing in a checkpoint is executed. False is refused.
+            strict: all of its names, all keys of its modules and all parameters of its optimizers
+                must be there.
+            weights_only: None and True are what always holds: nothing in a checkpoint is executed.
+                False is refused.
             renamed: names of tensors and modules by those that they were saved with.
 
         Returns:
@@ -496,8 +569,9 @@ class Fabric(Processes):
         check_state("load", path, state)
         if weights_only is False:
             raise ConfigurationError(
-                "load(weights_only=False): a checkpoint holds tensors and plain values, and nothing in it is executed. "
-                "Leave the argument out; read a pickle that you trust with torch.load."
+                "load(weights_only=False): a checkpoint holds tensors and plain values, and "
+                "nothing in it is executed. Leave the argument out; read a pickle that you trust "
+                "with torch.load."
             )
         from core.session import load_checkpoint
 
@@ -506,8 +580,8 @@ class Fabric(Processes):
         targets = unwrap(state)
         with phase("checkpoint"):
             rest = load_checkpoint(self.session, path, targets, strict=strict, renamed=renamed)
-        # Objects were restored in place. What is left are plain values: those that `state` names go into it, the others
-        # are returned.
+        # Objects were restored in place. What is left are plain values: those that `state` names go
+        # into it, the others are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]
         nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
         copy_values(state, nested | {name: rest.pop(name) for name in values})
@@ -521,13 +595,17 @@ class Fabric(Processes):
         names: Iterable[str] | Mapping[str, str] | None = None,
         version: Callable[[], int] | None = None,
     ) -> WeightStream:
-        """All ranks. The weights and buffers of a module as whole tensors, one at a time: for an engine that serves.
+        """All ranks. The weights and buffers of a module as whole tensors, one at a time: for an
+        engine that serves.
 
         Args:
             module: that was set up here.
-            dtype: of floating-point tensors in the stream, but for those kept in float32; None keeps each one's.
-            names: of the tensors to stream, or a dict of them with the names that they have there; None is all.
-            version: returns the `version` of the weights that an iteration begins with; None counts the iterations.
+            dtype: of floating-point tensors in the stream, but for those kept in float32; None
+                keeps each one's.
+            names: of the tensors to stream, or a dict of them with the names that they have there;
+                None is all.
+            version: returns the `version` of the weights that an iteration begins with; None counts
+                the iterations.
 
         Raises:
             ModuleError: there is no tensor of a name.
@@ -536,7 +614,9 @@ class Fabric(Processes):
         from core.fabric.weight_stream import WeightStream  # few stream
 
         self._set_up()
-        return WeightStream(self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version)
+        return WeightStream(
+            self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version
+        )
 
     def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
         """All ranks. Load a file that `torch.save(obj.state_dict(), path)` wrote, without Fabric.
@@ -548,7 +628,8 @@ class Fabric(Processes):
 
         Raises:
             CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is no file of torch, or holds more than tensors and plain values.
+            CheckpointCorruptedError: it is no file of torch, or holds more than tensors and plain
+                values.
             CheckpointError: it doesn't fit `obj`.
         """
         self._set_up()
@@ -556,7 +637,7 @@ class Fabric(Processes):
 
         raw_state.load(self.strategy, path, unwrap(obj), strict=strict)
 
-    # callbacks and loggers ------------------------------------------------------------------------------------------
+    # callbacks and loggers ------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Call the method `name` of every callback that has it."""
@@ -569,7 +650,8 @@ class Fabric(Processes):
         self.log_dict({name: value}, step)
 
     def log_dict(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
-        """All ranks. Hand values to the loggers, on rank 0 and as they are there: reduce them before if need be.
+        """All ranks. Hand values to the loggers, on rank 0 and as they are there: reduce them
+        before if need be.
 
         Args:
             metrics: numbers or tensors of one element, by name.
@@ -581,7 +663,8 @@ class Fabric(Processes):
         self._metric_log.log(self, metrics, step)
 
     def teardown(self) -> None:
-        """All ranks; idempotent. Leave the process group, forget modules and optimizers, and write what was logged.
+        """All ranks; idempotent. Leave the process group, forget modules and optimizers, and write
+        what was logged.
 
         Happens at exit too.
         """

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointError, ConfigurationError
-from core.data import LoaderSharder, divide_global_batch, make_transfer, read_windows, sampler_of, set_epoch
+from core.data import (
+    LoaderSharder,
+    divide_global_batch,
+    make_transfer,
+    read_windows,
+    sampler_of,
+    set_epoch,
+)
 from core.watch.phases import heartbeat
 
 if TYPE_CHECKING:
@@ -21,17 +28,19 @@ class FabricDataLoader:
 
     Each iteration is an epoch: samplers that shuffle get its number by `set_epoch`.
 
-    With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
-    itself are those of the loader.
+    With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes
+    that it doesn't have itself are those of the loader.
 
     `ends_window` and `loss_weight` describe the batch that was yielded last.
 
     Attributes:
         loader: this rank's own.
         num_accumulated: batches of a whole accumulation window.
-        ends_window: True if the batch that was given last ends its window: step the optimizer after it.
-        loss_weight: the factor for the loss of that batch, so that the gradients of a window add up to the mean over
-            its samples. 0 for a batch that repeats a sample of another rank, since this one has none left.
+        ends_window: True if the batch that was given last ends its window: step the optimizer after
+            it.
+        loss_weight: the factor for the loss of that batch, so that the gradients of a window add up
+            to the mean over its samples. 0 for a batch that repeats a sample of another rank, since
+            this one has none left.
         epoch: number of the epoch that is on, or comes next; from 0.
     """
 
@@ -78,7 +87,8 @@ class FabricDataLoader:
             heartbeat.count += 1
             if uneven or accumulates or self.loss_weight != 1.0:
                 self._describe(number, uneven.pop(number, None))
-            # Before the batch is handed out: a state that is saved while the user works on it counts it.
+            # Before the batch is handed out: a state that is saved while the user works on it
+            # counts it.
             if advance is not None:
                 advance()
             yield batch if transfer is None else transfer(batch)
@@ -86,8 +96,13 @@ class FabricDataLoader:
         self.set_epoch(self.epoch + 1)
 
     def _describe(self, number: int, micro_batch: MicroBatch | None) -> None:
-        """Set `ends_window` and `loss_weight` for the batch with this number, from 0, of this iteration."""
-        self.ends_window, self.loss_weight = (number + 1) % self.num_accumulated == 0, 1 / self.num_accumulated
+        """Set `ends_window` and `loss_weight` for the batch with this number, from 0, of this
+        iteration.
+        """
+        self.ends_window, self.loss_weight = (
+            (number + 1) % self.num_accumulated == 0,
+            1 / self.num_accumulated,
+        )
         if micro_batch is not None:
             self.loss_weight *= micro_batch.weight
             self.ends_window |= micro_batch.ends_window
@@ -102,27 +117,36 @@ class FabricDataLoader:
         return getattr(self.loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch: from its first batch, or from where a loaded state stands in it."""
+        """The next iteration is this epoch: from its first batch, or from where a loaded state
+        stands in it.
+        """
         if self._has_begun and self._sampler is not None:
             self._sampler.position = 0  # else the same epoch again would be what is left of it
         self.epoch, self._has_begun = epoch, False
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the loop: the epoch, and the samples over all ranks. The same on every rank."""
+        """The position of the loop: the epoch, and the samples over all ranks. The same on every
+        rank.
+        """
         set_epoch(self._source, self.epoch)
-        where = self._sampler.state_dict() if self._sampler is not None else getattr(self.loader, "state_dict", dict)()
+        where = (
+            self._sampler.state_dict()
+            if self._sampler is not None
+            else getattr(self.loader, "state_dict", dict)()
+        )
         return {"epoch": self.epoch, self._kind: where}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there, also with another number of ranks or workers.
 
         Raises:
-            CheckpointError: `state` was saved by another kind of loader, or within an epoch of another length.
+            CheckpointError: `state` was saved by another kind of loader, or within an epoch of
+                another length.
         """
         if self._kind not in state or "epoch" not in state:
             raise CheckpointError(
-                f"This loader goes on from 'epoch' and {self._kind!r}; the checkpoint has {sorted(state)}. "
-                "Set the loader up as it was when the checkpoint was written."
+                f"This loader goes on from 'epoch' and {self._kind!r}; the checkpoint has "
+                f"{sorted(state)}. Set the loader up as it was when the checkpoint was written."
             )
         self.set_epoch(state["epoch"])
         if self._sampler is not None:
@@ -144,26 +168,43 @@ class LoaderSetup:
         self._strategy = strategy
         self._sharder = LoaderSharder(strategy)
 
-    def set_up(self, loader: Any, shard: bool, move: bool, stage: Stage, num_samples: int | None) -> FabricDataLoader:
+    def set_up(
+        self, loader: Any, shard: bool, move: bool, stage: Stage, num_samples: int | None
+    ) -> FabricDataLoader:
         """All ranks. The loader that the user iterates over; see `Fabric.setup_dataloaders`."""
         if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
-            state = "was set up already" if isinstance(loader, FabricDataLoader) else "can't be iterated over"
-            raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
-        divided = self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
+            state = (
+                "was set up already"
+                if isinstance(loader, FabricDataLoader)
+                else "can't be iterated over"
+            )
+            raise ConfigurationError(
+                f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader."
+            )
+        divided = (
+            self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
+        )
         if shard:
             loader = self._sharder.shard(loader, stage, divided)
         transfer = make_transfer(self._strategy.root_device) if move else None
-        return FabricDataLoader(self._strategy.setup_dataloader(loader, stage), loader, transfer, divided)
+        return FabricDataLoader(
+            self._strategy.setup_dataloader(loader, stage), loader, transfer, divided
+        )
 
-    def _divide(self, num_samples: object, loader: object, shard: bool, stage: Stage) -> GlobalBatch:
+    def _divide(
+        self, num_samples: object, loader: object, shard: bool, stage: Stage
+    ) -> GlobalBatch:
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
             raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of samples of at least 1."
+                f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of "
+                "samples of at least 1."
             )
         if stage != "fit":
             raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only training makes optimizer "
-                "steps. Leave it out for this loader."
+                f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only "
+                "training makes optimizer steps. Leave it out for this loader."
             )
         num_shards, warns = self._strategy.data_parallel_size, self._strategy.is_global_zero
-        return divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard, warns=warns)
+        return divide_global_batch(
+            num_samples, loader, num_shards=num_shards, shards=shard, warns=warns
+        )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class MetricLog:
-    """Counts the calls that name no step, and has loggers write their last values when the Fabric goes."""
+    """Counts the calls that name no step, and has loggers write their last values when the Fabric
+    goes.
+    """
 
     def __init__(self) -> None:
         self._num_logs = 0
@@ -31,7 +33,8 @@ class MetricLog:
         if fabric.loggers and fabric.is_global_zero:
             values = {name: _as_number(name, value) for name, value in metrics.items()}
             if self._saving is None or not self._saving.alive:
-                # Loggers keep values back, and a user's own loop doesn't say when it has logged its last value.
+                # Loggers keep values back, and a user's own loop doesn't say when it has logged its
+                # last value.
                 self._saving = weakref.finalize(fabric, _save, fabric.loggers)
             for logger in fabric.loggers:
                 logger.log_metrics(values, step)
@@ -56,5 +59,7 @@ def _as_number(name: str, value: object) -> float:
             if isinstance(value, Tensor)
             else f"{type(value).__name__} {value!r}"
         )
-        raise ConfigurationError(f"log({name!r}): expected a number or a tensor of one element, got {what}.")
+        raise ConfigurationError(
+            f"log({name!r}): expected a number or a tensor of one element, got {what}."
+        )
     return float(value)

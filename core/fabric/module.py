@@ -26,10 +26,12 @@ _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_st
 
 @delegates_to("module", nn.Module)
 class FabricModule(nn.Module):
-    """The module that `fabric.setup` returns: calls go through the strategy's wrapper, in the precision's formats.
+    """The module that `fabric.setup` returns: calls go through the strategy's wrapper, in the
+    precision's formats.
 
-    Everything else is the user's module: parameters and their names, `state_dict()`, hooks, attributes, `train()`.
-    A copy (`copy.deepcopy`, pickle) is a copy of the user's module, which calls its own weights.
+    Everything else is the user's module: parameters and their names, `state_dict()`, hooks,
+    attributes, `train()`. A copy (`copy.deepcopy`, pickle) is a copy of the user's module, which
+    calls its own weights.
 
     Attributes:
         module: the user's own.
@@ -43,11 +45,15 @@ class FabricModule(nn.Module):
 
     def __init__(self, module: nn.Module, wrapped: nn.Module, fabric: Processes) -> None:
         """Wrap a module that the strategy of `fabric` has set up."""
-        # Without nn.Module's own state: there is one set of parameters, and it is the user's module's.
-        # It holds Fabric, since a Fabric that is gone lets go of its models.
-        vars(self).update(module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS))
+        # Without nn.Module's own state: there is one set of parameters, and it is the user's
+        # module's. It holds Fabric, since a Fabric that is gone lets go of its models.
+        vars(self).update(
+            module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS)
+        )
         # A DTensor has placements: the strategy shards in place, without a wrapper.
-        vars(self)["_is_in_parts"] = any(hasattr(parameter, "placements") for parameter in module.parameters())
+        vars(self)["_is_in_parts"] = any(
+            hasattr(parameter, "placements") for parameter in module.parameters()
+        )
         vars(self)["_run"] = self._prepare("forward")
         vars(self)["taken"] = set()
 
@@ -62,9 +68,10 @@ class FabricModule(nn.Module):
     def mark_forward_method(self, method: str | Callable[..., object]) -> None:
         """Make this method of the user's module run as `forward` does from now on.
 
-        Methods that compute a loss by other ways than `forward` need it: what happens outside of the strategy's wrapper
-        is not synchronized. Where parameters are kept in parts, all need it that run layers. `training_step`,
-        `validation_step`, `test_step` and `predict_step` are marked already.
+        Methods that compute a loss by other ways than `forward` need it: what happens outside of
+        the strategy's wrapper is not synchronized. Where parameters are kept in parts, all need it
+        that run layers. `training_step`, `validation_step`, `test_step` and `predict_step` are
+        marked already.
 
         Args:
             method: its name, or the method itself.
@@ -75,8 +82,8 @@ class FabricModule(nn.Module):
         name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         if not callable(getattr(self.module, name, None)):
             raise ModuleError(
-                f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of this name. Name one of "
-                "those that you call on the model, as in 'generate'."
+                f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of "
+                "this name. Name one of those that you call on the model, as in 'generate'."
             )
         self._forward_methods.add(name)
         vars(self).pop(name, None)
@@ -130,7 +137,9 @@ class FabricModule(nn.Module):
         return call
 
     def _guard(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
-        """Run a method, and refuse a forward with gradients inside it: those would stay on this rank."""
+        """Run a method, and refuse a forward with gradients inside it: those would stay on this
+        rank.
+        """
 
         @functools.wraps(method)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -140,18 +149,22 @@ class FabricModule(nn.Module):
                 if id(part) in parts and torch.is_grad_enabled():
                     raise ModuleError(
                         f"{type(self.module).__name__}.{name}() computes with gradients, which "
-                        f"{type(self._fabric.strategy).__name__} can't see: they would stay on this rank. Call "
-                        f"model.mark_forward_method({name!r}) once after setup, or use torch.no_grad()."
+                        f"{type(self._fabric.strategy).__name__} can't see: they would stay on "
+                        f"this rank. Call model.mark_forward_method({name!r}) once after setup, or "
+                        "use torch.no_grad()."
                     )
 
-            # A hook of all modules for this one call: hooks on each part would cost every other forward.
+            # A hook of all modules for this one call: hooks on each part would cost every other
+            # forward.
             with nn.modules.module.register_module_forward_pre_hook(refuse):
                 return method(*args, **kwargs)
 
         return guarded
 
     def _explained(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
-        """Run a method, and say what to do if it comes upon a part of a parameter that wasn't gathered."""
+        """Run a method, and say what to do if it comes upon a part of a parameter that wasn't
+        gathered.
+        """
 
         @functools.wraps(method)
         def explained(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -162,8 +175,9 @@ class FabricModule(nn.Module):
                     raise
                 raise ModuleError(
                     f"{type(self.module).__name__}.{name}() runs layers whose parameters "
-                    f"{type(self._fabric.strategy).__name__} keeps in parts, and gathers for `forward` alone. Call "
-                    f"model.mark_forward_method({name!r}) once after setup; it is then called on all ranks."
+                    f"{type(self._fabric.strategy).__name__} keeps in parts, and gathers for "
+                    f"`forward` alone. Call model.mark_forward_method({name!r}) once after setup; "
+                    "it is then called on all ranks."
                 ) from error
 
         return explained

@@ -1,4 +1,6 @@
-"""One training step of a user's own loop, and the end of a run by a loss that is NaN or infinite."""
+"""One training step of a user's own loop, and the end of a run by a loss that is NaN or
+infinite.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from core.fabric.fabric import Fabric
 
 
-def run_step(fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Any]) -> Tensor:
+def run_step(
+    fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Any]
+) -> Tensor:
     """All ranks. See `Fabric.step`."""
     step = partial(loss_fn, model)
     strategy = fabric.strategy
@@ -28,11 +32,14 @@ def run_step(fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[An
     else:
         output = step(batch)
     loss: Any
-    loss, weight = (output.get("loss"), output.get("weight")) if isinstance(output, dict) else (output, None)
+    loss, weight = (
+        (output.get("loss"), output.get("weight")) if isinstance(output, dict) else (output, None)
+    )
     if not (callable(getattr(loss, "backward", None)) and loss.numel() == 1 and loss.requires_grad):
         raise ModuleError(
-            f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a dict with one under 'loss' "
-            "and perhaps the number of items that it is a mean over under 'weight'."
+            f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a dict "
+            "with one under 'loss' and perhaps the number of items that it is a mean over under "
+            "'weight'."
         )
     fabric.backward(loss, model=model, weight=weight)
     return cast("Tensor", loss.detach())
@@ -49,7 +56,7 @@ def refuse_non_finite(loss: torch.Tensor, strategy: Strategy) -> None:
     value = loss.item() if loss.numel() == 1 else loss
     where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
     raise NonFiniteLossError(
-        f"fabric.backward was given a loss of {value}{where}, and terminate_on_nan=True. No gradients have come of it: "
-        "weights are those of the step before. torch.autograd.set_detect_anomaly(True) finds the operation whose "
-        "gradient is NaN."
+        f"fabric.backward was given a loss of {value}{where}, and terminate_on_nan=True. No "
+        "gradients have come of it: weights are those of the step before. "
+        "torch.autograd.set_detect_anomaly(True) finds the operation whose gradient is NaN."
     )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class FabricOptimizer(Optimizer):
     """The optimizer that `fabric.setup` returns: `step` goes through strategy and precision.
 
-    Everything else is the wrapped optimizer: `param_groups`, `state`, `state_dict()`, `zero_grad()`, hooks.
-    Learning-rate schedulers of torch take it as they take any optimizer.
+    Everything else is the wrapped optimizer: `param_groups`, `state`, `state_dict()`,
+    `zero_grad()`, hooks. Learning-rate schedulers of torch take it as they take any optimizer.
 
     Attributes:
         optimizer: the strategy's wrapper of the user's own; may be the same.
@@ -43,18 +43,23 @@ class FabricOptimizer(Optimizer):
             on_step: called after each step with the number of updates of parameters.
             before_step: called before each step, when gradients are there.
         """
-        # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped optimizer's.
-        vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step, _session=strategy.session)
+        # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped
+        # optimizer's.
+        vars(self).update(
+            optimizer=optimizer, _step=strategy.optimizer_step, _session=strategy.session
+        )
         vars(self).update(_on_step=on_step, _before_step=before_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update parameters, unless the precision skips the step because gradients overflowed.
 
         Args:
-            closure: clears gradients, computes the loss, calls `fabric.backward` and returns the loss.
+            closure: clears gradients, computes the loss, calls `fabric.backward` and returns the
+                loss.
 
         Returns:
-            The first loss that `closure` returned; None without one. Losses of weight 0 make no step.
+            The first loss that `closure` returned; None without one. Losses of weight 0 make no
+            step.
         """
         heartbeat.count += 1
         heartbeat.phase = "step"
@@ -86,7 +91,9 @@ class FabricOptimizer(Optimizer):
         return losses[0] if losses else None
 
     def _close_window(self) -> bool:
-        """All ranks. True if there is something to learn from: gradients are then those of the mean over all items."""
+        """All ranks. True if there is something to learn from: gradients are then those of the mean
+        over all items.
+        """
         weights = self._session.weights
         return weights is None or not weights.by_hand or weights.close(self.optimizer)
 

@@ -44,33 +44,39 @@ class Processes(Ranks):
         """This rank's device."""
         return self.strategy.root_device
 
-    # processes ------------------------------------------------------------------------------------------------------
+    # processes ------------------------------------------------------------------------------------
 
     def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Main process. Make the processes that the strategy needs and that don't exist yet, and join them.
+        """Main process. Make the processes that the strategy needs and that don't exist yet, and
+        join them.
 
         Args:
-            function: called as `function(fabric, *args, **kwargs)` on every rank. A strategy that spawns or forks needs
-                one; with all others the script may go on after `launch()` on every rank instead.
+            function: called as `function(fabric, *args, **kwargs)` on every rank. A strategy that
+                spawns or forks needs one; with all others the script may go on after `launch()` on
+                every rank instead.
             args: for the function.
             kwargs: for the function.
 
         Returns:
-            What the function returned on rank 0; with a launcher that calls in place, on each rank its own.
+            What the function returned on rank 0; with a launcher that calls in place, on each rank
+            its own.
 
         Raises:
-            LaunchError: the strategy needs a function and there is none, or processes can't be made here.
+            LaunchError: the strategy needs a function and there is none, or processes can't be made
+                here.
             WorkerError: a worker ended before its work did.
         """
         launcher = self.strategy.launcher
         if function is None and not launcher.calls_in_place:
             raise LaunchError(
-                f"{type(self.strategy).__name__} makes its processes with {type(launcher).__name__}, which calls a "
-                "function in each of them: use fabric.launch(train), where train(fabric) holds your loop."
+                f"{type(self.strategy).__name__} makes its processes with "
+                f"{type(launcher).__name__}, which calls a function in each of them: use "
+                "fabric.launch(train), where train(fabric) holds your loop."
             )
         if function is not None and not callable(function):
             raise LaunchError(
-                f"fabric.launch({function!r}): expected a function, which gets this Fabric as its first argument."
+                f"fabric.launch({function!r}): expected a function, which gets this Fabric as its "
+                "first argument."
             )
         return launcher.launch(self._run, function, args, kwargs)
 
@@ -93,16 +99,20 @@ class Processes(Ranks):
     def join(self) -> None:
         """All ranks; idempotent. Select the device and join the process group, until `teardown`.
 
-        All that needs it does so by itself, and takes care of the teardown too, for a loop that doesn't. A trainer,
-        which knows where its stages begin and end, calls both.
+        All that needs it does so by itself, and takes care of the teardown too, for a loop that
+        doesn't. A trainer, which knows where its stages begin and end, calls both.
         """
         if not self._is_set_up:
             environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
             if environment is not None and environment.world_size() < num_processes:
-                launch = "fabric.launch()" if self.strategy.launcher.calls_in_place else "fabric.launch(train)"
+                launch = (
+                    "fabric.launch()"
+                    if self.strategy.launcher.calls_in_place
+                    else "fabric.launch(train)"
+                )
                 raise LaunchError(
-                    f"{type(self.strategy).__name__} runs in {num_processes} processes, and they don't exist yet. "
-                    f"Call {launch} first."
+                    f"{type(self.strategy).__name__} runs in {num_processes} processes, and they "
+                    f"don't exist yet. Call {launch} first."
                 )
             if self.strategy.world_size > 1:
                 warn_of_late_ranks(self.watch)
@@ -123,17 +133,23 @@ class Processes(Ranks):
         weakref.finalize(self, _let_go, session, os.getpid()).atexit = False
 
     def draw_alike(self) -> None:
-        """All ranks, when they have joined. Draw what the main rank draws, also without a seed, until `draw_apart`."""
+        """All ranks, when they have joined. Draw what the main rank draws, also without a seed,
+        until `draw_apart`.
+        """
         self._draw_apart = draw_alike(self.strategy)
 
     def draw_apart(self) -> None:
-        """All ranks, when a model is set up; idempotent. Draw from this rank's own generators from here on."""
+        """All ranks, when a model is set up; idempotent. Draw from this rank's own generators from
+        here on.
+        """
         if self._draw_apart is not None:
             self._draw_apart()
             self._draw_apart = None
 
     def teardown(self) -> None:
-        """All ranks; idempotent. Leave the process group and forget modules and optimizers. Happens at exit too."""
+        """All ranks; idempotent. Leave the process group and forget modules and optimizers. Happens
+        at exit too.
+        """
         atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
@@ -144,20 +160,26 @@ class Processes(Ranks):
                 if self.strategy.world_size > 1:
                     end()
 
-    # talking to the others ------------------------------------------------------------------------------------------
+    # talking to the others ------------------------------------------------------------------------
 
-    def all_reduce(self, data: object, group: object = None, reduce_op: ReduceOp | object = "mean") -> Any:
-        """All ranks. Combine tensors over ranks, also nested ones and plain numbers, which come back as tensors.
+    def all_reduce(
+        self, data: object, group: object = None, reduce_op: ReduceOp | object = "mean"
+    ) -> Any:
+        """All ranks. Combine tensors over ranks, also nested ones and plain numbers, which come
+        back as tensors.
 
         Args:
             data: of the same structure and shapes on all ranks. Not changed.
             group: a process group; None for all ranks.
             reduce_op: `"mean"`, `"sum"`, `"min"`, `"max"`, `"product"`, or the backend's own.
         """
-        return self._map_tensors(lambda tensor: self.strategy.reduce(tensor, group, reduce_op), data)
+        return self._map_tensors(
+            lambda tensor: self.strategy.reduce(tensor, group, reduce_op), data
+        )
 
     def all_gather(self, data: object, group: object = None, sync_grads: bool = False) -> Any:
-        """All ranks. Stack tensors of all ranks, also nested ones and plain numbers, which come back as tensors.
+        """All ranks. Stack tensors of all ranks, also nested ones and plain numbers, which come
+        back as tensors.
 
         Args:
             data: of the same structure and shapes on all ranks; tensors of shape (...).
@@ -167,7 +189,9 @@ class Processes(Ranks):
         Returns:
             The same structure; tensors of shape (world_size, ...), or (...) with one process.
         """
-        return self._map_tensors(lambda tensor: self.strategy.all_gather(tensor, group, sync_grads), data)
+        return self._map_tensors(
+            lambda tensor: self.strategy.all_gather(tensor, group, sync_grads), data
+        )
 
     def broadcast(self, obj: object, src: int = 0) -> Any:
         """All ranks. A tensor, or any picklable object, of rank `src`."""
@@ -181,7 +205,8 @@ class Processes(Ranks):
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """All ranks. A context that rank 0 goes through before the others, to download or prepare something once.
+        """All ranks. A context that rank 0 goes through before the others, to download or prepare
+        something once.
 
         Args:
             local: the first rank of each node goes first, where nodes share no storage.
@@ -197,20 +222,25 @@ class Processes(Ranks):
             if goes_first:
                 self.barrier("rank_zero_first")
 
-    def seed_everything(self, seed: int = 0, workers: bool = True, *, per_rank: bool = False) -> int:
-        """All ranks. Seed Python's, NumPy's and torch's generators, from which the shuffling of data follows too.
+    def seed_everything(
+        self, seed: int = 0, workers: bool = True, *, per_rank: bool = False
+    ) -> int:
+        """All ranks. Seed Python's, NumPy's and torch's generators, from which the shuffling of
+        data follows too.
 
         Args:
             seed: from 0 to 2**32 - 1; the same on all ranks.
             workers: known from other trainers. Loaders' workers follow from the seed in any case.
-            per_rank: add the number of this rank's shard of the data, so that ranks draw other noise. Not while a
-                model is being built.
+            per_rank: add the number of this rank's shard of the data, so that ranks draw other
+                noise. Not while a model is being built.
 
         Returns:
             The seed of this rank.
         """
         seed = checked_seed(seed)
-        return seed_everything((seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed)
+        return seed_everything(
+            (seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed
+        )
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor], data: object) -> object:
         self._set_up()
@@ -224,8 +254,11 @@ class Processes(Ranks):
 
 
 def _let_go(session: Session, pid: int) -> None:
-    """Release the strategy of a Fabric that is gone, and its models, instead of at the end of the interpreter."""
-    if os.getpid() != pid:  # the copy of a process that was forked, where a library may have done that
+    """Release the strategy of a Fabric that is gone, and its models, instead of at the end of the
+    interpreter.
+    """
+    # the copy of a process that was forked, where a library may have done that
+    if os.getpid() != pid:
         return
     atexit.unregister(session.tear_down_alone)
     session.release_alone()

@@ -1,4 +1,6 @@
-"""Functions that only rank 0 runs, for code that is imported before there is a Fabric or a Trainer."""
+"""Functions that only rank 0 runs, for code that is imported before there is a Fabric or a
+Trainer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class _RankZeroOnly:
 
     @property
     def rank(self) -> int:
-        """The rank of this process: of the process group, of the launcher, of the scheduler's variables, or else 0."""
+        """The rank of this process: of the process group, of the launcher, of the scheduler's
+        variables, or else 0.
+        """
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank())
@@ -55,7 +59,8 @@ rank_zero_only = _RankZeroOnly()
 
 @rank_zero_only
 def rank_zero_info(message: object, *args: object) -> None:
-    """Rank 0. Log a message to the logger `core`; the level INFO has to be switched on, as `logging.basicConfig` does.
+    """Rank 0. Log a message to the logger `core`; the level INFO has to be switched on, as
+    `logging.basicConfig` does.
 
     Args:
         message: with `%s` for `args`.
@@ -65,7 +70,9 @@ def rank_zero_info(message: object, *args: object) -> None:
 
 
 @rank_zero_only
-def rank_zero_warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+def rank_zero_warn(
+    message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1
+) -> None:
     """Rank 0. Warn, at the caller's line.
 
     Args:

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The ranks of a `Fabric` or `Trainer`, and `print` on rank 0. Ranks are right once the processes are made."""
+    """The ranks of a `Fabric` or `Trainer`, and `print` on rank 0. Ranks are right once the
+    processes are made.
+    """
 
     if TYPE_CHECKING:
 

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 _WORDS = 624
 """Of the Mersenne Twister that Python and NumPy draw from."""
 _MOST_BLOCKS = 4_000
-"""Blocks of so many words up to which it is followed: a permutation of a million samples draws half of them."""
+"""Blocks of so many words up to which it is followed: a permutation of a million samples draws half
+of them.
+"""
 
 
 def seed_everything(seed: int = 0, workers: bool = True) -> int:
     """Seed Python's, NumPy's (where it is used) and torch's generators, those of devices included.
 
-    The shuffling of data follows from it, and on several ranks the loaders' workers too, each in its own way.
+    The shuffling of data follows from it, and on several ranks the loaders' workers too, each in
+    its own way.
 
     Args:
         seed: from 0 to 2**32 - 1, which is what NumPy takes. The same on all ranks.
@@ -56,15 +59,19 @@ def checked_seed(seed: Any) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 2**32:
-        raise ConfigurationError(f"seed_everything({seed!r}): expected an integer from 0 to 2**32 - 1.")
+        raise ConfigurationError(
+            f"seed_everything({seed!r}): expected an integer from 0 to 2**32 - 1."
+        )
     return number
 
 
 def draw_alike(strategy: Strategy) -> Callable[[], None]:
-    """All ranks. Continue with the main rank's generators, so that what is drawn without a seed is the same on all.
+    """All ranks. Continue with the main rank's generators, so that what is drawn without a seed is
+    the same on all.
 
     Returns:
-        To be called once: continues with this rank's own ones again, those aside that were the same, or were seeded
+        To be called once: continues with this rank's own ones again, those aside that were the
+            same, or were seeded
         since.
     """
     if not strategy.session.has_peers:

@@ -1,4 +1,6 @@
-"""Fabric's wrappers in the state that a user saves and loads, and modules of which a checkpoint gets a part."""
+"""Fabric's wrappers in the state that a user saves and loads, and modules of which a checkpoint
+gets a part.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def unwrap(data: Any) -> Any:
-    """Nested data with the strategy's modules and optimizers in place of Fabric's wrappers around them."""
+    """Nested data with the strategy's modules and optimizers in place of Fabric's wrappers around
+    them.
+    """
     return map_leaves(_unwrap_leaf, data, is_leaf=_has_state, plain=False)
 
 
@@ -31,7 +35,9 @@ def unwrap_module(module: object) -> Any:
 
 
 def copy_values(state: dict[str, object], loaded: Mapping[str, object]) -> None:
-    """Copy loaded values into the user's state, except for objects, which were restored in place."""
+    """Copy loaded values into the user's state, except for objects, which were restored in
+    place.
+    """
     for name, value in loaded.items():
         mine = state.get(name)
         # Into the user's own dicts, so that references to them stay good.
@@ -63,7 +69,9 @@ def _unwrap_leaf(leaf: object) -> object:
 
 
 def filter_modules(
-    strategy: Strategy, state: Mapping[str, object], filters: Mapping[str, Callable[[str, Any], bool]]
+    strategy: Strategy,
+    state: Mapping[str, object],
+    filters: Mapping[str, Callable[[str, Any], bool]],
 ) -> dict[str, FilteredModule]:
     """The modules that filters name, each with the entries that its filter keeps.
 
@@ -75,8 +83,8 @@ def filter_modules(
         module = state.get(name)
         if not isinstance(module, FabricModule):
             raise ConfigurationError(
-                f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that was set up here, and "
-                f"there it is {type(module).__name__}."
+                f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that "
+                f"was set up here, and there it is {type(module).__name__}."
             )
         filtered[name] = FilteredModule(strategy, module.module, keeps)
     return filtered
@@ -85,7 +93,9 @@ def filter_modules(
 class FilteredModule:
     """A module's state without the entries that aren't to be saved."""
 
-    def __init__(self, strategy: Strategy, module: nn.Module, keeps: Callable[[str, Any], bool]) -> None:
+    def __init__(
+        self, strategy: Strategy, module: nn.Module, keeps: Callable[[str, Any], bool]
+    ) -> None:
         self._strategy, self._module, self._keeps = strategy, module, keeps
 
     def state_dict(self) -> dict[str, Any]:

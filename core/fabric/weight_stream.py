@@ -1,4 +1,6 @@
-"""The weights of a module as a stream: whole tensors one after the other, whatever a strategy has made of them."""
+"""The weights of a module as a stream: whole tensors one after the other, whatever a strategy has
+made of them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class WeightDescription(NamedTuple):
 class WholeTensors:
     """The tensors of a sharded state, put together one at a time. On all ranks, in the same order.
 
-    A rank holds its parts, and the tensor that was asked for last. Of ranks that have the same part the first gives it.
+    A rank holds its parts, and the tensor that was asked for last. Of ranks that have the same part
+    the first gives it.
 
     Attributes:
         shapes: (dtype, whole shape) by name, in an order that ranks share.
@@ -51,16 +54,24 @@ class WholeTensors:
 
         Args:
             strategy: that has set the module up.
-            leaves: tensors, DTensors and `ShardedLeaf`s by name, as `get_module_state_dict(layout="sharded")` has them.
+            leaves: tensors, DTensors and `ShardedLeaf`s by name, as
+                `get_module_state_dict(layout="sharded")` has them.
 
         Raises:
-            ModuleError: no rank has some part of a tensor, or several have parts of it that overlap.
+            ModuleError: no rank has some part of a tensor, or several have parts of it that
+                overlap.
         """
         self._strategy = strategy
         known: dict[Any, Any] = {}
-        self._chunks: dict[str, Sequence[Chunk]] = {name: chunks_to_fill(leaf, known) for name, leaf in leaves.items()}
+        self._chunks: dict[str, Sequence[Chunk]] = {
+            name: chunks_to_fill(leaf, known) for name, leaf in leaves.items()
+        }
         places = {
-            name: (leaf.dtype, shape_of(leaf), [(chunk.offsets, chunk.sizes) for chunk in self._chunks[name]])
+            name: (
+                leaf.dtype,
+                shape_of(leaf),
+                [(chunk.offsets, chunk.sizes) for chunk in self._chunks[name]],
+            )
             for name, leaf in leaves.items()
         }
         collectives = strategy.session.collectives
@@ -76,11 +87,14 @@ class WholeTensors:
         for name, owners in self._owners.items():
             if sum(math.prod(sizes) for _, sizes in owners) != math.prod(self.shapes[name][1]):
                 raise ModuleError(
-                    f"The ranks' parts of {name!r} don't make up the tensor of shape {self.shapes[name][1]}: "
-                    f"{type(strategy).__name__}.get_module_state_dict(layout='sharded') gives {list(owners)}."
+                    f"The ranks' parts of {name!r} don't make up the tensor of shape "
+                    f"{self.shapes[name][1]}: "
+                    f"{type(strategy).__name__}.get_module_state_dict(layout='sharded') gives "
+                    f"{list(owners)}."
                 )
         self._is_whole = {
-            name: all(len(of_rank.get(name, ((), (), ()))[2]) == 1 for of_rank in every) and len(owners) == 1
+            name: all(len(of_rank.get(name, ((), (), ()))[2]) == 1 for of_rank in every)
+            and len(owners) == 1
             for name, owners in self._owners.items()
         }
 
@@ -94,9 +108,11 @@ class WholeTensors:
         for chunk in self._chunks.get(name, ()):
             if self._owners[name][chunk.offsets, chunk.sizes] == self._strategy.global_rank:
                 total[chunk.box] = chunk.tensor.to(device)
-        # Added up as integers: everybody else's are 0, so that -0.0 and NaN keep their bits, in any dtype. In pieces,
-        # as `reduce` makes copies.
-        integers = total.view(-1).view({4: torch.int32, 8: torch.int64}.get(total.element_size(), torch.uint8))
+        # Added up as integers: everybody else's are 0, so that -0.0 and NaN keep their bits, in any
+        # dtype. In pieces, as `reduce` makes copies.
+        integers = total.view(-1).view(
+            {4: torch.int32, 8: torch.int64}.get(total.element_size(), torch.uint8)
+        )
         for piece in integers.split(max(integers.numel() // 16, 1 << 18)):
             piece.copy_(self._strategy.reduce(piece, reduce_op="sum"))
         return total
@@ -107,19 +123,21 @@ class WholeTensors:
 
 
 class WeightStream:
-    """The weights of a module as whole tensors, under any strategy. `Fabric.weights` and `Trainer.weights` make it.
+    """The weights of a module as whole tensors, under any strategy. `Fabric.weights` and
+    `Trainer.weights` make it.
 
         stream = fabric.weights(model, dtype=torch.bfloat16)
         for name, tensor in stream:  # all ranks
             if fabric.is_global_zero:
                 send(name, tensor)
 
-    Each iteration begins anew with the weights as they are, between two steps. Tensors are on the strategy's device,
-    the same on all ranks and in the same order; they are not to be changed, and may be the parameters themselves.
+    Each iteration begins anew with the weights as they are, between two steps. Tensors are on the
+    strategy's device, the same on all ranks and in the same order; they are not to be changed, and
+    may be the parameters themselves.
 
     Attributes:
-        version: of the weights that the last iteration has begun with: the Trainer's `global_step`, or in a loop of
-            your own the number of iterations.
+        version: of the weights that the last iteration has begun with: the Trainer's `global_step`,
+            or in a loop of your own the number of iterations.
     """
 
     _own_beats = 0  # of all streams: what they add to the heartbeat isn't training
@@ -141,8 +159,8 @@ class WeightStream:
         self._names = dict(given) if isinstance(given, Mapping) else {name: name for name in given}
         if unknown := [name for name in self._names if name not in tensors.shapes]:
             raise ModuleError(
-                f"weights(names=...) has {unknown[0]!r}, and {type(module).__name__} has no tensor of this name in its "
-                f"state. It has {', '.join(list(tensors.shapes)[:4])}, ..."
+                f"weights(names=...) has {unknown[0]!r}, and {type(module).__name__} has no tensor "
+                f"of this name in its state. It has {', '.join(list(tensors.shapes)[:4])}, ..."
             )
         kept = kept_in_float32(strategy.session.handle_of(module).module, dtype)
         self._described = []
@@ -152,10 +170,16 @@ class WeightStream:
                 stored = dtype
             self._described.append(WeightDescription(own, stored, shape))
         held = set(tensors.held_names())
-        self._held = None if held >= self._names.keys() else [own for name, own in self._names.items() if name in held]
+        self._held = (
+            None
+            if held >= self._names.keys()
+            else [own for name, own in self._names.items() if name in held]
+        )
 
     def metadata(self) -> list[WeightDescription]:
-        """Names, dtypes and whole shapes in the order of the iteration, the same on all ranks. No communication."""
+        """Names, dtypes and whole shapes in the order of the iteration, the same on all ranks. No
+        communication.
+        """
         return list(self._described)
 
     def held_names(self) -> list[str] | None:
@@ -166,7 +190,8 @@ class WeightStream:
         """All ranks. Yield (name, whole tensor), one after the other.
 
         Raises:
-            ConfigurationError: within a training step, or training has gone on since this iteration began.
+            ConfigurationError: within a training step, or training has gone on since this iteration
+                began.
         """
         tensors = self._open()
         self.version = self.version + 1 if self._version is None else self._version()
@@ -174,8 +199,9 @@ class WeightStream:
         for name, (own, dtype, _) in zip(self._names, self._described, strict=True):
             if heartbeat.count - WeightStream._own_beats != began:
                 raise ConfigurationError(
-                    f"Training has gone on since this iteration over weights began, so that {own!r} would be of "
-                    "another step than those before it. Iterate to the end before the next step."
+                    "Training has gone on since this iteration over weights began, so that "
+                    f"{own!r} would be of another step than those before it. Iterate to the end "
+                    "before the next step."
                 )
             heartbeat.count += 1  # a receiver may be slow
             WeightStream._own_beats += 1
@@ -186,10 +212,15 @@ class WeightStream:
         while frame := frame and frame.f_back:
             if frame.f_code.co_name == "run_training_step":
                 raise ConfigurationError(
-                    "Weights are asked for within a training step, in which some may be those before it and others "
-                    "those after it. Ask between two steps, as in on_train_batch_end."
+                    "Weights are asked for within a training step, in which some may be those "
+                    "before it and others those after it. Ask between two steps, as in "
+                    "on_train_batch_end."
                 )
         self._strategy.synchronize_model()
         state = self._strategy.get_module_state_dict(self._module, layout="sharded")
-        leaves = {name: leaf for name, leaf in state.items() if isinstance(leaf, torch.Tensor | ShardedLeaf)}
+        leaves = {
+            name: leaf
+            for name, leaf in state.items()
+            if isinstance(leaf, torch.Tensor | ShardedLeaf)
+        }
         return WholeTensors(self._strategy, leaves)

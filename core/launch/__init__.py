@@ -1,7 +1,9 @@
-"""Make the processes, when the cluster has not: in place, by running the script again, or by multiprocessing.
+"""Make the processes, when the cluster has not: in place, by running the script again, or by
+multiprocessing.
 
-How a run ends is the same for all of them. The rank that fails first is named, and its traceback comes first; the
-others get an exception that says so and time for their `finally` blocks. No process is left, however a rank dies.
+How a run ends is the same for all of them. The rank that fails first is named, and its traceback
+comes first; the others get an exception that says so and time for their `finally` blocks. No
+process is left, however a rank dies.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""The call that a launcher makes on every rank, on its way into processes that share no memory with the caller's."""
+"""The call that a launcher makes on every rank, on its way into processes that share no memory with
+the caller's.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class LaunchedCall(NamedTuple):
         function: runs on every rank.
         args: given to it.
         kwargs: given to it by name.
-        random_state: of the caller's generators, from which every rank goes on, so that the user's seed holds there.
+        random_state: of the caller's generators, from which every rank goes on, so that the user's
+            seed holds there.
     """
 
     environment: ClusterEnvironment
@@ -52,7 +55,9 @@ class LaunchedCall(NamedTuple):
         """Main process. The call, with the state of the generators as it is now."""
         return cls(environment, function, args, kwargs, _random_state())
 
-    def write(self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: ModuleType = pickle) -> None:
+    def write(
+        self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: ModuleType = pickle
+    ) -> None:
         """Main process. Pickle the call; tensors that share memory share it again.
 
         Args:
@@ -71,12 +76,15 @@ class LaunchedCall(NamedTuple):
         except Exception as error:
             path, cause = self._find_unpicklable(pickle_module) or ("a part of it", error)
             raise LaunchError(
-                f"{who} pickles what its workers need, and {path} can't be pickled: {str(cause).rstrip('.')}. {cure}"
+                f"{who} pickles what its workers need, and {path} can't be pickled: "
+                f"{str(cause).rstrip('.')}. {cure}"
             ) from error
 
     @staticmethod
     def read(file: Path | IO[bytes]) -> LaunchedCall:
-        """A rank. The call that its own main process has written: it is trusted, as any pickle has to be."""
+        """A rank. The call that its own main process has written: it is trusted, as any pickle has
+        to be.
+        """
         import torch
 
         call: LaunchedCall = torch.load(file, map_location="cpu", weights_only=False)
@@ -87,7 +95,10 @@ class LaunchedCall(NamedTuple):
         import torch
 
         self.environment.set_world(
-            world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank
+            world_size=world_size,
+            global_rank=global_rank,
+            local_rank=local_rank,
+            node_rank=node_rank,
         )
         set_rank(global_rank, world_size)
         random.setstate(self.random_state["python"])
@@ -101,14 +112,22 @@ class LaunchedCall(NamedTuple):
     def _find_unpicklable(self, pickle_module: ModuleType) -> tuple[str, Exception] | None:
         receiver = getattr(self.function, "__self__", None)
         name = "function" if receiver is None else type(receiver).__name__.lower()
-        candidates = {f"argument {index}": value for index, value in enumerate(self.args)} | self.kwargs
-        candidates |= {"cluster_environment": self.environment, name: self.function if receiver is None else receiver}
+        candidates = {
+            f"argument {index}": value for index, value in enumerate(self.args)
+        } | self.kwargs
+        candidates |= {
+            "cluster_environment": self.environment,
+            name: self.function if receiver is None else receiver,
+        }
         found = (find_unpicklable(value, name, pickle_module) for name, value in candidates.items())
         return next(filter(None, found), None)
 
 
-def write_result(outcome: object, file: Path | IO[bytes], *, pickle_module: ModuleType = pickle) -> None:
-    """Rank 0. Pickle what the function has returned, for the caller, who reads it with its tensors on the CPU.
+def write_result(
+    outcome: object, file: Path | IO[bytes], *, pickle_module: ModuleType = pickle
+) -> None:
+    """Rank 0. Pickle what the function has returned, for the caller, who reads it with its tensors
+    on the CPU.
 
     Raises:
         LaunchError: a part of it doesn't pickle; it is named.
@@ -122,7 +141,8 @@ def write_result(outcome: object, file: Path | IO[bytes], *, pickle_module: Modu
         raise LaunchError(
             f"What the function returns on rank 0 is pickled for the caller, and {path} can't be: "
             f"{str(cause).rstrip('.')}. "
-            "Return tensors and plain values, and save what is larger or in parts with a checkpoint."
+            "Return tensors and plain values, and save what is larger or in parts with a "
+            "checkpoint."
         ) from error
 
 
@@ -130,7 +150,8 @@ def read_result(file: Path | IO[bytes]) -> Any:
     """Main process. What rank 0 has written; its tensors are on the CPU."""
     import torch
 
-    return torch.load(file, map_location="cpu", weights_only=False)  # written by a process of our own
+    # written by a process of our own
+    return torch.load(file, map_location="cpu", weights_only=False)
 
 
 def _random_state() -> dict[str, Any]:
@@ -142,8 +163,11 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def find_unpicklable(value: object, path: str, pickle_module: ModuleType = pickle) -> tuple[str, Exception] | None:
-    """The path to the innermost part that can't be pickled, such as `"strategy._ddp_options['hook']"`, and its error.
+def find_unpicklable(
+    value: object, path: str, pickle_module: ModuleType = pickle
+) -> tuple[str, Exception] | None:
+    """The path to the innermost part that can't be pickled, such as
+    `"strategy._ddp_options['hook']"`, and its error.
 
     Args:
         value: what to pickle.
@@ -158,7 +182,9 @@ def find_unpicklable(value: object, path: str, pickle_module: ModuleType = pickl
 def _find(
     value: object, path: str, error: Exception, failing: set[int], pickle_module: ModuleType
 ) -> tuple[str, Exception] | None:
-    """The innermost part of what fails; None if that is only in what refers to it, and is found from there."""
+    """The innermost part of what fails; None if that is only in what refers to it, and is found
+    from there.
+    """
     is_innermost = True
     failing.add(id(value))
     for name, part in _parts(value) if len(failing) < _MAX_PARTS else ():
@@ -200,7 +226,9 @@ def _attributes(value: object) -> dict[str, object]:
     except Exception:
         return {}
     parts = state if isinstance(state, tuple) else (state,)  # those of a `__dict__`, those of slots
-    return {str(name): item for part in parts if isinstance(part, dict) for name, item in part.items()}
+    return {
+        str(name): item for part in parts if isinstance(part, dict) for name, item in part.items()
+    }
 
 
 class _Discard(io.BytesIO):

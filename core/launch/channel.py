@@ -1,9 +1,10 @@
 """A line between the main process and one worker that the kernel itself watches.
 
-It is a pair of sockets. The worker's end has O_ASYNC: as soon as the main process writes a note, or is gone for
-any reason (SIGKILL too), the kernel sends SIGIO to the worker. A worker that hasn't come as far as to handle the
-signal, still importing perhaps, ends by its default action; afterwards it becomes an exception in the main thread, so
-that `finally` blocks run. Nothing polls, no thread waits, and no signal is used that users need for themselves.
+It is a pair of sockets. The worker's end has O_ASYNC: as soon as the main process writes a note, or
+is gone for any reason (SIGKILL too), the kernel sends SIGIO to the worker. A worker that hasn't
+come as far as to handle the signal, still importing perhaps, ends by its default action; afterwards
+it becomes an exception in the main thread, so that `finally` blocks run. Nothing polls, no thread
+waits, and no signal is used that users need for themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Channel:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, if a whole one has arrived; sets `peer_is_gone` at the end of the line."""
+        """The next message, if a whole one has arrived; sets `peer_is_gone` at the end of the
+        line.
+        """
         try:
             while data := self._socket.recv(65_536):
                 self._buffer += data
@@ -53,7 +56,9 @@ class Channel:
         return message
 
     def claim(self) -> None:
-        """Make the kernel send SIGIO to this process; the main process may have died before it could arrange that."""
+        """Make the kernel send SIGIO to this process; the main process may have died before it
+        could arrange that.
+        """
         signal_process(self._socket, os.getpid())
 
     def close(self) -> None:
@@ -77,7 +82,9 @@ def signal_process(end: socket.socket, pid: int) -> None:
 
 
 def _hang_up_in_fork() -> None:
-    """Close the line in a forked copy of the main process, such as a loader's worker: it must not keep it alive."""
+    """Close the line in a forked copy of the main process, such as a loader's worker: it must not
+    keep it alive.
+    """
     for channel in list(_main_ends):
         channel.close()
 

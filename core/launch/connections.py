@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 
 def hang_up(store_port: int) -> None:
-    """Shut down the TCP connections that native code of this process holds, those of gloo among them.
+    """Shut down the TCP connections that native code of this process holds, those of gloo among
+    them.
 
-    A rank that waits for this one in a collective then gets an error, and runs its `finally` blocks. Gloo has no abort,
-    and destroying a process group closes nothing while a traceback or a module still refers to it. For a process that
-    ends, or leaves its group: Python's own sockets stay open, since a logger may have to say something yet.
+    A rank that waits for this one in a collective then gets an error, and runs its `finally`
+    blocks. Gloo has no abort, and destroying a process group closes nothing while a traceback or a
+    module still refers to it. For a process that ends, or leaves its group: Python's own sockets
+    stay open, since a logger may have to say something yet.
 
     Args:
-        store_port: where the store of the ranks listens. Its connections stay too: a wait on them is bounded, and
-            torch prints a page for each that breaks.
+        store_port: where the store of the ranks listens. Its connections stay too: a wait on them
+            is bounded, and torch prints a page for each that breaks.
     """
     # By type: isinstance asks an object for its class, which some answer with a warning.
     kept = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
@@ -50,18 +52,27 @@ class StoreConnections:
 
     def are_hung_up(self) -> bool:
         """True if the store's process has closed all of them. Nothing is read from them."""
-        ends = [_is_at_end(each) for _, each in _connections() if os.fstat(each.fileno()).st_ino in self._sockets]
+        ends = [
+            _is_at_end(each)
+            for _, each in _connections()
+            if os.fstat(each.fileno()).st_ino in self._sockets
+        ]
         return bool(ends) and all(ends)
 
 
 def _connections() -> Iterator[tuple[int, socket.socket]]:
-    """Each TCP socket of this process and its descriptor. The object is a duplicate, which is closed after its turn."""
+    """Each TCP socket of this process and its descriptor. The object is a duplicate, which is
+    closed after its turn.
+    """
     for descriptor in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
             with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                if (
+                    connection.family in (socket.AF_INET, socket.AF_INET6)
+                    and connection.type == socket.SOCK_STREAM
+                ):
                     yield descriptor, connection
 
 

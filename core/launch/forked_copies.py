@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class ForkedCopies:
     """Calls a function in each forked copy of this process, before a SIGTERM can come to the copy.
 
-    Python loses what a signal handler raises while a fork's hooks run: a copy that is to end at once would go on.
+    Python loses what a signal handler raises while a fork's hooks run: a copy that is to end at
+    once would go on.
 
     Args:
         forget: takes back what only a rank must do, such as its handlers of signals.
@@ -22,7 +23,9 @@ class ForkedCopies:
     def __init__(self, forget: Callable[[], None]) -> None:
         self._forget = forget
         self._mask: set[int | signal.Signals] = set()
-        os.register_at_fork(before=self._hold_back, after_in_parent=self._let_in, after_in_child=self._begin)
+        os.register_at_fork(
+            before=self._hold_back, after_in_parent=self._let_in, after_in_child=self._begin
+        )
 
     def _hold_back(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

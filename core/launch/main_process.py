@@ -30,22 +30,27 @@ if TYPE_CHECKING:
     from core.launch.messages import MessageReceiver
 
 _FINISH_S = 330.0
-"""Seconds that workers may go on after this script has ended; the watch, which says where one is, ends it before."""
+"""Seconds that workers may go on after this script has ended; the watch, which says where one is,
+ends it before.
+"""
 
 
 class MainProcess:
     """Holds the workers until the script ends. One a process.
 
-    - A worker fails: the main thread gets a WorkerError that names it, wherever it is; a main thread that is stuck in
-      native code, so that it can't get it, is ended.
-    - The script fails here: the workers get an exception that says so, time for their `finally` blocks, and are ended.
-    - SIGTERM ends the script by SystemExit(143), Ctrl-C by KeyboardInterrupt, and the workers with it, also if the
-      main thread waits in native code for a rank that never comes.
-    - The script ends well: it waits for the workers, and ends with 1 if one of them failed unseen. (A script that
-      catches the WorkerError that `launch` raises chooses the code.)
+    - A worker fails: the main thread gets a WorkerError that names it, wherever it is; a main
+      thread that is stuck in native code, so that it can't get it, is ended.
+    - The script fails here: the workers get an exception that says so, time for their `finally`
+      blocks, and are ended.
+    - SIGTERM ends the script by SystemExit(143), Ctrl-C by KeyboardInterrupt, and the workers with
+      it, also if the main thread waits in native code for a rank that never comes.
+    - The script ends well: it waits for the workers, and ends with 1 if one of them failed unseen.
+      (A script that catches the WorkerError that `launch` raises chooses the code.)
     """
 
-    def __init__(self, workers: Sequence[Worker], rank: int, store_port: int, receiver: MessageReceiver) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], rank: int, store_port: int, receiver: MessageReceiver
+    ) -> None:
         self.rank = rank
         self._receiver = receiver
         self._hang_up = partial(hang_up, store_port)
@@ -85,7 +90,8 @@ class MainProcess:
         self._has_warned.set()
         if isinstance(error, HangError):
             return error  # all ranks end with the same one
-        # sys.exit(0) within a launch: no failure yet. `close` finds out if the workers leave in the same way.
+        # sys.exit(0) within a launch: no failure yet. `close` finds out if the workers leave in the
+        # same way.
         if isinstance(error, SystemExit) and not error.code:
             self._has_left = True
             self._group.need(0)
@@ -100,35 +106,57 @@ class MainProcess:
         if failure is error:
             return error
         summary, shown = summarize(error), (str(failure), *getattr(failure, "__notes__", []))
-        # The same error passes here again as it leaves outer launches. A lost connection is the failure's effect alone.
+        # The same error passes here again as it leaves outer launches. A lost connection is the
+        # failure's effect alone.
         if not is_lost_connection(error) and not any(summary in each for each in shown):
             failure.add_note(f"Rank {self.rank} then stopped with {summary}")
         return failure
 
     def close(self) -> None:
-        """Wait for the workers at the end of the script, or stop them if it ended badly. Idempotent."""
+        """Wait for the workers at the end of the script, or stop them if it ended badly.
+        Idempotent.
+        """
         atexit.unregister(self.close)
         self._has_warned.set()
         try:
             if self._ends_badly is not None:
-                self._group.stop(f"Rank {self.rank} ended first, by {self._ends_badly}.", self.rank, self._hang_up)
+                self._group.stop(
+                    f"Rank {self.rank} ended first, by {self._ends_badly}.",
+                    self.rank,
+                    self._hang_up,
+                )
             elif self._has_left and not self._is_followed():
                 self._end(left_early(self.rank, self._num_launches, self._num_launches - 1, 0))
             elif not self._group.wait(_FINISH_S):
                 behind = self._group.running_ranks
                 ranks = f"rank{'s' * (len(behind) > 1)} {', '.join(map(str, behind))}"
-                message = f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago; still at work: {ranks}."
-                self._end(WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank))
+                message = (
+                    f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago; still at "
+                    f"work: {ranks}."
+                )
+                self._end(
+                    WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank)
+                )
         except (KeyboardInterrupt, SystemExit) as interruption:
             self._group.kill()
             # An exception would not leave atexit, and the process would end with 0.
-            os._exit(interruption.code if isinstance(interruption, SystemExit) else 128 + signal.SIGINT)  # type: ignore[arg-type]
+            os._exit(
+                interruption.code  # type: ignore[arg-type]
+                if isinstance(interruption, SystemExit)
+                else 128 + signal.SIGINT
+            )
         self._receiver.end()
-        if (failure := self._group.failure) is not None and self._ends_badly is None and not self._is_raised:
+        if (
+            (failure := self._group.failure) is not None
+            and self._ends_badly is None
+            and not self._is_raised
+        ):
             self._end(failure)
 
     def _is_followed(self) -> bool:
-        """True if the workers leave too, soon after they have come to the launch that this process has left."""
+        """True if the workers leave too, soon after they have come to the launch that this process
+        has left.
+        """
         deadline_s, have_come = time.monotonic() + _FINISH_S, False
         while not self._group.wait(GRACE_S):
             if have_come or time.monotonic() > deadline_s:
@@ -136,17 +164,20 @@ class MainProcess:
             have_come = self._group.have_come_to(self._num_launches)
         return True
 
-    # in the main thread ---------------------------------------------------------------------------------------------
+    # in the main thread ---------------------------------------------------------------------------
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
-        # Nothing may be raised into a hook that shows an uncaught error: the program's own frames are gone then. Also
-        # pytest sets `last_value`, for a test that has failed.
-        is_shown = hasattr(sys, "last_value") and [*walk_stack(frame)][-1][0].f_code.co_name != "<module>"
+        # Nothing may be raised into a hook that shows an uncaught error: the program's own frames
+        # are gone then. Also pytest sets `last_value`, for a test that has failed.
+        is_shown = (
+            hasattr(sys, "last_value") and [*walk_stack(frame)][-1][0].f_code.co_name != "<module>"
+        )
         if self._group.failure is not None and not is_shown:
             is_first, handled = not self._has_warned.is_set(), sys.exception()
             self._has_warned.set()
-            # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
+            # Not into an `except` or `finally` block that runs: it would replace the error that is
+            # handled there.
             if is_first and handled is None and self._ends_badly is None:
                 raise self._group.failure from self._group.failure.__cause__
 
@@ -154,13 +185,18 @@ class MainProcess:
         self._ends_badly = signal.Signals(signum).name
         raise SystemExit(128 + signum)
 
-    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         first = self.explain(error)
         self._ends_badly = summarize(error)
-        message = f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
+        message = (
+            f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
+        )
         self._group.stop(message, self.rank, self._hang_up)
         if first is error and not isinstance(error, KeyboardInterrupt):
-            # Note the mistakes of other ranks. Ranks often make the same one, which is shown once; others get a line.
+            # Note the mistakes of other ranks. Ranks often make the same one, which is shown once;
+            # others get a line.
             for other in self._group.other_causes():
                 if summarize(error) not in str(other) and str(other) not in summarize(error):
                     error.add_note(str(other))
@@ -175,20 +211,25 @@ class MainProcess:
         if signal.getsignal(signal.SIGTERM) == self._on_terminate:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    # in a watching thread -------------------------------------------------------------------------------------------
+    # in a watching thread -------------------------------------------------------------------------
 
     def _interrupt(self, failure: WorkerError) -> None:
         with contextlib.suppress(ProcessLookupError):
             call_main_thread()
-        threading.Thread(target=self._end_if_stuck, args=(failure,), name="end if stuck", daemon=True).start()
+        threading.Thread(
+            target=self._end_if_stuck, args=(failure,), name="end if stuck", daemon=True
+        ).start()
 
     def _free_main_thread(self, number: int) -> None:
         """End the workers, so that a collective that the main thread waits in fails."""
         self._ends_badly = signal.Signals(number).name
-        self._group.stop(f"Rank {self.rank} is to end by {self._ends_badly}, and so do its workers.", self.rank)
+        self._group.stop(
+            f"Rank {self.rank} is to end by {self._ends_badly}, and so do its workers.", self.rank
+        )
 
     def _end_if_stuck(self, failure: WorkerError) -> None:
-        # The handler runs only between two bytecodes. A main thread in a native collective never comes to it.
+        # The handler runs only between two bytecodes. A main thread in a native collective never
+        # comes to it.
         if not self._has_warned.wait(2 * GRACE_S):
             self._group.kill()
             self._end(failure)

@@ -1,7 +1,8 @@
-"""Messages of ranks to the main process while all is well: their warnings, and what it shows for them.
+"""Messages of ranks to the main process while all is well: their warnings, and what it shows for
+them.
 
-Datagrams on a pair of sockets, apart from the line on which ends and failures are reported: a rank that writes here may
-lose a message, and nothing waits for it. All ranks of a node write to one end.
+Datagrams on a pair of sockets, apart from the line on which ends and failures are reported: a rank
+that writes here may lose a message, and nothing waits for it. All ranks of a node write to one end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _own: list[MessageSender] = []
 
 
 def on_message(subject: str, function: Callable[[Any], None]) -> None:
-    """Main process. Call a function with rank 0's messages about a subject, in the thread that waits for ranks.
+    """Main process. Call a function with rank 0's messages about a subject, in the thread that
+    waits for ranks.
 
     Args:
         subject: any word but `"warning"`; a later function takes the place of an earlier one.
@@ -46,13 +48,16 @@ def send_to_main(subject: str, value: object, *, wait_s: float = 0.0) -> bool:
     Args:
         subject: as `on_message` knows it.
         value: plain: what JSON can hold, up to 32 KiB.
-        wait_s: seconds to wait where the main process is behind with listening; then the message is lost.
+        wait_s: seconds to wait where the main process is behind with listening; then the message is
+            lost.
     """
     return has_listener() and _own[0].send(subject, value, wait_s)
 
 
 def has_listener() -> bool:
-    """True if this process is a rank whose main process only waits for it, and draws its messages."""
+    """True if this process is a rank whose main process only waits for it, and draws its
+    messages.
+    """
     return bool(_own) and _own[0].has_listener
 
 
@@ -62,7 +67,8 @@ class MessageSender:
     Args:
         end: of all ranks of this node.
         rank: global rank.
-        has_listener: whether the main process waits, and takes all subjects; else it takes warnings.
+        has_listener: whether the main process waits, and takes all subjects; else it takes
+            warnings.
 
     Attributes:
         is_early: the rank runs the script, and hasn't come to the call that it was made for.
@@ -88,7 +94,9 @@ class MessageSender:
         return False
 
     def _send_warning(self, given: GivenWarning) -> bool:
-        return self.send("early warning" if self.is_early else "warning", given.to_message(), _WAIT_S)
+        return self.send(
+            "early warning" if self.is_early else "warning", given.to_message(), _WAIT_S
+        )
 
 
 class MessageReceiver:
@@ -105,14 +113,17 @@ class MessageReceiver:
         self._thread: threading.Thread | None = None
 
     def variable(self, rank: int) -> dict[str, str]:
-        """The variable by which a new interpreter finds its end, before it comes to the call that it was made for."""
+        """The variable by which a new interpreter finds its end, before it comes to the call that
+        it was made for.
+        """
         number = self.theirs.fileno()
         return {VARIABLE: f"{number}:{os.fstat(number).st_ino}:{rank}"}
 
     def receive(self) -> None:
         """Receive messages of the ranks, until `end` is called in another thread."""
         while (message := self._next()) != b"":
-            with contextlib.suppress(Exception):  # of what shows warnings or draws: the run goes on without
+            # of what shows warnings or draws: the run goes on without
+            with contextlib.suppress(Exception):
                 self._warnings.show() if message is None else self._take(json.loads(message))
         with contextlib.suppress(Exception):
             self._warnings.show(all_held=True)
@@ -150,14 +161,18 @@ class MessageReceiver:
 
 
 def _is_ready(end: socket.socket, event: int, timeout_s: float) -> bool:
-    """Wait until something can be read or written. A timeout of the socket itself would be that of all who share it."""
+    """Wait until something can be read or written. A timeout of the socket itself would be that of
+    all who share it.
+    """
     poll = select.poll()
     poll.register(end, event)
     return bool(poll.poll(timeout_s * 1000))
 
 
 def begin_inherited() -> None:
-    """Send the warnings of a new interpreter that is a rank; a process that it starts has the variable only."""
+    """Send the warnings of a new interpreter that is a rank; a process that it starts has the
+    variable only.
+    """
     channel, _, rank = os.environ.get(VARIABLE, "").rpartition(":")
     if not _own and is_inherited(channel):
         end = socket.socket(fileno=os.dup(int(channel.partition(":")[0])))
@@ -167,6 +182,8 @@ def begin_inherited() -> None:
 
 
 def come_to_call() -> None:
-    """A rank that runs the script again has come to the call that it was made for: its warnings are its own now."""
+    """A rank that runs the script again has come to the call that it was made for: its warnings are
+    its own now.
+    """
     for sender in _own:
         sender.is_early = False

@@ -20,7 +20,12 @@ from core.contract.rank_variables import rank_variables
 from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.messages import MessageReceiver, MessageSender
-from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
+from core.launch.script import (
+    describe_interactive,
+    refuse_interactive,
+    refuse_nested,
+    refuse_unguarded,
+)
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
 from core.launch.thread_share import share_cores
@@ -41,18 +46,20 @@ _RESULT = "result"
 class MultiprocessingLauncher(Launcher):
     """Runs the function in new processes, one a rank, and none of it in this one.
 
-    Each `launch` makes its workers and ends with them. Tensors reach the workers as copies (a model isn't shared among
-    the ranks by accident), and the result of the node's first rank comes back through a temporary file, its tensors on
-    the CPU.
+    Each `launch` makes its workers and ends with them. Tensors reach the workers as copies (a model
+    isn't shared among the ranks by accident), and the result of the node's first rank comes back
+    through a temporary file, its tensors on the CPU.
 
     Start methods:
-        spawn: new interpreters, which import the program; works everywhere, and everything has to pickle.
-        fork: copies of this process, where nothing has to pickle; not after CUDA was used. A worker computes with one
-            thread, because the OpenMP runtime of torch's wheels doesn't survive a fork with more.
+        spawn: new interpreters, which import the program; works everywhere, and everything has to
+            pickle.
+        fork: copies of this process, where nothing has to pickle; not after CUDA was used. A worker
+            computes with one thread, because the OpenMP runtime of torch's wheels doesn't survive a
+            fork with more.
         forkserver: forks of a small server; everything has to pickle.
 
-    Variables, set in the workers for other libraries, as torchrun sets them: RANK, LOCAL_RANK, WORLD_SIZE,
-    LOCAL_WORLD_SIZE and NODE_RANK.
+    Variables, set in the workers for other libraries, as torchrun sets them: RANK, LOCAL_RANK,
+    WORLD_SIZE, LOCAL_WORLD_SIZE and NODE_RANK.
     """
 
     calls_in_place = False
@@ -76,11 +83,15 @@ class MultiprocessingLauncher(Launcher):
         if self.start_method == "fork":
             _refuse_fork()
         else:
-            refuse_interactive(self.interactive_alias, f"the start method {self.start_method!r} has to import its file")
+            refuse_interactive(
+                self.interactive_alias,
+                f"the start method {self.start_method!r} has to import its file",
+            )
             refuse_unguarded(self.start_method)
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the function in a new process for every rank. Returns the result of this node's first rank.
+        """Run the function in a new process for every rank. Returns the result of this node's first
+        rank.
 
         Raises:
             LaunchError: processes can't be made here, or an argument can't be pickled; it is named.
@@ -88,7 +99,9 @@ class MultiprocessingLauncher(Launcher):
         """
         self.check()
         if self.cluster_environment is None:
-            raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
+            raise ConfigurationError(
+                "The launcher needs a cluster environment to tell ranks; call connect(...) first."
+            )
         call = LaunchedCall.of(self.cluster_environment, function, args, kwargs)
         # Asked here, so that every worker gets the same.
         _ = call.environment.main_address, call.environment.main_port
@@ -98,18 +111,29 @@ class MultiprocessingLauncher(Launcher):
     def _run(self, call: LaunchedCall, directory: Path) -> Any:
         payload: Path | LaunchedCall = call
         if self.pickles:
-            cure = "Define it at the top level of a module, or use a strategy that forks or runs the script again."
-            call.write(payload := directory / "call", who=f"The start method {self.start_method!r}", cure=cure)
+            cure = (
+                "Define it at the top level of a module, or use a strategy that forks or runs "
+                "the script again."
+            )
+            call.write(
+                payload := directory / "call",
+                who=f"The start method {self.start_method!r}",
+                cure=cure,
+            )
         with SignalForwarder() as signals, closing(MessageReceiver(is_rank=False)) as receiver:
             group: WorkerGroup | None = None
             waiting: threading.Thread | None = None
             try:
                 with signals.held():
                     node_rank, indices = call.environment.node_rank(), range(self.num_processes)
-                    workers = start_all(self._start(payload, directory, node_rank, each, receiver) for each in indices)
+                    workers = start_all(
+                        self._start(payload, directory, node_rank, each, receiver)
+                        for each in indices
+                    )
                     group = WorkerGroup(workers, lambda failure: None)
                     signals.to(group)
-                # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
+                # Each worker runs the one function to its end; one that ends before has failed,
+                # whatever its exit code.
                 group.need(1)
                 waiting = _end_with(group, receiver)
                 receiver.receive()  # in this thread, where a notebook expects its cell's output
@@ -126,7 +150,12 @@ class MultiprocessingLauncher(Launcher):
         return read_result(directory / _RESULT)
 
     def _start(
-        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int, receiver: MessageReceiver
+        self,
+        payload: Path | LaunchedCall,
+        directory: Path,
+        node_rank: int,
+        local_rank: int,
+        receiver: MessageReceiver,
     ) -> Worker:
         import torch.multiprocessing
 
@@ -142,10 +171,23 @@ class MultiprocessingLauncher(Launcher):
         channel, end = open_channel()
         variables = rank_variables(**world, num_local=self.num_processes)
         variable = receiver.variable(world["global_rank"])
-        with end, _signals_blocked() if self.start_method == "fork" else nullcontext() as mask, _set(variable):
+        with (
+            end,
+            _signals_blocked() if self.start_method == "fork" else nullcontext() as mask,
+            _set(variable),
+        ):
             process = context.Process(
                 target=_work,
-                args=(end, receiver.theirs, payload, world, variables, num_sharing, directory, mask),
+                args=(
+                    end,
+                    receiver.theirs,
+                    payload,
+                    world,
+                    variables,
+                    num_sharing,
+                    directory,
+                    mask,
+                ),
                 name=f"rank {world['global_rank']}",
             )
             process.start()
@@ -167,9 +209,11 @@ def _set(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[set[int]]:
-    """Block Ctrl-C and SIGTERM for a fork, which has the main process's handlers until it has its own.
+    """Block Ctrl-C and SIGTERM for a fork, which has the main process's handlers until it has its
+    own.
 
-    What a handler raises in a function that runs after a fork is lost. Gives the mask that the worker is to have then.
+    What a handler raises in a function that runs after a fork is lost. Gives the mask that the
+    worker is to have then.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -205,7 +249,9 @@ def _work(
     directory: Path,
     mask: set[int] | None,
 ) -> None:
-    """A worker's whole life. `num_sharing`: processes among which the cores are shared, 0 for one core."""
+    """A worker's whole life. `num_sharing`: processes among which the cores are shared, 0 for one
+    core.
+    """
     import torch
 
     os.environ.update(variables)
@@ -219,7 +265,8 @@ def _work(
         share_cores(num_sharing)
     else:
         torch.set_num_threads(1)
-        gc.freeze()  # each collection would go through all that the main process holds, and copy its pages
+        # each collection would go through all that the main process holds, and copy its pages
+        gc.freeze()
     try:
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -247,16 +294,19 @@ def _refuse_fork() -> None:
 
     if torch.cuda.is_initialized():
         raise LaunchError(
-            "CUDA was used in this process, and doesn't survive a fork. Use nothing of CUDA before training (no tensor "
-            "on a device, no torch.cuda.synchronize), restart the notebook if this is one, or use the start method "
-            "'spawn'."
+            "CUDA was used in this process, and doesn't survive a fork. Use nothing of CUDA before "
+            "training (no tensor on a device, no torch.cuda.synchronize), restart the notebook if "
+            "this is one, or use the start method 'spawn'."
         )
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    others = [
+        thread.name for thread in threading.enumerate() if thread is not threading.current_thread()
+    ]
     # A notebook's own threads are always there, and idle while a cell runs.
     if others and describe_interactive() is None:
         raise LaunchError(
-            f"This process has other threads ({', '.join(others)}). A fork copies the locks that they hold, but not "
-            "the threads that would release them. End them first, or use the start method 'spawn'."
+            f"This process has other threads ({', '.join(others)}). A fork copies the locks that "
+            "they hold, but not the threads that would release them. End them first, or use the "
+            "start method 'spawn'."
         )
 
 

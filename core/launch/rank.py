@@ -10,12 +10,16 @@ _known: list[tuple[int, int]] = []
 
 
 def set_rank(rank: int, world_size: int) -> None:
-    """Mark this process as a rank of several, for as long as it lives; one process alone needs no mark."""
+    """Mark this process as a rank of several, for as long as it lives; one process alone needs no
+    mark.
+    """
     _known[:] = [(rank, world_size)] if world_size > 1 else []
 
 
 def is_inherited(channel: str) -> bool:
-    """True if this process itself inherited the channel `"number:inode"`; a process that it starts hasn't."""
+    """True if this process itself inherited the channel `"number:inode"`; a process that it starts
+    hasn't.
+    """
     number, _, inode = channel.partition(":")
     try:
         return bool(number) and os.fstat(int(number)).st_ino == int(inode)
@@ -32,11 +36,13 @@ def refuse_second_zero() -> None:
     rank, world_size = _rank_and_size() or (0, 1)
     if rank > 0:
         raise LaunchError(
-            f"This program runs in {world_size} processes, this is rank {rank}, and devices=1 asks for a run of one "
-            "process: each rank would do the whole of it, and write the same files. Let rank 0 do it alone,\n\n"
+            f"This program runs in {world_size} processes, this is rank {rank}, and devices=1 asks "
+            "for a run of one process: each rank would do the whole of it, and write the same "
+            "files. Let rank 0 do it alone,\n\n"
             "    if trainer.is_global_zero:  # of the Trainer or Fabric that runs in all of them\n"
             "        Trainer(devices=1).test(module, loader)\n\n"
-            "after what runs in all of them, or put it into a program of its own; or use the same devices in both."
+            "after what runs in all of them, or put it into a program of its own; or use the same "
+            "devices in both."
         )
 
 
@@ -48,6 +54,7 @@ def known_rank() -> int | None:
 def _rank_and_size() -> tuple[int, int] | None:
     if _known:
         return _known[0]
-    if is_inherited(os.environ.get("CORE_CHANNEL", "")):  # a worker that hasn't come to the call that it was made for
+    # a worker that hasn't come to the call that it was made for
+    if is_inherited(os.environ.get("CORE_CHANNEL", "")):
         return int(os.environ["CORE_GLOBAL_RANK"]), int(os.environ["CORE_WORLD_SIZE"])
     return None

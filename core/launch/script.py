@@ -15,7 +15,9 @@ _SHELLS_OF_PYTHON = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 def describe_interactive() -> str | None:
-    """The interactive program, if there is no file to run again: `"a notebook"`, `"python -c"`; else None."""
+    """The interactive program, if there is no file to run again: `"a notebook"`, `"python -c"`;
+    else None.
+    """
     if is_notebook():
         return "a notebook or IPython"
     if hasattr(sys, "ps1") or sys.flags.interactive:
@@ -40,14 +42,20 @@ def main_file() -> Path | None:
 
 
 def script_command() -> list[str]:
-    """The command line that runs this program again, as it was started: interpreter, its options, script, arguments.
+    """The command line that runs this program again, as it was started: interpreter, its options,
+    script, arguments.
 
-    `python -m package.module` stays so. A relative script's path is made whole, since the program may have changed its
-    working directory.
+    `python -m package.module` stays so. A relative script's path is made whole, since the program
+    may have changed its working directory.
     """
     command = [sys.executable, *sys.orig_argv[1:]]
     path = main_file()
-    if path is not None and sys.argv and sys.argv[0] in command and not Path(sys.argv[0]).is_absolute():
+    if (
+        path is not None
+        and sys.argv
+        and sys.argv[0] in command
+        and not Path(sys.argv[0]).is_absolute()
+    ):
         command[command.index(sys.argv[0])] = str(path.absolute())
     return command
 
@@ -62,7 +70,8 @@ def refuse_interactive(alternative: str | None, reason: str) -> None:
         return
     instead = f'pass strategy="{alternative}", which works here, or ' if alternative else ""
     raise LaunchError(
-        f"This program runs from {place}, and {reason}. Instead, {instead}put it into a file and run `python file.py`."
+        f"This program runs from {place}, and {reason}. Instead, {instead}put it into a file and "
+        "run `python file.py`."
     )
 
 
@@ -74,16 +83,21 @@ def refuse_nested() -> None:
     """
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
-        raise LaunchError(_missing_guard("This process was started to run a part of the program, and ran all of it"))
+        raise LaunchError(
+            _missing_guard(
+                "This process was started to run a part of the program, and ran all of it"
+            )
+        )
     if multiprocessing.parent_process() is not None:
         raise LaunchError(
-            f"This is {process.name}, a process that multiprocessing made, and it can't launch processes of its own. "
-            "Launch from the main process."
+            f"This is {process.name}, a process that multiprocessing made, and it can't launch "
+            "processes of its own. Launch from the main process."
         )
 
 
 def refuse_unguarded(start_method: str) -> None:
-    """Raise if the program's file has no `if __name__ == "__main__":`, and launching comes from its top level.
+    """Raise if the program's file has no `if __name__ == "__main__":`, and launching comes from its
+    top level.
 
     Raises:
         LaunchError: with the lines to write.
@@ -91,12 +105,19 @@ def refuse_unguarded(start_method: str) -> None:
     path = main_file()
     if path is None or not _is_called_from_top_level() or _has_guard(path):
         return
-    raise LaunchError(_missing_guard(f"The start method {start_method!r} imports {os.fspath(path)} in every worker"))
+    raise LaunchError(
+        _missing_guard(
+            f"The start method {start_method!r} imports {os.fspath(path)} in every worker"
+        )
+    )
 
 
 def _missing_guard(why: str) -> str:
     guard = 'if __name__ == "__main__":'
-    return f"{why}, so that what starts training must stand under a guard:\n\n    {guard}\n        main()"
+    return (
+        f"{why}, so that what starts training must stand under a guard:\n\n    {guard}\n        "
+        "main()"
+    )
 
 
 def _is_called_from_top_level() -> bool:
@@ -116,5 +137,7 @@ def _has_guard(path: Path) -> bool:
     except (OSError, SyntaxError, ValueError):
         return True  # an archive or a compiled file: nothing can be said
     comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
-    names = (part.id for node in comparisons for part in ast.walk(node) if isinstance(part, ast.Name))
+    names = (
+        part.id for node in comparisons for part in ast.walk(node) if isinstance(part, ast.Name)
+    )
     return "__name__" in names

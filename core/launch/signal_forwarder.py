@@ -17,15 +17,19 @@ class HearsSignals(Protocol):
     """The workers of a launcher, as far as signals go."""
 
     def forward(self, number: int, /) -> None:
-        """Hand a signal on to all of them. Called in a handler, between any two instructions of the main thread."""
+        """Hand a signal on to all of them. Called in a handler, between any two instructions of the
+        main thread.
+        """
 
 
 class SignalForwarder:
-    """A context that forwards signals to the workers, which end as they see fit: at a step, perhaps with a checkpoint.
+    """A context that forwards signals to the workers, which end as they see fit: at a step, perhaps
+    with a checkpoint.
 
-    The first one is handed on, and the main process goes on waiting, for as long as the workers take. The second one
-    is an exception here, which ends them by force. Handlers of the user's own are left alone, and so is everything
-    outside of the main thread. Who waits within waits for `LOOK_S` at a time: see there.
+    The first one is handed on, and the main process goes on waiting, for as long as the workers
+    take. The second one is an exception here, which ends them by force. Handlers of the user's own
+    are left alone, and so is everything outside of the main thread. Who waits within waits for
+    `LOOK_S` at a time: see there.
     """
 
     def __init__(self) -> None:
@@ -36,7 +40,10 @@ class SignalForwarder:
 
     def __enter__(self) -> SignalForwarder:
         if in_main_thread():
-            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            for number, default in (
+                (signal.SIGINT, signal.default_int_handler),
+                (signal.SIGTERM, signal.SIG_DFL),
+            ):
                 if signal.getsignal(number) is default:
                     self._previous[number] = signal.signal(number, self._on_signal)
         return self
@@ -46,12 +53,15 @@ class SignalForwarder:
             signal.signal(number, handler)
 
     def to(self, group: HearsSignals) -> None:
-        """Send signals to the workers from now on, as they are there. Before, signals are exceptions."""
+        """Send signals to the workers from now on, as they are there. Before, signals are
+        exceptions.
+        """
         self._group = group
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A context in which workers are made, without an exception from a signal that would leave them behind.
+        """A context in which workers are made, without an exception from a signal that would leave
+        them behind.
 
         The first signal that comes meanwhile is answered at its end.
         """
@@ -64,7 +74,8 @@ class SignalForwarder:
             self._on_signal(self._held, None)
 
     def raise_for(self) -> None:
-        """Raise what the signal means to the main process, if there was one, once the workers have ended.
+        """Raise what the signal means to the main process, if there was one, once the workers have
+        ended.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.

@@ -12,15 +12,19 @@ from core.launch.timeouts import GRACE_S
 
 
 class SignalListener:
-    """Watches over SIGTERM and SIGINT. Python runs their handlers in the main thread, between two steps of Python.
+    """Watches over SIGTERM and SIGINT. Python runs their handlers in the main thread, between two
+    steps of Python.
 
-    A main thread that waits in a collective for a rank which never comes makes no such step, and the process would
-    outlive every polite request to end. So a thread of its own hears of the signal (through Python's wakeup file, which
-    is written when the signal arrives), calls the main thread with SIGIO, and acts if it doesn't answer.
+    A main thread that waits in a collective for a rank which never comes makes no such step, and
+    the process would outlive every polite request to end. So a thread of its own hears of the
+    signal (through Python's wakeup file, which is written when the signal arrives), calls the main
+    thread with SIGIO, and acts if it doesn't answer.
     """
 
     def __init__(self, on_unanswered: Callable[[int], None]) -> None:
-        """`on_unanswered` is called in the watching thread with the signal, and should free the main thread."""
+        """`on_unanswered` is called in the watching thread with the signal, and should free the
+        main thread.
+        """
         self._on_unanswered = on_unanswered
         self._answered = threading.Event()
         self._heard, self._wakeup = socket.socketpair()
@@ -34,7 +38,9 @@ class SignalListener:
         self._answered.set()
 
     def _forget(self) -> None:
-        """Stop watching in a forked copy, such as a loader's worker, which gets signals of its own."""
+        """Stop watching in a forked copy, such as a loader's worker, which gets signals of its
+        own.
+        """
         if signal.set_wakeup_fd(-1) != self._wakeup.fileno():
             return
         self._heard.close()
@@ -51,7 +57,8 @@ class SignalListener:
         call_main_thread()
         if self._answered.wait(GRACE_S):
             return
-        # No answer: free the main thread, which then comes to its handlers. One that doesn't is stuck for good.
+        # No answer: free the main thread, which then comes to its handlers. One that doesn't is
+        # stuck for good.
         self._on_unanswered(number)
         if not self._answered.wait(GRACE_S):
             os._exit(128 + number)

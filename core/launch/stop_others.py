@@ -52,7 +52,9 @@ class Worker:
 
     @property
     def has_failed(self) -> bool:
-        """True if it has ended in another way than by finishing, or has said so, though its end takes time."""
+        """True if it has ended in another way than by finishing, or has said so, though its end
+        takes time.
+        """
         return bool(self.exit_code) or self.report is not None
 
     @property
@@ -87,10 +89,16 @@ def start_all(starts: Iterable[Worker]) -> list[Worker]:
 
 
 class WorkerGroup:
-    """Watches workers, finds out which failed first, and ends all of them. A thread waits for each worker."""
+    """Watches workers, finds out which failed first, and ends all of them. A thread waits for each
+    worker.
+    """
 
-    def __init__(self, workers: Sequence[Worker], on_failure: Callable[[WorkerError], None]) -> None:
-        """Watch from now on; `on_failure` is called in a watching thread, before the other workers are stopped."""
+    def __init__(
+        self, workers: Sequence[Worker], on_failure: Callable[[WorkerError], None]
+    ) -> None:
+        """Watch from now on; `on_failure` is called in a watching thread, before the other workers
+        are stopped.
+        """
         self._workers = list(workers)
         self._on_failure = on_failure
         self._changed = threading.Condition()
@@ -102,7 +110,9 @@ class WorkerGroup:
         self._has_lost = False
         self.failure: WorkerError | None = None
         self._watchers = [
-            threading.Thread(target=self._watch, args=(worker,), name=f"watch rank {worker.rank}", daemon=True)
+            threading.Thread(
+                target=self._watch, args=(worker,), name=f"watch rank {worker.rank}", daemon=True
+            )
             for worker in self._workers
         ]
         for watcher in self._watchers:
@@ -120,7 +130,9 @@ class WorkerGroup:
             return self._changed.wait_for(self._is_over, timeout_s)
 
     def need(self, num_launches: int) -> None:
-        """Set the number of launches that a worker has to do: one that ends before leaves the others waiting for it."""
+        """Set the number of launches that a worker has to do: one that ends before leaves the
+        others waiting for it.
+        """
         with self._changed:
             for worker in self._running():
                 worker.listen()
@@ -135,9 +147,12 @@ class WorkerGroup:
             return all(worker.num_begun >= number for worker in self._running())
 
     def first_failure(self, error: BaseException) -> WorkerError | None:
-        """The worker's failure behind an error of the main process, if there is one; may wait for it to show."""
+        """The worker's failure behind an error of the main process, if there is one; may wait for
+        it to show.
+        """
         with self._changed:
-            # A lost connection is the effect of another rank's end, which may not have been noticed yet.
+            # A lost connection is the effect of another rank's end, which may not have been noticed
+            # yet.
             if is_lost_connection(error):
                 was_lost, self._has_lost = self._has_lost, not isinstance(error, ConnectionError)
                 self._decide_in_thread()
@@ -146,15 +161,18 @@ class WorkerGroup:
             return self.failure
 
     def stop(self, message: str, rank: int, free: Callable[[], None] | None = None) -> None:
-        """Raise an exception in all workers that says why; end those that take too long. Returns when all are gone.
+        """Raise an exception in all workers that says why; end those that take too long. Returns
+        when all are gone.
 
-        Python can't raise in a worker that waits in native code: `free` is called for such, and should end their wait.
+        Python can't raise in a worker that waits in native code: `free` is called for such, and
+        should end their wait.
         """
         with self._changed:
             # Both the main thread and the deciding thread may come here; the workers hear it once.
             is_first, self._is_stopping = not self._is_stopping, True
             self._changed.notify_all()
-        # Outside of the lock: a full pipe must not keep the watching threads from noting that workers end.
+        # Outside of the lock: a full pipe must not keep the watching threads from noting that
+        # workers end.
         if is_first:
             for worker in self._running():
                 if worker.report is None:  # else it is ending already
@@ -167,14 +185,18 @@ class WorkerGroup:
             self.kill()
 
     def forward(self, number: int) -> None:
-        """Send a signal to all workers, by which they end as they see fit: that is no failure, and has time."""
+        """Send a signal to all workers, by which they end as they see fit: that is no failure, and
+        has time.
+        """
         self._forwarded = number
         for worker in self._running():
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, number)
 
     def join(self) -> None:
-        """Wait for the watching threads, after `stop`: a fork that comes next refuses to copy threads."""
+        """Wait for the watching threads, after `stop`: a fork that comes next refuses to copy
+        threads.
+        """
         for watcher in self._watchers:
             watcher.join(GRACE_S)
 
@@ -189,7 +211,11 @@ class WorkerGroup:
 
     def other_causes(self) -> list[WorkerError]:
         """The errors that ended workers report, other than lost connections."""
-        return [worker_error(w.rank, w.exit_code or 0, w.report) for w in self._ended if w.report and w.is_cause]
+        return [
+            worker_error(w.rank, w.exit_code or 0, w.report)
+            for w in self._ended
+            if w.report and w.is_cause
+        ]
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.exit_code is None]
@@ -199,7 +225,9 @@ class WorkerGroup:
             return self._changed.wait_for(self._are_all_ended, timeout_s)
 
     def _failed(self) -> list[Worker]:
-        """Workers that have ended otherwise than expected, and those that have said why they will."""
+        """Workers that have ended otherwise than expected, and those that have said why they
+        will.
+        """
         reported = [worker for worker in self._running() if worker.report is not None]
         return [worker for worker in (*self._ended, *reported) if self._is_unexpected(worker)]
 
@@ -218,13 +246,20 @@ class WorkerGroup:
     def _is_unexpected(self, worker: Worker) -> bool:
         forwarded = self._forwarded
         if worker.has_left:
-            # Code 0 is a failure while others still need this rank, or have lost their connection to it.
+            # Code 0 is a failure while others still need this rank, or have lost their connection
+            # to it.
             return forwarded is None and (worker.num_done < self._num_needed or self._has_lost)
         # A forwarded SIGTERM ends a worker by the signal itself, or by SystemExit(128 + 15).
-        return worker.has_failed and (forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded))
+        return worker.has_failed and (
+            forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded)
+        )
 
     def _is_over(self) -> bool:
-        is_clear = self.failure is not None or self._is_stopping or not any(map(self._is_unexpected, self._ended))
+        is_clear = (
+            self.failure is not None
+            or self._is_stopping
+            or not any(map(self._is_unexpected, self._ended))
+        )
         return self._are_all_ended() and is_clear
 
     def _watch(self, worker: Worker) -> None:
@@ -238,7 +273,9 @@ class WorkerGroup:
             self._changed.notify_all()
             is_first = self._is_first_to_decide()
         if is_first:
-            self._decide()  # here: a thread that begins while something fails may find no memory, or be forked halfway
+            # here: a thread that begins while something fails may find no memory, or be forked
+            # halfway
+            self._decide()
 
     def _is_first_to_decide(self) -> bool:
         """True if the caller is to find out which worker was first. It holds the lock."""
@@ -248,16 +285,22 @@ class WorkerGroup:
         return True
 
     def _decide_in_thread(self) -> None:
-        """Begin to find out which worker was first, if one has failed. The caller holds the lock, and goes on."""
+        """Begin to find out which worker was first, if one has failed. The caller holds the lock,
+        and goes on.
+        """
         if self._is_first_to_decide():
-            self._watchers.append(threading.Thread(target=self._decide, name="find out who failed first", daemon=True))
+            self._watchers.append(
+                threading.Thread(target=self._decide, name="find out who failed first", daemon=True)
+            )
             self._watchers[-1].start()
 
     def _decide(self) -> None:
         """Find out which worker failed first, and tell all the others."""
         with self._changed:
             # The cause may take long to end, and has said so before.
-            self._listen_until(lambda: self._is_stopping or any(w.is_cause for w in self._failed()), _CAUSE_S)
+            self._listen_until(
+                lambda: self._is_stopping or any(w.is_cause for w in self._failed()), _CAUSE_S
+            )
             first = self._first() if not self._is_stopping else None
             # Nothing to decide after all: the next end of a worker asks again.
             self._is_deciding = first is not None
@@ -267,13 +310,24 @@ class WorkerGroup:
             self._changed.notify_all()
         # Without the lock: the callback stops the others, whose watchers need it.
         self._on_failure(failure)
-        self.stop(f"Rank {first.rank} ended first, and this rank stops because of it. {failure}", first.rank)
+        self.stop(
+            f"Rank {first.rank} ended first, and this rank stops because of it. {failure}",
+            first.rank,
+        )
 
     def _first(self) -> Worker | None:
-        """The worker that failed by itself; else one that left the others waiting; else one that lost a connection."""
-        return min(self._failed(), key=lambda worker: (not worker.is_cause, not worker.has_left), default=None)
+        """The worker that failed by itself; else one that left the others waiting; else one that
+        lost a connection.
+        """
+        return min(
+            self._failed(),
+            key=lambda worker: (not worker.is_cause, not worker.has_left),
+            default=None,
+        )
 
     def _describe(self, worker: Worker) -> WorkerError:
         if not worker.has_left:
-            return worker_error(worker.rank, 1 if worker.exit_code is None else worker.exit_code, worker.report)
+            return worker_error(
+                worker.rank, 1 if worker.exit_code is None else worker.exit_code, worker.report
+            )
         return left_early(worker.rank, worker.num_begun, worker.num_done, self._num_needed)

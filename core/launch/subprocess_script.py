@@ -34,15 +34,18 @@ class _World(NamedTuple):
 
 
 class SubprocessScriptLauncher(Launcher):
-    """Makes every rank but this one by running the user's script again; each comes to the same `launch` call.
+    """Makes every rank but this one by running the user's script again; each comes to the same
+    `launch` call.
 
-    This process is the node's first rank, so that results stay where they are. The workers are **the process's**, not
-    the launcher object's: they live until the script ends. A later `launch`, by this object or by another Trainer's,
-    joins the same workers, which have come to the same call in their run of the script.
+    This process is the node's first rank, so that results stay where they are. The workers are
+    **the process's**, not the launcher object's: they live until the script ends. A later `launch`,
+    by this object or by another Trainer's, joins the same workers, which have come to the same call
+    in their run of the script.
 
-    Variables, set in all ranks for other libraries, as torchrun sets them: RANK, LOCAL_RANK, WORLD_SIZE,
-    LOCAL_WORLD_SIZE and NODE_RANK. Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, MASTER_ADDR,
-    MASTER_PORT; and CORE_CHANNEL, the line on which they hear of a rank that has failed.
+    Variables, set in all ranks for other libraries, as torchrun sets them: RANK, LOCAL_RANK,
+    WORLD_SIZE, LOCAL_WORLD_SIZE and NODE_RANK. Variables, set for the workers: CORE_WORLD_SIZE,
+    CORE_GLOBAL_RANK, MASTER_ADDR, MASTER_PORT; and CORE_CHANNEL, the line on which they hear of a
+    rank that has failed.
     """
 
     def check(self) -> None:
@@ -54,18 +57,24 @@ class SubprocessScriptLauncher(Launcher):
         if self.num_processes == 1:
             return
         refuse_nested()
-        refuse_interactive(self.interactive_alias, "its processes are made by running the program's file once a rank")
+        refuse_interactive(
+            self.interactive_alias,
+            "its processes are made by running the program's file once a rank",
+        )
         if not in_main_thread():
             raise LaunchError(
-                "Processes that run the script again can be made from the main thread only, where Python handles "
-                "signals, and this is another. Call it from the main thread, or use a strategy that spawns."
+                "Processes that run the script again can be made from the main thread only, where "
+                "Python handles signals, and this is another. Call it from the main thread, or use "
+                "a strategy that spawns."
             )
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the function on every rank, in this process on the node's first. Returns this rank's result.
+        """Run the function on every rank, in this process on the node's first. Returns this rank's
+        result.
 
         Raises:
-            LaunchError: processes can't be made here, or those that exist are another number than is asked for.
+            LaunchError: processes can't be made here, or those that exist are another number than
+                is asked for.
             WorkerError: a worker ended first; its traceback is the cause.
         """
         _process.join(self)
@@ -79,7 +88,9 @@ class SubprocessScriptLauncher(Launcher):
             raise first from first.__cause__
 
     def close(self) -> None:
-        """Wait until the workers have finished the script; stop them if this process fails. Idempotent."""
+        """Wait until the workers have finished the script; stop them if this process fails.
+        Idempotent.
+        """
         if _process.main is not None:
             _process.main.close()
 
@@ -87,12 +98,16 @@ class SubprocessScriptLauncher(Launcher):
     def environment(self) -> ClusterEnvironment:
         """The environment that was connected."""
         if self.cluster_environment is None:
-            raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
+            raise ConfigurationError(
+                "The launcher needs a cluster environment to tell ranks; call connect(...) first."
+            )
         return self.cluster_environment
 
 
 class _Process:
-    """The role of this process among the others; the same for all launchers in it, for as long as it lives."""
+    """The role of this process among the others; the same for all launchers in it, for as long as
+    it lives.
+    """
 
     def __init__(self) -> None:
         self.world: _World | None = None
@@ -102,7 +117,9 @@ class _Process:
 
     @contextmanager
     def counted_launch(self) -> Iterator[None]:
-        """Publish to the other processes how far this one has come. An exception ends a launch, but leaving doesn't."""
+        """Publish to the other processes how far this one has come. An exception ends a launch, but
+        leaving doesn't.
+        """
         self.num_begun += 1
         self._report_progress()
         try:
@@ -131,9 +148,10 @@ class _Process:
         wanted = launcher.num_processes * launcher.num_nodes
         if wanted != self.world.world_size:
             raise LaunchError(
-                f"This script runs in {self.world.world_size} process(es) since its first launch, and now "
-                f"devices={launcher.num_processes} and num_nodes={launcher.num_nodes} ask for {wanted}. "
-                "The number can't change within a script: use the same devices and num_nodes, or another script."
+                f"This script runs in {self.world.world_size} process(es) since its first launch, "
+                f"and now devices={launcher.num_processes} and num_nodes={launcher.num_nodes} ask "
+                f"for {wanted}. The number can't change within a script: use the same devices and "
+                "num_nodes, or another script."
             )
         if self.main is not None:
             self.main.check()
@@ -146,14 +164,22 @@ class _Process:
         )
 
     def _join_as_worker(self) -> _World | None:
-        """The world that the main process has written into the environment, if this is its worker."""
+        """The world that the main process has written into the environment, if this is its
+        worker.
+        """
         if (end := _inherited_channel()) is None:
             return None
         self.membership = Membership(Channel(end))
         self.membership.report_uncaught()
         self.membership.begin()
         come_to_call()
-        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+        names = (
+            "CORE_WORLD_SIZE",
+            "CORE_GLOBAL_RANK",
+            "LOCAL_RANK",
+            "NODE_RANK",
+            "LOCAL_WORLD_SIZE",
+        )
         return _World(*(int(os.environ[name]) for name in names))
 
     def _start_workers(self, launcher: SubprocessScriptLauncher) -> _World:
@@ -162,22 +188,32 @@ class _Process:
         first_rank = node_rank * num_processes
         world_size = num_processes * launcher.num_nodes
         worlds = [
-            _World(world_size, first_rank + index, index, node_rank, num_processes) for index in range(num_processes)
+            _World(world_size, first_rank + index, index, node_rank, num_processes)
+            for index in range(num_processes)
         ]
         if num_processes > 1:
             receiver = MessageReceiver(is_rank=True)
             command, environment = script_command(), launcher.environment
-            shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+            shared = {
+                "MASTER_ADDR": environment.main_address,
+                "MASTER_PORT": str(environment.main_port),
+            }
             try:
-                workers = start_all(_start(command, world, shared, receiver) for world in worlds[1:])
+                workers = start_all(
+                    _start(command, world, shared, receiver) for world in worlds[1:]
+                )
             except OSError as error:
-                raise LaunchError(f"{' '.join(command)!r} can't be started again: {error}") from error
+                raise LaunchError(
+                    f"{' '.join(command)!r} can't be started again: {error}"
+                ) from error
             self.main = MainProcess(workers, first_rank, launcher.environment.main_port, receiver)
         return worlds[0]
 
 
 def _inherited_channel() -> socket.socket | None:
-    """The worker's end, if this process itself inherited it. A process that a worker starts has the variable only."""
+    """The worker's end, if this process itself inherited it. A process that a worker starts has the
+    variable only.
+    """
     channel = os.environ.get("CORE_CHANNEL", "")
     if not is_inherited(channel):
         return None
@@ -186,7 +222,9 @@ def _inherited_channel() -> socket.socket | None:
     return socket.socket(fileno=number)
 
 
-def _start(command: list[str], world: _World, shared: dict[str, str], receiver: MessageReceiver) -> Worker:
+def _start(
+    command: list[str], world: _World, shared: dict[str, str], receiver: MessageReceiver
+) -> Worker:
     channel, end = open_channel()
     with end:
         variables = {
@@ -194,11 +232,14 @@ def _start(command: list[str], world: _World, shared: dict[str, str], receiver: 
             **receiver.variable(world.global_rank),
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
-            # With the inode: a number alone may be another file in a process that inherited only the variable.
+            # With the inode: a number alone may be another file in a process that inherited only
+            # the variable.
             "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
         }
         process = subprocess.Popen(
-            command, env=os.environ | shared | variables, pass_fds=[end.fileno(), receiver.theirs.fileno()]
+            command,
+            env=os.environ | shared | variables,
+            pass_fds=[end.fileno(), receiver.theirs.fileno()],
         )
         signal_process(end, process.pid)
     return Worker(world.global_rank, process.pid, process.wait, channel)

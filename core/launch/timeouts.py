@@ -7,7 +7,11 @@ ECHO_S = 1.0
 """Seconds within which a signal that comes again is the same one."""
 
 HEAR_S = 0.5
-"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
+"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native
+code.
+"""
 
 LOOK_S = 1.0
-"""Seconds that a main thread waits at a time: a signal that comes just before a wait doesn't interrupt it."""
+"""Seconds that a main thread waits at a time: a signal that comes just before a wait doesn't
+interrupt it.
+"""

@@ -32,7 +32,8 @@ class Membership:
         self._previous_hook = sys.excepthook
 
     def begin(self) -> None:
-        """Hear from the main process from now on. Main thread only, as Python's signal handlers are.
+        """Hear from the main process from now on. Main thread only, as Python's signal handlers
+        are.
 
         Raises:
             WorkerError: the main process is gone already.
@@ -48,7 +49,9 @@ class Membership:
         self._on_news(signal.SIGIO, None)
 
     def report_uncaught(self) -> None:
-        """Make the main process show uncaught exceptions of this worker, in their order, instead of this one."""
+        """Make the main process show uncaught exceptions of this worker, in their order, instead of
+        this one.
+        """
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
 
     def report(self, error: BaseException) -> None:
@@ -56,7 +59,9 @@ class Membership:
         self._channel.send(asdict(WorkerFailure.of(error)))
 
     def report_progress(self, num_begun: int, num_done: int) -> None:
-        """Report to the main process how many launched functions this worker has begun and completed."""
+        """Report to the main process how many launched functions this worker has begun and
+        completed.
+        """
         self._channel.send({"begun": num_begun, "done": num_done})
 
     @property
@@ -65,7 +70,9 @@ class Membership:
         self._channel.receive()
         return self._channel.peer_is_gone
 
-    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if self.is_orphaned:
             self._previous_hook(kind, error, trace)
         elif not isinstance(error, KeyboardInterrupt):
@@ -88,31 +95,41 @@ class Membership:
         error = WorkerError(note["message"], rank=note["rank"]) if note else None
         if self._channel.peer_is_gone:
             signal.signal(signal.SIGIO, signal.SIG_IGN)
-            # A watchdog in C, which also ends a process that is stuck in native code, and says where.
+            # A watchdog in C, which also ends a process that is stuck in native code, and says
+            # where.
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=2)
-            error = error or WorkerError("The main process is gone, so its workers end too.", rank=0)
+            error = error or WorkerError(
+                "The main process is gone, so its workers end too.", rank=0
+            )
         # An exception that is being handled already ends this worker; a second one would hide it.
         if error is not None and sys.exception() is None and not _is_over(frame):
             raise error
 
 
 def _is_over(frame: FrameType | None) -> bool:
-    """True if no `finally` is left: an error is being shown, threads are waited for, or functions of atexit run."""
+    """True if no `finally` is left: an error is being shown, threads are waited for, or functions
+    of atexit run.
+    """
     if not threading.main_thread().is_alive():
         return True
     while frame is not None:
         code = frame.f_code
-        is_waiting = code.co_name == "_shutdown" and frame.f_globals.get("__name__") == threading.__name__
-        if is_waiting or code.co_name == Membership._on_uncaught.__name__:  # the watch over ranks has one around it
+        is_waiting = (
+            code.co_name == "_shutdown" and frame.f_globals.get("__name__") == threading.__name__
+        )
+        # the watch over ranks has one around it
+        if is_waiting or code.co_name == Membership._on_uncaught.__name__:
             return True
         frame = frame.f_back
     return False
 
 
 def exit_on_signal(signum: int, frame: FrameType | None) -> None:
-    """End by an exception, so that `finally` blocks run, with the code that shells give to this signal.
+    """End by an exception, so that `finally` blocks run, with the code that shells give to this
+    signal.
 
-    The same signal that comes again at once is an echo: sent to the whole group, and handed on by the main process.
+    The same signal that comes again at once is an echo: sent to the whole group, and handed on by
+    the main process.
     """
     now_s = time.monotonic()
     came_s, _signals[signum] = _signals.get(signum, -ECHO_S), now_s

@@ -19,13 +19,16 @@ _MAX_RANKS = 64
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (the kernel does that when memory runs out)",
-    signal.SIGABRT: " (native code gave up, and has written why to stderr; torch does that when ranks make different "
-    "calls, as where only some of them call backward)",
+    signal.SIGABRT: (
+        " (native code gave up, and has written why to stderr; torch does that when ranks make "
+        "different calls, as where only some of them call backward)"
+    ),
 }
 
 
 class WorkerTraceback(ShortText):
-    """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error that it causes.
+    """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error
+    that it causes.
 
     Args:
         text: the whole traceback.
@@ -64,7 +67,13 @@ class WorkerFailure:
         text = "".join(traceback.format_exception(error))
         short = format_short(error)
         hang = _parts_of(error) if isinstance(error, HangError) else None
-        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_lost_connection(error), hang)
+        return cls(
+            summarize(error),
+            text[-_MAX_CHARACTERS:],
+            short[-_MAX_CHARACTERS:],
+            is_lost_connection(error),
+            hang,
+        )
 
 
 def summarize(error: BaseException) -> str:
@@ -75,13 +84,19 @@ def summarize(error: BaseException) -> str:
 def describe_exit(exit_code: int) -> str:
     """`"was killed by SIGKILL"`, or `"exited with code 3"`."""
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
+        name = (
+            signal.Signals(-exit_code).name
+            if -exit_code in set(signal.Signals)
+            else f"signal {-exit_code}"
+        )
         return f"was killed by {name}{_HINTS.get(-exit_code, '')}"
     return f"exited with code {exit_code}"
 
 
 def left_early(rank: int, num_begun: int, num_done: int, num_needed: int) -> WorkerError:
-    """The error that names a rank which has ended with code 0 while others needed it, and what it left undone."""
+    """The error that names a rank which has ended with code 0 while others needed it, and what it
+    left undone.
+    """
     if num_done < num_begun:
         what = f"in the middle of launch {num_begun}"
     elif num_begun < num_needed:
@@ -89,15 +104,19 @@ def left_early(rank: int, num_begun: int, num_done: int, num_needed: int) -> Wor
     else:
         what = f"after launch {num_done}"
     return WorkerError(
-        f"Rank {rank} exited with code 0 {what}, and the other ranks still needed it. All ranks must make the same "
-        "calls: look for a sys.exit, an os._exit or a return that only some of them come to.",
+        f"Rank {rank} exited with code 0 {what}, and the other ranks still needed it. All ranks "
+        "must make the same calls: look for a sys.exit, an os._exit or a return that only some of "
+        "them come to.",
         rank=rank,
         exit_code=0,
     )
 
 
-def worker_error(rank: int, exit_code: int, report: WorkerFailure | None, *, where: str = "") -> WorkerError:
-    """The error that names the worker which failed first; its traceback is the cause, and so is shown first.
+def worker_error(
+    rank: int, exit_code: int, report: WorkerFailure | None, *, where: str = ""
+) -> WorkerError:
+    """The error that names the worker which failed first; its traceback is the cause, and so is
+    shown first.
 
     Args:
         rank: its global rank.
@@ -111,7 +130,10 @@ def worker_error(rank: int, exit_code: int, report: WorkerFailure | None, *, whe
     if report is None:
         return WorkerError(f"{name} {describe_exit(exit_code)}.", rank=rank, exit_code=exit_code)
     error = WorkerError(
-        f"{name} failed with {report.summary}", rank=rank, exit_code=exit_code, worker_traceback=report.traceback
+        f"{name} failed with {report.summary}",
+        rank=rank,
+        exit_code=exit_code,
+        worker_traceback=report.traceback,
     )
     error.__cause__ = WorkerTraceback(report.traceback, report.short_traceback)
     return error
@@ -130,4 +152,6 @@ def _parts_of(error: HangError) -> dict[str, Any]:
 def _hang_of(parts: Mapping[str, Any]) -> HangError:
     """The verdict on all ranks, as the worker has it."""
     ranks = [RankLocation(**each) for each in parts["ranks"]]
-    return HangError(parts["message"], absent=parts["absent"], ranks=ranks, stacks_path=parts["stacks_path"])
+    return HangError(
+        parts["message"], absent=parts["absent"], ranks=ranks, stacks_path=parts["stacks_path"]
+    )

@@ -1,4 +1,6 @@
-"""The CSV logger, and what loggers are made of; the loggers of installed plugins can be imported from here too."""
+"""The CSV logger, and what loggers are made of; the loggers of installed plugins can be imported
+from here too.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 
 class CSVLogger(RunFolderLogger):
-    """Writes `metrics.csv`: a row a call, a column a metric, `step` first; `hparams.json`, and of a Trainer `run.json`.
+    """Writes `metrics.csv`: a row a call, a column a metric, `step` first; `hparams.json`, and of a
+    Trainer `run.json`.
 
-    A metric that comes later adds a column: the file is then written anew, whole or not at all. No file stays open
-    between two writes.
+    A metric that comes later adds a column: the file is then written anew, whole or not at all. No
+    file stays open between two writes.
 
     Args:
         save_dir: holds the experiments.
         name: of the experiment, a folder in `save_dir`.
-        version: of this run; by default the next number that is free. One that is there already is continued: the rows
-            of a `fit` take the place of those that are there from its first step on.
+        version: of this run; by default the next number that is free. One that is there already is
+            continued: the rows of a `fit` take the place of those that are there from its first
+            step on.
         flush_logs_every_n_steps: rows that are kept in memory before they are written,
         flush_interval_s: or seconds.
     """
@@ -45,7 +47,8 @@ class CSVLogger(RunFolderLogger):
     ) -> None:
         if flush_logs_every_n_steps < 1:
             raise ConfigurationError(
-                f"flush_logs_every_n_steps={flush_logs_every_n_steps}: expected a number of rows from 1."
+                f"flush_logs_every_n_steps={flush_logs_every_n_steps}: expected a number of rows "
+                "from 1."
             )
         super().__init__(save_dir, name, version)
         self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
@@ -65,13 +68,17 @@ class CSVLogger(RunFolderLogger):
         Raises:
             ConfigurationError: a value isn't one number.
         """
-        self._rows.append({"step": step, **{name: _to_cell(name, value) for name, value in metrics.items()}})
+        self._rows.append(
+            {"step": step, **{name: _to_cell(name, value) for name, value in metrics.items()}}
+        )
         is_late = time.monotonic() - self._saved_s >= self._flush_interval_s
         if is_late or len(self._rows) >= self._flush_every:
             self.save()
 
     def log_run(self, facts: Mapping[str, Any]) -> None:
-        """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions, machine, its end."""
+        """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions,
+        machine, its end.
+        """
         self._facts.update(facts)
         self._begins |= "began" in facts
 
@@ -87,7 +94,9 @@ class CSVLogger(RunFolderLogger):
         self._save_facts()
 
     def finalize(self, status: str) -> None:
-        """The run is over. One that has logged nothing leaves `run.json` where it has a folder, for its checkpoints."""
+        """The run is over. One that has logged nothing leaves `run.json` where it has a folder, for
+        its checkpoints.
+        """
         self.save()
         super().finalize(status)
         if self._has_made or self._has_written:
@@ -104,16 +113,21 @@ class CSVLogger(RunFolderLogger):
     def _write(self, path: Path) -> None:
         present = _read_columns(path)
         columns = list(dict.fromkeys([*present, *(name for row in self._rows for name in row)]))
-        # Only more rows: they are appended. Otherwise the whole file is written beside it, and takes its place at once.
+        # Only more rows: they are appended. Otherwise the whole file is written beside it, and
+        # takes its place at once.
         if columns == present and not self._begins:
             with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_to_text(columns, self._rows))
             return
-        earlier = [row for row in _read_rows(path) if not (self._begins and _is_from(self._rows[0], row))]
+        earlier = [
+            row for row in _read_rows(path) if not (self._begins and _is_from(self._rows[0], row))
+        ]
         self._begins = False
         temporary = path.with_name(f".{path.name}.partial")
         header = dict(zip(columns, columns, strict=True))
-        temporary.write_text(_to_text(columns, [header, *earlier, *self._rows]), encoding="utf-8", newline="")
+        temporary.write_text(
+            _to_text(columns, [header, *earlier, *self._rows]), encoding="utf-8", newline=""
+        )
         temporary.replace(path)
 
 
@@ -150,7 +164,9 @@ def _is_from(first: dict[str, Any], row: dict[str, Any]) -> bool:
 
 def _to_text(columns: list[str], rows: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
-    csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore").writerows(rows)
+    csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore").writerows(
+        rows
+    )
     return text.getvalue()
 
 
@@ -163,6 +179,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the folder open as well
+        # a process that was forked meanwhile has the folder open as well
+        with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

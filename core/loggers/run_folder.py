@@ -22,18 +22,21 @@ _PREFIX = "version_"
 class RunFolderLogger(Logger):
     """A logger that writes to a local folder of its own for each run. Meant to be subclassed.
 
-    The folder is made when something is first written, or its name is asked for. Two runs that begin at once get two:
-    making a folder succeeds for one of them only.
+    The folder is made when something is first written, or its name is asked for. Two runs that
+    begin at once get two: making a folder succeeds for one of them only.
 
     Args:
         save_dir: holds the experiments.
         name: of the experiment, a folder in `save_dir`; empty for none.
-        version: of this run: a number, or a name of its own for the folder; by default the next number that is free.
-            A version that is there already is continued.
+        version: of this run: a number, or a name of its own for the folder; by default the next
+            number that is free. A version that is there already is continued.
     """
 
     def __init__(
-        self, save_dir: str | os.PathLike[str] = ".", name: str = "core_logs", version: int | str | None = None
+        self,
+        save_dir: str | os.PathLike[str] = ".",
+        name: str = "core_logs",
+        version: int | str | None = None,
     ) -> None:
         self._save_dir = Path(save_dir).expanduser()
         self._name = name
@@ -77,7 +80,9 @@ class RunFolderLogger(Logger):
         with self.writing():
             if self._version is None:
                 self._version, self._has_made = _claim_next(experiment), True
-            folder = experiment / (self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}")
+            folder = experiment / (
+                self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}"
+            )
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._has_made = True
@@ -99,12 +104,16 @@ class RunFolderLogger(Logger):
             ) from error
 
     def finalize(self, status: str) -> None:
-        """Remove the folder if the run has failed before anything was written. A later call makes it again."""
+        """Remove the folder if the run has failed before anything was written. A later call makes
+        it again.
+        """
         if status != "success":
             self.remove_if_empty()
 
     def remove_if_empty(self) -> None:
-        """Remove the folder if this logger has made it, and nothing was written to it. A later call makes it again."""
+        """Remove the folder if this logger has made it, and nothing was written to it. A later call
+        makes it again.
+        """
         if not self._has_made:
             return
         folder = self.folder()
@@ -124,7 +133,9 @@ class RunFolderLogger(Logger):
         self._version = self._given_version = state["version"]
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
-        """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
+        """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its
+        `str`.
+        """
         options = vars(params) if isinstance(params, Namespace) else params
         text = json.dumps(dict(options), indent=2, default=str, skipkeys=True)
         with self.writing():
@@ -143,11 +154,16 @@ def refuse_shared_folders(loggers: Sequence[Logger]) -> None:
             continue
         version = logger.state_dict().get("version")
         # Without a version each gets a folder of its own, unless it is one logger, given twice.
-        key = type(logger), os.path.abspath(logger.root_dir), id(logger) if version is None else version
+        key = (
+            type(logger),
+            os.path.abspath(logger.root_dir),
+            id(logger) if version is None else version,
+        )
         if key in seen:
             raise ConfigurationError(
-                f"Two loggers are {type(logger).__name__}({logger.save_dir!r}, {logger.name!r}, {version!r}), and "
-                "would write everything twice. Leave one out, or give them folders of their own."
+                f"Two loggers are {type(logger).__name__}({logger.save_dir!r}, {logger.name!r}, "
+                f"{version!r}), and would write everything twice. Leave one out, or give them "
+                "folders of their own."
             )
         seen.add(key)
 
@@ -163,14 +179,15 @@ def to_scalar(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise ConfigurationError(
-            f"The metric {name!r} is a {type(value).__name__}{shape}. Expected one number: log its mean, or each part "
-            "under a name of its own."
+            f"The metric {name!r} is a {type(value).__name__}{shape}. Expected one number: log its "
+            "mean, or each part under a name of its own."
         ) from error
 
 
 def _claim_next(experiment: Path) -> int:
     taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
-    # The highest and not the first gap, so that runs are in order. Another process may claim it first: then the next.
+    # The highest and not the first gap, so that runs are in order. Another process may claim it
+    # first: then the next.
     number = max((int(text) for text in taken if text.isdecimal()), default=-1) + 1
     while True:
         try:
@@ -182,12 +199,16 @@ def _claim_next(experiment: Path) -> int:
 
 
 def flatten_names(params: Mapping[str, object] | Namespace, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings: `{"model": {"width": 8}}` becomes `{"model/width": 8}`. An empty mapping stays."""
+    """Flatten nested mappings: `{"model": {"width": 8}}` becomes `{"model/width": 8}`. An empty
+    mapping stays.
+    """
     params = vars(params) if isinstance(params, Namespace) else params
     flat: dict[str, object] = {}
     for name, value in params.items():
         path = f"{prefix}{name}"
-        if isinstance(value, Mapping | Namespace) and (value if isinstance(value, Mapping) else vars(value)):
+        if isinstance(value, Mapping | Namespace) and (
+            value if isinstance(value, Mapping) else vars(value)
+        ):
             flat |= flatten_names(value, f"{path}/")
         else:
             flat[path] = value

@@ -1,4 +1,5 @@
-"""`16-mixed` and `bf16-mixed`: float32 weights, and torch.autocast for what can be computed in 16 bits.
+"""`16-mixed` and `bf16-mixed`: float32 weights, and torch.autocast for what can be computed in 16
+bits.
 
 The method is Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740.
 """
@@ -38,24 +39,30 @@ def bfloat16() -> MixedPrecision:
 class MixedPrecision(Precision):
     """Weights, gradients and optimizer in float32; matrix products and convolutions in 16 bits.
 
-    With a scaler, an optimizer's step is skipped when its gradients overflowed; `optimizer_step` then returns False.
-    Optimizers that a `JointOptimizer` joins are skipped together.
-    A scaler serves any number of optimizers, also several that share one backward. Gradients that are accumulated for
-    one optimizer while another one goes on stepping would mix two scales: step both in the same window.
+    With a scaler, an optimizer's step is skipped when its gradients overflowed; `optimizer_step`
+    then returns False. Optimizers that a `JointOptimizer` joins are skipped together.
+    A scaler serves any number of optimizers, also several that share one backward. Gradients that
+    are accumulated for one optimizer while another one goes on stepping would mix two scales: step
+    both in the same window.
 
     Args:
         dtype: `torch.float16` or `torch.bfloat16`.
-        scaler: scales the loss; by default a `torch.amp.GradScaler` of the device for float16, none for bfloat16.
+        scaler: scales the loss; by default a `torch.amp.GradScaler` of the device for float16, none
+            for bfloat16.
     """
 
     def __init__(self, dtype: torch.dtype, *, scaler: GradScaler | None = None) -> None:
         if dtype not in _NAMES:
-            raise ConfigurationError(f"MixedPrecision({dtype}): expected torch.float16 or torch.bfloat16.")
+            raise ConfigurationError(
+                f"MixedPrecision({dtype}): expected torch.float16 or torch.bfloat16."
+            )
         self.dtype = dtype
         self.name = _NAMES[dtype]
         scales = dtype == torch.float16 or scaler is not None
         self._scaler = LossScaler(scaler) if scales else None
-        self.formats = NumberFormats(torch.float32, dtype, torch.float32, torch.float32, scales_loss=scales)
+        self.formats = NumberFormats(
+            torch.float32, dtype, torch.float32, torch.float32, scales_loss=scales
+        )
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -73,8 +80,8 @@ class MixedPrecision(Precision):
         device_type = strategy.parallel_devices[0].type
         if device_type == "cpu" and self.dtype == torch.float16:
             raise ConfigurationError(
-                "precision='16-mixed' is for GPUs, and this run is on a CPU, where float16 is slow and has nothing to "
-                "gain. Use precision='bf16-mixed'."
+                "precision='16-mixed' is for GPUs, and this run is on a CPU, where float16 is slow "
+                "and has nothing to gain. Use precision='bf16-mixed'."
             )
         if self._scaler:
             self._scaler.device_type = device_type
@@ -87,15 +94,19 @@ class MixedPrecision(Precision):
         """
         if self._scaler is None:
             return module
-        if half := [name for name, value in module.named_parameters() if value.dtype == torch.float16]:
+        if half := [
+            name for name, value in module.named_parameters() if value.dtype == torch.float16
+        ]:
             raise ConfigurationError(
-                f"precision={self.name!r} keeps parameters in float32, and {half[0]!r} of {type(module).__name__} is "
-                "float16. Call module.float() before, or use precision='16-true'."
+                f"precision={self.name!r} keeps parameters in float32, and {half[0]!r} of "
+                f"{type(module).__name__} is float16. Call module.float() before, or use "
+                "precision='16-true'."
             )
         return module
 
     def forward_context(self, device_type: str) -> torch.autocast:
-        """An autocast context for one stage. It isn't to be entered inside itself, but inside another stage's it may.
+        """An autocast context for one stage. It isn't to be entered inside itself, but inside
+        another stage's it may.
 
         Raises:
             DeviceError: this kind of device can't autocast to the dtype.
@@ -109,8 +120,8 @@ class MixedPrecision(Precision):
                 return torch.autocast(device_type, self.dtype)
         except (RuntimeError, AssertionError, UserWarning) as error:
             raise DeviceError(
-                f"precision={self.name!r} can't be had on {device_type!r}: {str(error).splitlines()[0]} "
-                "Use precision='32-true', or another accelerator."
+                f"precision={self.name!r} can't be had on {device_type!r}: "
+                f"{str(error).splitlines()[0]} Use precision='32-true', or another accelerator."
             ) from error
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -119,25 +130,31 @@ class MixedPrecision(Precision):
         scaled.backward(*args, **kwargs)
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Bring the optimizer's gradients back to their true size. A second call before its step does nothing."""
+        """Bring the optimizer's gradients back to their true size. A second call before its step
+        does nothing.
+        """
         if self._scaler:
             self._scaler.unscale(optimizer)
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+    ) -> bool:
         """Step the optimizer, unless its gradients overflowed.
 
         Returns:
             Whether parameters were updated.
 
         Raises:
-            ConfigurationError: the optimizer needs a closure, or its gradients didn't come from `backward`.
+            ConfigurationError: the optimizer needs a closure, or its gradients didn't come from
+                `backward`.
         """
         if self._scaler is None:
             return super().optimizer_step(optimizer, closure)
         if closure is not None:
             raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss itself, through a closure, and precision={self.name!r} "
-                "scales the loss only around a plain step. Use precision='bf16-mixed' or '32-true'."
+                f"{type(optimizer).__name__} evaluates the loss itself, through a closure, and "
+                f"precision={self.name!r} scales the loss only around a plain step. Use "
+                "precision='bf16-mixed' or '32-true'."
             )
         return self._scaler.step(optimizer)
 
@@ -152,11 +169,13 @@ class MixedPrecision(Precision):
 
 
 class LossScaler:
-    """One GradScaler, and the facts that it lacks: unscaled optimizers, those that stepped, skipped steps.
+    """One GradScaler, and the facts that it lacks: unscaled optimizers, those that stepped, skipped
+    steps.
 
-    GradScaler wants one `update()` after all steps of an iteration, which forgets all of them. Which step is the last
-    isn't known before the next backward, so it is updated then. Updating after each step would unscale a second
-    optimizer's gradients twice, or with another scale, when both share one backward.
+    GradScaler wants one `update()` after all steps of an iteration, which forgets all of them.
+    Which step is the last isn't known before the next backward, so it is updated then. Updating
+    after each step would unscale a second optimizer's gradients twice, or with another scale, when
+    both share one backward.
     """
 
     def __init__(self, grad_scaler: GradScaler | None = None) -> None:
@@ -181,7 +200,9 @@ class LossScaler:
         return self.grad_scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, and look for overflows; once between two steps."""
+        """Divide the optimizer's gradients by the scale, and look for overflows; once between two
+        steps.
+        """
         if id(optimizer) in self._unscaled or not _has_gradients(optimizer):
             return
         self._check_order(optimizer)
@@ -192,7 +213,8 @@ class LossScaler:
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer unless its gradients overflowed; return whether it stepped."""
         if not _has_gradients(optimizer):
-            # GradScaler would fail an assertion; without it the optimizer has nothing to do, or only its own business.
+            # GradScaler would fail an assertion; without it the optimizer has nothing to do, or
+            # only its own business.
             optimizer.step()
             return True
         self._check_order(optimizer)
@@ -219,18 +241,20 @@ class LossScaler:
         if self._scaled and id(optimizer) not in self._stepped:
             return
         raise ConfigurationError(
-            f"{type(optimizer).__name__} has gradients of a loss that wasn't scaled, or steps twice after a backward. "
-            "With float16, call backward(loss) of Fabric, or manual_backward(loss) of the module, before each step; "
-            "loss.backward() knows nothing of the scale."
+            f"{type(optimizer).__name__} has gradients of a loss that wasn't scaled, or steps "
+            "twice after a backward. With float16, call backward(loss) of Fabric, or "
+            "manual_backward(loss) of the module, before each step; loss.backward() knows nothing "
+            "of the scale."
         )
 
 
 def _step(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Step the optimizer, and return True if it did so.
 
-    The scaler doesn't say. Its scale before and after would, for a synchronization with the device that nothing else
-    needs. But it reads the overflow anyway, in order to leave the step out: so a hook of the step has it for free. Only
-    a fused optimizer looks on the device, and its verdict has to be read.
+    The scaler doesn't say. Its scale before and after would, for a synchronization with the device
+    that nothing else needs. But it reads the overflow anyway, in order to leave the step out: so a
+    hook of the step has it for free. Only a fused optimizer looks on the device, and its verdict
+    has to be read.
     """
     applied = []
 
@@ -247,4 +271,8 @@ def _step(scaler: GradScaler, optimizer: Optimizer) -> bool:
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    return any(
+        parameter.grad is not None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )

@@ -1,4 +1,5 @@
-"""One floating-point format for everything: parameters, buffers, inputs and what the user's step creates.
+"""One floating-point format for everything: parameters, buffers, inputs and what the user's step
+creates.
 
 In 16 bits a module may keep some of its tensors in float32.
 """
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _log = logging.getLogger(__name__)
-# Models that are written for 16 bits list patterns of names under these attributes, as those of Hugging Face do.
+# Models that are written for 16 bits list patterns of names under these attributes, as those of
+# Hugging Face do.
 _LISTS = MappingProxyType(
     {
         torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
         torch.bfloat16: ("_keep_in_fp32_modules_strict",),
     }
 )
-_NAMES = MappingProxyType({torch.float64: "64-true", torch.float16: "16-true", torch.bfloat16: "bf16-true"})
+_NAMES = MappingProxyType(
+    {torch.float64: "64-true", torch.float16: "16-true", torch.bfloat16: "bf16-true"}
+)
 
 
 class UniformPrecision(Precision):
@@ -39,9 +43,10 @@ class UniformPrecision(Precision):
 
     In 16 bits, what a module keeps in float32 stays so, as `kept_in_float32` finds it.
 
-    The default dtype is set while modules are built and while the user's step runs, so that a `torch.zeros(3)` in it
-    fits the rest. That costs one or two microseconds a step, and saves errors (or silent float32 in a float64 run).
-    Nothing scales the loss: in float16, small gradients vanish. `"16-mixed"` is the one that takes care of them.
+    The default dtype is set while modules are built and while the user's step runs, so that a
+    `torch.zeros(3)` in it fits the rest. That costs one or two microseconds a step, and saves
+    errors (or silent float32 in a float64 run). Nothing scales the loss: in float16, small
+    gradients vanish. `"16-mixed"` is the one that takes care of them.
 
     Args:
         dtype: `torch.float64`, `torch.float16` or `torch.bfloat16`.
@@ -62,22 +67,34 @@ class UniformPrecision(Precision):
     def connect(self, strategy: Any) -> None:
         """Refuse float64 on mps by a `ConfigurationError`; see `Precision.connect`."""
         self._strategy = strategy
-        if self.dtype == torch.float64 and "mps" in (each.type for each in getattr(strategy, "parallel_devices", ())):
-            raise ConfigurationError("precision='64-true': Apple's GPUs have no float64. Use accelerator='cpu' for it.")
+        if self.dtype == torch.float64 and "mps" in (
+            each.type for each in getattr(strategy, "parallel_devices", ())
+        ):
+            raise ConfigurationError(
+                "precision='64-true': Apple's GPUs have no float64. Use accelerator='cpu' for it."
+            )
 
     def init_context(self) -> DefaultDtype:
-        """A context in which new tensors get the dtype. May be entered repeatedly, and inside itself."""
+        """A context in which new tensors get the dtype. May be entered repeatedly, and inside
+        itself.
+        """
         return DefaultDtype(self.dtype)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Cast parameters and buffers, in place: each stays the same object. Those kept in float32 get that.
+        """Cast parameters and buffers, in place: each stays the same object. Those kept in float32
+        get that.
 
         Raises:
             ModuleError: `keep_in_float32` of a module in it names nothing.
         """
         kept = kept_in_float32(module, self.dtype)
         if kept and getattr(self._strategy, "is_global_zero", True):
-            _log.info("%s keeps %d tensors in float32: %s.", self.name, len(kept), ", ".join(list(kept)[:8]))
+            _log.info(
+                "%s keeps %d tensors in float32: %s.",
+                self.name,
+                len(kept),
+                ", ".join(list(kept)[:8]),
+            )
         tensors = [*kept.values(), *(one.grad for one in kept.values() if one.grad is not None)]
         in_float32 = {id(one) for one in tensors}
 
@@ -88,7 +105,8 @@ class UniformPrecision(Precision):
             return tensor.to(torch.float32 if id(tensor) in in_float32 else self.dtype)
 
         if all(convert(tensor) is tensor for tensor in (*module.parameters(), *module.buffers())):
-            return module  # torch would replace sharded ones, and can't while an optimizer refers to them
+            # torch would replace sharded ones, and can't while an optimizer refers to them
+            return module
         converted: nn.Module = module._apply(convert)
         return converted
 
@@ -102,12 +120,15 @@ class UniformPrecision(Precision):
 
 
 def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Parameters and buffers, by name, that are float32 where others get a format of 16 bits; none for other formats.
+    """Parameters and buffers, by name, that are float32 where others get a format of 16 bits; none
+    for other formats.
 
     - buffers in float32 that no state has, such as the frequencies of rotary positions;
-    - what a model lists in `_keep_in_fp32_modules_strict`, and for float16 in `_keep_in_fp32_modules`; and if such a
-      model was made in the format, what its own layers hold in float32 all the same;
-    - what a module names: `keep_in_float32 = ("*.router",)`, patterns of names within it, of modules or tensors.
+    - what a model lists in `_keep_in_fp32_modules_strict`, and for float16 in
+      `_keep_in_fp32_modules`; and if such a model was made in the format, what its own layers hold
+      in float32 all the same;
+    - what a module names: `keep_in_float32 = ("*.router",)`, patterns of names within it, of
+      modules or tensors.
 
     Raises:
         ModuleError: such a pattern fits no name.
@@ -117,8 +138,16 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
     if dtype is None or dtype not in _LISTS:
         return kept
     for path, part in module.named_modules():
-        found = {name: one for name, one in part._buffers.items() if name in part._non_persistent_buffers_set}
-        found = {name: one for name, one in found.items() if one is not None and one.dtype == torch.float32}
+        found = {
+            name: one
+            for name, one in part._buffers.items()
+            if name in part._non_persistent_buffers_set
+        }
+        found = {
+            name: one
+            for name, one in found.items()
+            if one is not None and one.dtype == torch.float32
+        }
         if hasattr(part, "_keep_in_fp32_modules_strict"):
             found.update(_of_model(part, dtype))
         patterns = getattr(part, "keep_in_float32", ())
@@ -131,8 +160,9 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
     for pattern, owner in unknown.items():
         if not any(_fits(name, f"*{pattern}") for name in kept):
             raise ModuleError(
-                f"keep_in_float32 of {owner} has {pattern!r}, and it has no module or tensor of such a name. "
-                "Correct it: '*.router' fits each module of this name that is in another one."
+                f"keep_in_float32 of {owner} has {pattern!r}, and it has no module or tensor of "
+                "such a name. Correct it: '*.router' fits each module of this name that is in "
+                "another one."
             )
     return kept
 
@@ -173,13 +203,18 @@ class DefaultDtype:
         torch.set_default_dtype(self.dtype)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         torch.set_default_dtype(self._previous.pop())
 
 
 def single() -> Precision:
-    """`32-true`: modules and batches stay as they are, which is float32 unless the user chose otherwise."""
+    """`32-true`: modules and batches stay as they are, which is float32 unless the user chose
+    otherwise.
+    """
     return Precision()
 
 

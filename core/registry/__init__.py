@@ -6,13 +6,22 @@
     STRATEGY_REGISTRY.get("acme")  # the class; only now is the plugin imported
     STRATEGY_REGISTRY.register("mine", MyStrategy)  # for this process
 
-The parts, in reading order: `discovery` reads the metadata, `manager` makes each provider a pluggy plugin, `offers`
-gives every spec its status, `alias_choice` turns a name into one offer, `registry` is what users and the core ask.
+The parts, in reading order: `discovery` reads the metadata, `manager` makes each provider a pluggy
+plugin, `offers` gives every spec its status, `alias_choice` turns a name into one offer, `registry`
+is what users and the core ask.
 """
 
 from core.registry.builtins import CORE, CORE_VERSION
 from core.registry.class_loading import base_class
-from core.registry.discovery import BY_NAME_ONLY, HOOKS, PRELUDES, Discovery, Problem, Provider, discover
+from core.registry.discovery import (
+    BY_NAME_ONLY,
+    HOOKS,
+    PRELUDES,
+    Discovery,
+    Problem,
+    Provider,
+    discover,
+)
 from core.registry.known_names import DEFAULT_PARALLEL_STRATEGY
 from core.registry.known_plugins import known_aliases
 from core.registry.listing import Row, listing

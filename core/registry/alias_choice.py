@@ -1,4 +1,6 @@
-"""Turns the name that a user wrote into one offer, or into the error that says why there is none."""
+"""Turns the name that a user wrote into one offer, or into the error that says why there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
     if not offered:
         raise refusals.unknown(kind, name, manager)
     # Core's own aliases are nobody else's; a qualified name may mean any provider.
-    owned = offered if provider is not None else [offer for offer in offered if has_right(offer.spec)]
+    owned = (
+        offered if provider is not None else [offer for offer in offered if has_right(offer.spec)]
+    )
     if not owned:
         raise refusals.reserved(offered)
     return _usable(_only(owned))

@@ -1,4 +1,6 @@
-"""The offers of core itself, as text. A provider like the others, but written in code: it needs no metadata."""
+"""The offers of core itself, as text. A provider like the others, but written in code: it needs no
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,20 @@ SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": 
 
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "strategy": {
-        "single_device": ("core.strategies.single_device:SingleDeviceStrategy", "One process on one device"),
+        "single_device": (
+            "core.strategies.single_device:SingleDeviceStrategy",
+            "One process on one device",
+        ),
     },
     "accelerator": {
-        "cpu": ("core.accelerators.cpu:CPUAccelerator", "The processor, in one or several processes"),
-        "cuda": ("core.accelerators.cuda:CUDAAccelerator", "GPUs that torch drives through CUDA or ROCm"),
+        "cpu": (
+            "core.accelerators.cpu:CPUAccelerator",
+            "The processor, in one or several processes",
+        ),
+        "cuda": (
+            "core.accelerators.cuda:CUDAAccelerator",
+            "GPUs that torch drives through CUDA or ROCm",
+        ),
         "mps": ("core.accelerators.mps:MPSAccelerator", "The GPU of an Apple machine"),
     },
     "precision": {
@@ -32,7 +43,10 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "64-true": ("core.precision.uniform:double", "Everything in float64"),
         "16-true": ("core.precision.uniform:float16", "Everything in float16"),
         "bf16-true": ("core.precision.uniform:bfloat16", "Everything in bfloat16"),
-        "16-mixed": ("core.precision.mixed:float16", "float32 weights, float16 computation, loss scaling"),
+        "16-mixed": (
+            "core.precision.mixed:float16",
+            "float32 weights, float16 computation, loss scaling",
+        ),
         "bf16-mixed": ("core.precision.mixed:bfloat16", "float32 weights, bfloat16 computation"),
     },
     "checkpoint io": {
@@ -41,15 +55,24 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "A folder, to which every rank writes its part",
         ),
         "async": ("core.checkpoint.async_io:AsyncCheckpointIO", "The same, while training goes on"),
-        "torch": ("core.checkpoint.single_file_io:TorchCheckpointIO", "One file, written with torch.save"),
+        "torch": (
+            "core.checkpoint.single_file_io:TorchCheckpointIO",
+            "One file, written with torch.save",
+        ),
         "safetensors": (
             "core.checkpoint.single_file_io:SafetensorsCheckpointIO",
             "Weights alone, in one file for other programs",
         ),
     },
     "cluster environment": {
-        "local": ("core.cluster.local:LocalEnvironment", "This machine; the launcher makes the processes"),
-        "torchelastic": ("core.cluster.torchelastic:TorchElasticEnvironment", "Started by torchrun"),
+        "local": (
+            "core.cluster.local:LocalEnvironment",
+            "This machine; the launcher makes the processes",
+        ),
+        "torchelastic": (
+            "core.cluster.torchelastic:TorchElasticEnvironment",
+            "Started by torchrun",
+        ),
         "slurm": ("core.cluster.slurm:SLURMEnvironment", "Started by srun"),
         "mpi": ("core.cluster.mpi:MPIEnvironment", "Started by mpirun"),
         "lsf": ("core.cluster.lsf:LSFEnvironment", "Started by jsrun in an LSF job"),
@@ -57,17 +80,29 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "launcher": {
         "in_place": ("core.launch.in_place:InPlaceLauncher", "Calls the function in this process"),
-        "subprocess": ("core.launch.subprocess_script:SubprocessScriptLauncher", "Runs the user's script once a rank"),
+        "subprocess": (
+            "core.launch.subprocess_script:SubprocessScriptLauncher",
+            "Runs the user's script once a rank",
+        ),
         "spawn": ("core.launch.multiprocessing:spawn", "New interpreters that import the function"),
         "fork": ("core.launch.multiprocessing:fork", "Copies of this process"),
-        "forkserver": ("core.launch.multiprocessing:forkserver", "Copies of a small server process"),
+        "forkserver": (
+            "core.launch.multiprocessing:forkserver",
+            "Copies of a small server process",
+        ),
     },
     "logger": {
         "csv": ("core.loggers.csv:CSVLogger", "Rows in a CSV file"),
     },
     "command": {
-        "checkpoint": ("core.cli.checkpoint:checkpoint", "Look at checkpoints, verify and convert them."),
-        "describe": ("core.cli.describe:describe", "Tell what an alias stands for, and its options."),
+        "checkpoint": (
+            "core.cli.checkpoint:checkpoint",
+            "Look at checkpoints, verify and convert them.",
+        ),
+        "describe": (
+            "core.cli.describe:describe",
+            "Tell what an alias stands for, and its options.",
+        ),
         "doctor": ("core.cli.doctor:doctor", "Examine this machine and what is installed on it."),
         "explain": ("core.cli.explain:explain", "Tell what a run would use, and why."),
         "run": ("core.cli.run:run", "Run a script in several processes."),
@@ -86,7 +121,8 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
 }
 
 _TABLE["precision"] |= {
-    short: (_TABLE["precision"][name][0], f"Short for {name}") for short, name in SHORT_PRECISIONS.items()
+    short: (_TABLE["precision"][name][0], f"Short for {name}")
+    for short, name in SHORT_PRECISIONS.items()
 }
 
 BUILTINS = Provider(
@@ -104,7 +140,9 @@ _WORDS = {(kind, "auto"): "asks core to choose" for kind in KINDS}
 _WORDS["accelerator", "gpu"] = "stands for the kind of GPU that is here"
 
 RESERVED_WORDS = MappingProxyType(_WORDS)
-"""Words by `(kind, alias)` that the arguments understand and that no plugin can be called, each with its meaning."""
+"""Words by `(kind, alias)` that the arguments understand and that no plugin can be called, each
+with its meaning.
+"""
 
 BUILTIN_ALIASES = frozenset((spec.kind, spec.alias) for spec in BUILTINS.specs)
 """`(kind, alias)` of all built-ins."""

@@ -34,13 +34,18 @@ def reader_of(head: bytes, path: str) -> CheckpointReader | None:
         if mark in head:
             try:
                 CHECKPOINT_READER_REGISTRY.offer(alias)
-            except CoreError as error:  # it isn't installed, or is kept out: the error says how to have it
-                raise CheckpointError(f"{path!r} was saved by {program}, and is read by a plugin. {error}") from error
+            except CoreError as error:
+                # it isn't installed, or is kept out: the error says how to have it
+                raise CheckpointError(
+                    f"{path!r} was saved by {program}, and is read by a plugin. {error}"
+                ) from error
     return None
 
 
 def what_reads(path: str, names: Collection[str]) -> str | None:
-    """The program that has written a folder with these names in it, and what reads it, by the installed readers."""
+    """The program that has written a folder with these names in it, and what reads it, by the
+    installed readers.
+    """
 
     def ask(reader: CheckpointReader) -> str | None:
         advice = reader.recognizes_folder(path, names)
@@ -50,7 +55,9 @@ def what_reads(path: str, names: Collection[str]) -> str | None:
 
 
 def _first(ask: Callable[[CheckpointReader], T | None]) -> T | None:
-    """The first answer of an installed reader. One that fails was not asked for by name: a warning."""
+    """The first answer of an installed reader. One that fails was not asked for by name: a
+    warning.
+    """
     for offer in CHECKPOINT_READER_REGISTRY.offers():
         if offer.status is not Status.OK:
             continue

@@ -1,4 +1,6 @@
-"""Turns an offer into the class or factory that it names, and every way to fail into one clear error."""
+"""Turns an offer into the class or factory that it names, and every way to fail into one clear
+error.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def import_target(offer: Offer) -> Any:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as cause:  # a module can also call sys.exit(), and torch has errors outside Exception
+    except BaseException as cause:
+        # a module can also call sys.exit(), and torch has errors outside Exception
         raise refusals.not_loaded(offer, f"its import raised {describe(cause)}", cause) from cause
     try:
         # A dotted attribute, `module:Class.method`, is walked as importlib.metadata does.
@@ -52,13 +55,18 @@ def base_class(kind: str) -> type:
 
 
 def unfit(target: object, kind: str) -> str:
-    """The reason why `target` is neither a class nor a factory of this kind; empty if it may be one."""
+    """The reason why `target` is neither a class nor a factory of this kind; empty if it may be
+    one.
+    """
     base = base_class(kind)
     expected = (
-        f"expected a subclass of {base.__module__}.{base.__qualname__}, or a function that returns one's instance"
+        f"expected a subclass of {base.__module__}.{base.__qualname__}, or a function that "
+        "returns one's instance"
     )
     if isinstance(target, type):
-        return "" if issubclass(target, base) else f"{expected}; got the class {target.__qualname__}"
+        return (
+            "" if issubclass(target, base) else f"{expected}; got the class {target.__qualname__}"
+        )
     return "" if callable(target) else f"{expected}; got {_shown(target)}"
 
 
@@ -79,7 +87,8 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
 
     Raises:
         ConfigurationError: it doesn't take these options.
-        PluginLoadError: it raised, or returned something that is no instance of the kind's base class.
+        PluginLoadError: it raised, or returned something that is no instance of the kind's base
+            class.
     """
     base = base_class(offer.spec.kind)
     if isinstance(target, base):
@@ -94,12 +103,16 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
         raise refusals.not_loaded(offer, f"making it raised {describe(cause)}", cause) from cause
     if not isinstance(instance, base):
         expected = f"{base.__module__}.{base.__qualname__}"
-        raise refusals.not_loaded(offer, f"expected an instance of {expected}; got {_shown(instance)}")
+        raise refusals.not_loaded(
+            offer, f"expected an instance of {expected}; got {_shown(instance)}"
+        )
     return instance
 
 
 def _check_options(offer: Offer, target: Any, options: dict[str, Any], raised: TypeError) -> None:
-    """Raise for options that neither the target nor its base takes. Any other TypeError is the target's own."""
+    """Raise for options that neither the target nor its base takes. Any other TypeError is the
+    target's own.
+    """
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):
@@ -111,7 +124,8 @@ def _check_options(offer: Offer, target: Any, options: dict[str, Any], raised: T
     except TypeError as cause:
         unknown = next((name for name in options if name not in signature.parameters), "")
         raise ConfigurationError(
-            f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with {_call(options)}: {cause}."
+            f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with "
+            f"{_call(options)}: {cause}."
             f"{did_you_mean(unknown, signature.parameters)} It takes {signature}."
         ) from None
 

@@ -1,8 +1,9 @@
-"""Finds the installed distributions that offer something to core, in one guarded pass over their metadata.
+"""Finds the installed distributions that offer something to core, in one guarded pass over their
+metadata.
 
-Nothing is imported. The plain way, `importlib.metadata.entry_points()`, raises for all of them when one file of any
-installed package is malformed. Here each distribution is read on its own; one with a bad file becomes a `Problem`, and
-the others stand.
+Nothing is imported. The plain way, `importlib.metadata.entry_points()`, raises for all of them when
+one file of any installed package is malformed. Here each distribution is read on its own; one with
+a bad file becomes a `Problem`, and the others stand.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ PRELUDES = "prelude"
 EXPORTS = "export"
 """Stands for the kind in the specs of names that are added to core's (group `core.exports`)."""
 BY_NAME_ONLY = (HOOKS, PRELUDES, EXPORTS)
-"""The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
+"""The kinds that no registry has, since nothing of them is ever chosen but by a user who names
+it.
+"""
 
 KIND_OF_GROUP = {
     **{kind.group: kind.name for kind in KINDS.values()},
@@ -49,13 +52,15 @@ KIND_OF_GROUP = {
 
 
 class Provider(NamedTuple):
-    """A distribution that offers something. Its texts are always printable, even if its metadata aren't.
+    """A distribution that offers something. Its texts are always printable, even if its metadata
+    aren't.
 
     Attributes:
         name: normalized as PEP 503 says, such as `"core-acme"`.
         version: as its metadata says.
         specs: what it offers, in the order in which it says so.
-        by_name: its modules with event hooks, preludes and exports, loaded only when a user names them.
+        by_name: its modules with event hooks, preludes and exports, loaded only when a user names
+            them.
         requires: its `Requires-Dist` lines about core.
         location: the folder that holds its metadata.
         summary: its one-line description.
@@ -120,7 +125,8 @@ def _scan(*, refresh: bool) -> Discovery:
     problems: list[Problem] = []
     copies: dict[str, list[Provider]] = {}
     for distribution in relevant_distributions(_distributions(problems, refresh=refresh)):
-        # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to it.
+        # `_path` is where every version of importlib_metadata keeps the folder; it has no public
+        # way to it.
         path = str(getattr(distribution, "_path", distribution)).rstrip("/\\")
         location, folder = map(printable, os.path.split(path))
         name, _, version = folder.rpartition(".")[0].partition("-")
@@ -128,11 +134,19 @@ def _scan(*, refresh: bool) -> Discovery:
         try:
             found, details = _read(distribution, found, path)
         except Exception as cause:
-            details = [f"{path} can't be read: {describe(cause)}. Install the package again, or delete that folder"]
-        problems += [Problem(found.name or printable(path), printable(detail), location) for detail in details]
+            details = [
+                f"{path} can't be read: {describe(cause)}. Install the package again, or delete "
+                "that folder"
+            ]
+        problems += [
+            Problem(found.name or printable(path), printable(detail), location)
+            for detail in details
+        ]
         copies.setdefault(found.name, []).append(found)
     effective = [_effective(same, problems) for same in copies.values()]
-    providers = [provider for provider in effective if _offers(provider) and provider.name != DISTRIBUTION]
+    providers = [
+        provider for provider in effective if _offers(provider) and provider.name != DISTRIBUTION
+    ]
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
 
 
@@ -147,23 +161,32 @@ def _distributions(problems: list[Problem], *, refresh: bool) -> list[Distributi
     try:
         return list(importlib_metadata.distributions())
     except Exception as cause:
-        problems.append(Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}"))
+        problems.append(
+            Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}")
+        )
         # Without the finder that raised: the one of the standard paths alone.
         return list(importlib_metadata.MetadataPathFinder.find_distributions())
 
 
 def _read(distribution: Distribution, found: Provider, path: str) -> tuple[Provider, list[str]]:
-    """Read what a distribution offers and what is wrong with it; METADATA only of one that offers something."""
+    """Read what a distribution offers and what is wrong with it; METADATA only of one that offers
+    something.
+    """
     entries = parse_entry_points(_text(distribution, path, "entry_points.txt") or "")
     groups = {entry.group for entry in entries}
     if groups.isdisjoint(KIND_OF_GROUP):
         return found, []
     text = _text(distribution, path, "METADATA")
     headers = parse_headers(text or _text(distribution, path, "PKG-INFO") or "")
-    name, version, summary = (headers.get(header, [""])[0] for header in ("name", "version", "summary"))
+    name, version, summary = (
+        headers.get(header, [""])[0] for header in ("name", "version", "summary")
+    )
     # pip renames the folder to ~name while it uninstalls, and leaves it behind when it is killed.
     if found.name[:1] == "~" or not (fit_distribution(name) and fit_version(version)):
-        raise ValueError(f"no package has the folder {os.path.basename(path)!a}, Name {name!a} and Version {version!a}")
+        raise ValueError(
+            f"no package has the folder {os.path.basename(path)!a}, Name {name!a} and Version "
+            f"{version!a}"
+        )
     details = []
     specs: list[Spec] = []
     for entry in entries:
@@ -205,8 +228,13 @@ def _effective(copies: list[Provider], problems: list[Problem]) -> Provider:
     first = max(beside, key=lambda copy: _order(copy.version))
     for copy in copies:
         if (_offers(copy) or _offers(first)) and _place(copy) != _place(first):
-            detail = f"{copy.version} in {copy.location} is hidden by {first.version} in {first.location}"
-            problems.append(Problem(copy.name, f"{detail}; uninstall one of them", copy.location, shadowed=True))
+            detail = (
+                f"{copy.version} in {copy.location} is hidden by {first.version} in "
+                f"{first.location}"
+            )
+            problems.append(
+                Problem(copy.name, f"{detail}; uninstall one of them", copy.location, shadowed=True)
+            )
     return first
 
 
@@ -215,7 +243,9 @@ def _offers(provider: Provider) -> bool:
 
 
 def _place(copy: Provider) -> tuple[str, str]:
-    """The same for two that are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
+    """The same for two that are one: `lib64` is often a link to `lib`, and a folder can stand on
+    `sys.path` twice.
+    """
     return os.path.realpath(copy.location), copy.version
 
 

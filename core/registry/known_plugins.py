@@ -1,4 +1,5 @@
-"""The plugins of this project, installed or not: an error can say what to install. Nothing is chosen by it.
+"""The plugins of this project, installed or not: an error can say what to install. Nothing is
+chosen by it.
 
 `plugins/known_plugins.py` writes the file beside this one.
 """
@@ -13,7 +14,9 @@ from importlib import resources
 @functools.cache
 def known_plugins() -> dict[str, dict[str, dict[str, str]]]:
     """Targets by distribution, kind and alias."""
-    text = resources.files("core.registry").joinpath("known_plugins.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("core.registry").joinpath("known_plugins.json").read_text(encoding="utf-8")
+    )
     plugins: dict[str, dict[str, dict[str, str]]] = json.loads(text)
     return plugins
 
@@ -25,7 +28,11 @@ def known_aliases(kind: str) -> dict[str, str]:
 
 def known_classes(kind: str) -> dict[str, str]:
     """Distribution by the name of a class, of one kind."""
-    targets = ((name, target) for name, kinds in known_plugins().items() for target in kinds.get(kind, {}).values())
+    targets = (
+        (name, target)
+        for name, kinds in known_plugins().items()
+        for target in kinds.get(kind, {}).values()
+    )
     return {target.rpartition(":")[2]: name for name, target in targets}
 
 

@@ -1,4 +1,6 @@
-"""All offers and problems as rows for the command line: also what can't be used, with the reason."""
+"""All offers and problems as rows for the command line: also what can't be used, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ class Row(NamedTuple):
     """One alias, or one problem.
 
     Attributes:
-        kind: name of the kind; `"event hooks"`, `"prelude"` and `"export"` for the groups `core.hooks`,
-            `core.preludes` and `core.exports`; empty for a problem.
+        kind: name of the kind; `"event hooks"`, `"prelude"` and `"export"` for the groups
+            `core.hooks`, `core.preludes` and `core.exports`; empty for a problem.
         alias: empty for a problem.
         target: `"module:attribute"`; empty for a problem.
         provider: name of the distribution; a path where there is no name.
@@ -41,7 +43,8 @@ def listing(kind: str | None = None, *, manager: PluginManager | None = None) ->
     """All offers, then all problems. Nothing is imported.
 
     Args:
-        kind: a key of `core.contract.KINDS`, `"event hooks"`, `"prelude"` or `"export"`; by default all kinds.
+        kind: a key of `core.contract.KINDS`, `"event hooks"`, `"prelude"` or `"export"`; by default
+            all kinds.
         manager: knows them; by default the manager of this process.
     """
     manager = manager or plugin_manager()

@@ -78,9 +78,10 @@ def _implementation(offer: Callable[[], tuple[Spec, ...]]) -> Callable[[], tuple
 class PluginManager(pluggy.PluginManager):
     """All providers, as pluggy plugins: the built-ins, the installed ones, and the running process.
 
-    It is pluggy's own manager, so its methods do what their names say: `set_blocked("core-acme")` takes the provider
-    out of every registry, `list_name_plugin()` shows the plugins and which are blocked, `enable_tracing()` shows the
-    calls, and `register(plugin, name="core-acme")` adds a plugin whose hooks are written in code.
+    It is pluggy's own manager, so its methods do what their names say: `set_blocked("core-acme")`
+    takes the provider out of every registry, `list_name_plugin()` shows the plugins and which are
+    blocked, `enable_tracing()` shows the calls, and `register(plugin, name="core-acme")` adds a
+    plugin whose hooks are written in code.
 
     Args:
         environ: the mapping in which `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS` are looked up.
@@ -131,7 +132,9 @@ class PluginManager(pluggy.PluginManager):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The problems of what was left out: damaged or hidden distributions, and hook implementations that raised."""
+        """The problems of what was left out: damaged or hidden distributions, and hook
+        implementations that raised.
+        """
         for kind in KINDS:
             self.offers(kind)
         raised = [problem for problems in self._hook_problems.values() for problem in problems]
@@ -151,9 +154,13 @@ class PluginManager(pluggy.PluginManager):
         for name in self._written_down:
             self.unregister(name=name)
         self._discovery = discover(refresh=refresh)
-        self._written_down = {CORE: BUILTINS, **{provider.name: provider for provider in self._discovery.providers}}
+        self._written_down = {
+            CORE: BUILTINS,
+            **{provider.name: provider for provider in self._discovery.providers},
+        }
         for name, provider in self._written_down.items():
-            if not (self.is_blocked(name) or self.has_plugin(name)):  # by hand, or registered in code under this name
+            # by hand, or registered in code under this name
+            if not (self.is_blocked(name) or self.has_plugin(name)):
                 self.register(ProviderPlugin(provider), name)
         self._warn_of_unmatched_names()
 
@@ -161,7 +168,11 @@ class PluginManager(pluggy.PluginManager):
         return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
 
     def _warn_of_unmatched_names(self) -> None:
-        known = [spec for provider in self._written_down.values() for spec in (*provider.specs, *provider.by_name)]
+        known = [
+            spec
+            for provider in self._written_down.values()
+            for spec in (*provider.specs, *provider.by_name)
+        ]
         known += [spec for spec, _ in self._in_process.registered.values()]
         for sentence in self._selection.unmatched(known):
             warnings.warn(sentence, stacklevel=2)
@@ -173,7 +184,8 @@ class PluginManager(pluggy.PluginManager):
 
         Args:
             kind: of the plugins.
-            alias: only what is offered under it, folded. The requirements of all others aren't looked at then.
+            alias: only what is offered under it, folded. The requirements of all others aren't
+                looked at then.
         """
         key = (kind, alias)
         if key not in self._offers:
@@ -182,9 +194,13 @@ class PluginManager(pluggy.PluginManager):
 
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         if kind not in self._specs:
-            self._specs[kind] = self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind])
+            self._specs[kind] = (
+                self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind])
+            )
         # Reading requirements is what takes time, so only the alias that was asked for is judged.
-        judged = [(spec, self._refusal(spec)) for spec in self._specs[kind] if alias in (None, spec.alias)]
+        judged = [
+            (spec, self._refusal(spec)) for spec in self._specs[kind] if alias in (None, spec.alias)
+        ]
         judged += [
             (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
             for spec in self._out_of_reach(kind)
@@ -195,14 +211,17 @@ class PluginManager(pluggy.PluginManager):
         return classify(let_in, blocked, self._written_down, __version__)
 
     def _collect(self, kind: Kind) -> list[Spec]:
-        """Call one implementation after the other: one that raises is left out, by name, and the others stand."""
+        """Call one implementation after the other: one that raises is left out, by name, and the
+        others stand.
+        """
         problems = self._hook_problems[kind.name] = []
         found: list[Spec] = []
         for implementation in getattr(self.hook, kind.hook).get_hookimpls():
             plugin = implementation.plugin_name
             try:
-                # pluggy's own executor, with one implementation: its tracing still sees the call. Private: pluggy
-                # (1.6) has no public call of one; `subset_hook_caller` takes the square of the number of plugins.
+                # pluggy's own executor, with one implementation: its tracing still sees the call.
+                # Private: pluggy (1.6) has no public call of one; `subset_hook_caller` takes the
+                # square of the number of plugins.
                 yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
                 if isinstance(implementation.plugin, ProviderPlugin | InProcessPlugin):
                     found += yielded[0]  # were checked when they were read, or registered
@@ -215,13 +234,22 @@ class PluginManager(pluggy.PluginManager):
         return found
 
     def _named_specs(self, kind: str) -> list[Spec]:
-        there = [provider for name, provider in self._written_down.items() if not self.is_blocked(name)]
+        there = [
+            provider for name, provider in self._written_down.items() if not self.is_blocked(name)
+        ]
         return [spec for provider in there for spec in provider.by_name if spec.kind == kind]
 
     def _out_of_reach(self, kind: str) -> list[Spec]:
-        """The offers that blocked providers would make: their hooks are gone, but the text is there."""
+        """The offers that blocked providers would make: their hooks are gone, but the text is
+        there.
+        """
         out = [provider for name, provider in self._written_down.items() if self.is_blocked(name)]
-        found = [spec for provider in out for spec in (*provider.specs, *provider.by_name) if spec.kind == kind]
+        found = [
+            spec
+            for provider in out
+            for spec in (*provider.specs, *provider.by_name)
+            if spec.kind == kind
+        ]
         return [*found, *self._in_process.specs(kind)] if self.is_blocked(IN_PROCESS) else found
 
     # What the running process has registered.
@@ -231,7 +259,9 @@ class PluginManager(pluggy.PluginManager):
         return self._in_process.registered.get((kind, alias))
 
     def add(self, spec: Spec, target: object) -> None:
-        """Register an object of the running process. `Registry.register` has checked that the alias is free."""
+        """Register an object of the running process. `Registry.register` has checked that the alias
+        is free.
+        """
         self._in_process.registered[spec.kind, spec.alias] = (spec, target)
         self._forget()
 
@@ -246,7 +276,8 @@ def _checked(spec: object, kind: Kind, plugin: str) -> Spec:
         raise TypeError(f"expected a Spec, got {spec!r}")
     if (spec.kind, spec.provider) != (kind.name, plugin):
         raise ValueError(
-            f"expected kind {kind.name!r} and provider {plugin!r}, got {spec.kind!r} and {spec.provider!r}"
+            f"expected kind {kind.name!r} and provider {plugin!r}, got {spec.kind!r} and "
+            f"{spec.provider!r}"
         )
     if reason := unfit_alias(spec.alias.strip()):
         raise ValueError(f"the alias {spec.alias!r}: {reason}")
@@ -258,7 +289,9 @@ _manager: PluginManager | None = None
 
 
 def plugin_manager() -> PluginManager:
-    """The manager of this process. It is made, and the installed packages are looked at, when it is first needed."""
+    """The manager of this process. It is made, and the installed packages are looked at, when it is
+    first needed.
+    """
     global _manager
     with _lock:
         if _manager is None:

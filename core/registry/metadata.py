@@ -1,4 +1,6 @@
-"""Installed metadata as text. Most distributions have nothing to do with core: one loop passes over all of them."""
+"""Installed metadata as text. Most distributions have nothing to do with core: one loop passes over
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ _LINE_OF_OTHERS = re.compile(r"\s*(?:[#;].*|\[\s*(?!core\.)[^\s\]].*\]|[^\s\[#;=
 
 
 def relevant_distributions(distributions: Sequence[Distribution]) -> list[Distribution]:
-    """The distributions that offer something to core, or whose entry points are damaged, and other copies of these.
+    """The distributions that offer something to core, or whose entry points are damaged, and other
+    copies of these.
 
     An environment has hundreds of others, so that the loop calls no function of ours.
     """
-    # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to it.
+    # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to
+    # it.
     found = [getattr(distribution, "_path", None) for distribution in distributions]
     paths = [str(path) if isinstance(path, os.PathLike) else "" for path in found]
     folders = [os.path.basename(path).rpartition(".")[0].partition("-")[0] for path in paths]
@@ -41,14 +45,20 @@ def relevant_distributions(distributions: Sequence[Distribution]) -> list[Distri
                 with open(f"{path}{os.sep}entry_points.txt", "rb", buffering=0) as file:
                     text = file.read().decode()
                 # Without a group above it, a line is a bad one.
-                is_known = text.lstrip()[:1] in "[" and all(map(_LINE_OF_OTHERS.fullmatch, text.splitlines()))
+                is_known = text.lstrip()[:1] in "[" and all(
+                    map(_LINE_OF_OTHERS.fullmatch, text.splitlines())
+                )
         except (FileNotFoundError, NotADirectoryError):
             is_known = bool(path)  # it has no entry points, or no folder
         except (OSError, ValueError):
             is_known = False
         if not is_known:
             kept.add(name)
-    return [distribution for distribution, name in zip(distributions, names, strict=True) if name in kept]
+    return [
+        distribution
+        for distribution, name in zip(distributions, names, strict=True)
+        if name in kept
+    ]
 
 
 class EntryPoint(NamedTuple):
@@ -75,26 +85,35 @@ def parse_entry_points(text: str) -> list[EntryPoint]:
             continue
         name, equals, value = line.partition("=")
         if not (group and name and equals):
-            raise ValueError(f"line {number} of entry_points.txt is {line[:99]!r}, and not [group] or name = value")
+            raise ValueError(
+                f"line {number} of entry_points.txt is {line[:99]!r}, and not [group] or name = "
+                "value"
+            )
         entries.append(EntryPoint(group, name.rstrip(), value.lstrip()))
     return entries
 
 
 def parse_headers(text: str) -> dict[str, list[str]]:
-    """Read the headers of `METADATA`, by lower-case name, each with all its values. The description is left alone."""
+    """Read the headers of `METADATA`, by lower-case name, each with all its values. The description
+    is left alone.
+    """
     headers: dict[str, list[str]] = {}
     for line in text.partition("\n\n")[0].splitlines():
-        # Also a line of blanks ends the headers: what follows is free text, which may look like one.
+        # Also a line of blanks ends the headers: what follows is free text, which may look like
+        # one.
         if not line.strip():
             break
         name, colon, value = line.partition(":")
-        # An indented line continues the one before it, as those of a license do; none of ours needs that.
+        # An indented line continues the one before it, as those of a license do; none of ours needs
+        # that.
         if colon and not line[0].isspace():
             headers.setdefault(name.lower(), []).append(value.strip())
     return headers
 
 
-_TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
+_TARGET = re.compile(
+    r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*))?"
+)
 _EXTRAS = re.compile(r"\s*\[[^]]*]\s*$")
 
 
@@ -104,7 +123,9 @@ def clean_target(value: str) -> str:
 
 
 def split_target(target: str) -> tuple[str, str] | None:
-    """Module and attribute of `"module:attribute"` (the attribute may be empty), or None for anything else."""
+    """Module and attribute of `"module:attribute"` (the attribute may be empty), or None for
+    anything else.
+    """
     match = _TARGET.fullmatch(target)
     return (match["module"], match["attribute"] or "") if match else None
 

@@ -1,4 +1,6 @@
-"""Modules and functions that users name: event hooks, preludes, and public names that packages add to core's."""
+"""Modules and functions that users name: event hooks, preludes, and public names that packages add
+to core's.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def load_hooks(name: str, manager: PluginManager | None = None) -> Any:
         manager: knows what is installed; by default the manager of this process.
 
     Returns:
-        The module or object, checked against `core.EventHooks`. It isn't registered anywhere: a run registers it in a
-        pluggy manager of its own, so that it hears of that run alone.
+        The module or object, checked against `core.EventHooks`. It isn't registered anywhere: a run
+        registers it in a pluggy manager of its own, so that it hears of that run alone.
 
     Raises:
         ConfigurationError: no provider offers it, or several do, or it is blocked or incompatible.
@@ -56,8 +58,9 @@ def load_prelude(name: str, manager: PluginManager | None = None) -> Callable[[]
         manager: knows what is installed; by default the manager of this process.
 
     Returns:
-        The function, which takes no arguments. Its attribute `owns_processes`, if it is there and true, says that
-        programs of its kind start their processes themselves. `explain(path)` gives a report on a script, and whether
+        The function, which takes no arguments. Its attribute `owns_processes`, if it is there and
+        true, says that programs of its kind start their processes themselves. `explain(path)` gives
+        a report on a script, and whether
         nothing is missing that it needs: `core run --explain`.
 
     Raises:
@@ -67,7 +70,9 @@ def load_prelude(name: str, manager: PluginManager | None = None) -> Callable[[]
     offer = choose(PRELUDES, name, manager or plugin_manager())
     prelude = import_target(offer)
     if not callable(prelude):
-        raise refusals.not_loaded(offer, f"expected a function without arguments; got {prelude!r:.80}")
+        raise refusals.not_loaded(
+            offer, f"expected a function without arguments; got {prelude!r:.80}"
+        )
     return prelude  # type: ignore[no-any-return]
 
 
@@ -86,5 +91,7 @@ def load_export(package: str, name: str, manager: PluginManager | None = None) -
     if name in targets:
         return import_target(choose(EXPORTS, full_name, manager))
     if not targets and (distribution := known_aliases(EXPORTS).get(alias)):
-        raise ImportError(f"{full_name} comes with {distribution}. {missing(distribution)}", name=package)
+        raise ImportError(
+            f"{full_name} comes with {distribution}. {missing(distribution)}", name=package
+        )
     raise AttributeError(f"module {package!r} has no attribute {name!r}")

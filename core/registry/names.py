@@ -12,11 +12,15 @@ _DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._!+-]*")
 
 IN_PROCESS = "<in-process>"
-"""Name of the provider of what the running process has registered. No distribution can be called that."""
+"""Name of the provider of what the running process has registered. No distribution can be called
+that.
+"""
 
 
 def normalize_distribution(name: str) -> str:
-    """Fold the name of a distribution to its one written form (PEP 503): `"Core_Acme"` becomes `"core-acme"`."""
+    """Fold the name of a distribution to its one written form (PEP 503): `"Core_Acme"` becomes
+    `"core-acme"`.
+    """
     return _SEPARATORS.sub("-", name.strip()).lower()
 
 
@@ -28,7 +32,10 @@ def unfit_alias(name: str) -> str:
     unfit = dict.fromkeys(map(ascii, _UNFIT_IN_ALIAS.findall(name)))
     if name and not unfit:
         return ""
-    return f"expected ASCII letters, digits, '_', '-', '.' and '+'; got {', '.join(unfit) or 'nothing'}"
+    return (
+        "expected ASCII letters, digits, '_', '-', '.' and '+'; got "
+        f"{', '.join(unfit) or 'nothing'}"
+    )
 
 
 def fit_distribution(name: str) -> bool:
@@ -46,4 +53,6 @@ def split_name(name: str) -> tuple[str | None, str]:
     provider, colon, alias = name.strip().rpartition(":")
     if not colon:
         return None, normalize_alias(alias)
-    return provider if provider == IN_PROCESS else normalize_distribution(provider), normalize_alias(alias)
+    return provider if provider == IN_PROCESS else normalize_distribution(
+        provider
+    ), normalize_alias(alias)

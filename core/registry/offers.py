@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """The status of an offer: usable, or the reason against it. Of several reasons, the first of this list is given."""
+    """The status of an offer: usable, or the reason against it. Of several reasons, the first of
+    this list is given.
+    """
 
     BLOCKED = "blocked"
     """The environment, or the plugin manager, keeps it out."""
@@ -89,20 +91,28 @@ def classify(
     Returns:
         All of them, by alias and provider.
     """
-    # Two kinds of offers are no rivals: those without a right to the alias, and blocked ones, so that blocking one of
-    # two ends their conflict.
+    # Two kinds of offers are no rivals: those without a right to the alias, and blocked ones, so
+    # that blocking one of two ends their conflict.
     rivals: dict[str, list[Spec]] = defaultdict(list)
     specs = tuple(specs)
     for spec in specs:
         if has_right(spec):
             rivals[spec.alias].append(spec)
-    judged = [(spec, *_judge(spec, rivals[spec.alias], providers.get(spec.provider), core_version)) for spec in specs]
+    judged = [
+        (spec, *_judge(spec, rivals[spec.alias], providers.get(spec.provider), core_version))
+        for spec in specs
+    ]
     judged += [(spec, Status.BLOCKED, reason) for spec, reason in blocked]
     judged.sort(key=lambda row: (row[0].alias, row[0].provider, row[0].target))
-    return tuple(_offer(spec, status, detail, providers.get(spec.provider)) for spec, status, detail in judged)
+    return tuple(
+        _offer(spec, status, detail, providers.get(spec.provider))
+        for spec, status, detail in judged
+    )
 
 
-def _judge(spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str) -> tuple[Status, str]:
+def _judge(
+    spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str
+) -> tuple[Status, str]:
     # In the order of `Status`.
     if bad := _bad_target(spec):
         return Status.BROKEN, bad
@@ -154,7 +164,8 @@ def _exclusion(line: str, core_version: str) -> str:
         specifier = _specifier(line)
     except (InvalidSpecifier, ValueError) as cause:
         return f"its requirement {line!r} can't be read: {str(cause).splitlines()[0]}"
-    # `>=0.2` rejects 0.2.dev3 by the letter, and with it every development checkout: the base version counts as well.
+    # `>=0.2` rejects 0.2.dev3 by the letter, and with it every development checkout: the base
+    # version counts as well.
     versions = (core_version, Version(core_version).base_version)
     if any(specifier.contains(version, prereleases=True) for version in versions):
         return ""
@@ -166,7 +177,8 @@ def _specifier(line: str) -> SpecifierSet:
     from packaging.specifiers import SpecifierSet
 
     if plain := re.fullmatch(r"\s*[\w.-]+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line):
-        return SpecifierSet(plain[1])  # without the parser of requirements, whose import takes 10 ms
+        # without the parser of requirements, whose import takes 10 ms
+        return SpecifierSet(plain[1])
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)

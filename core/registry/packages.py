@@ -10,7 +10,8 @@ from core.contract.errors import ConfigurationError, PluginLoadError
 
 
 def require_package(package: str, *, user: str, install: str) -> None:
-    """Check that a package is installed, without importing it. Plugins call it before they import their library.
+    """Check that a package is installed, without importing it. Plugins call it before they import
+    their library.
 
     Args:
         package: as it is imported.
@@ -21,7 +22,8 @@ def require_package(package: str, *, user: str, install: str) -> None:
         ConfigurationError: it isn't installed.
     """
     spec = importlib.util.find_spec(package)
-    # A folder that the library once wrote here, such as `runs/`, passes for a package without a file of its own.
+    # A folder that the library once wrote here, such as `runs/`, passes for a package without a
+    # file of its own.
     if spec is None or spec.origin is None:
         raise ConfigurationError(
             f"{user} needs the package {package}, which is not installed: `pip install {install}`."
@@ -29,12 +31,14 @@ def require_package(package: str, *, user: str, install: str) -> None:
 
 
 def import_library(name: str, *, user: str, install: str) -> Any:
-    """Import the library that a plugin drives, or a module of it. Called by a plugin where it needs it.
+    """Import the library that a plugin drives, or a module of it. Called by a plugin where it needs
+    it.
 
     Args:
         name: of the module.
         user: what needs it, the beginning of the message: `"strategy='acme'"`.
-        install: how to install it, the end of the message: `"Install it with: pip install 'acme>=2'"`.
+        install: how to install it, the end of the message:
+            `"Install it with: pip install 'acme>=2'"`.
 
     Raises:
         PluginLoadError: it isn't installed, or can't be imported.

@@ -1,4 +1,6 @@
-"""The errors that choosing and loading a plugin can end in. Each says what was asked, what is there, and what to do."""
+"""The errors that choosing and loading a plugin can end in. Each says what was asked, what is
+there, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,13 @@ def reserved(offers: Sequence[Offer]) -> AliasConflictError:
     """The error for a reserved word that plugins offer."""
     spec = offers[0].spec
     claim = _reserved_word(spec.kind, spec.alias)
-    others = ", ".join(f"{offer} offers it too: {written(spec.kind, offer.spec.qualified_name)}" for offer in offers)
-    return AliasConflictError(f"{claim} {others} chooses that one.", specs=[offer.spec for offer in offers])
+    others = ", ".join(
+        f"{offer} offers it too: {written(spec.kind, offer.spec.qualified_name)}"
+        for offer in offers
+    )
+    return AliasConflictError(
+        f"{claim} {others} chooses that one.", specs=[offer.spec for offer in offers]
+    )
 
 
 def taken(kind: str, alias: str, offers: Sequence[Offer]) -> AliasConflictError:
@@ -88,8 +95,13 @@ def conflict(offers: Sequence[Offer]) -> AliasConflictError:
             f"Import the one that you want and pass it, and tell the authors of {spec.provider}."
         )
     else:
-        forms = " or ".join(dict.fromkeys(written(spec.kind, offer.spec.qualified_name) for offer in offers))
-        message = f"The {spec.kind} {spec.alias!r} is offered by {' and by '.join(providers)}. Choose one: {forms}."
+        forms = " or ".join(
+            dict.fromkeys(written(spec.kind, offer.spec.qualified_name) for offer in offers)
+        )
+        message = (
+            f"The {spec.kind} {spec.alias!r} is offered by {' and by '.join(providers)}. "
+            f"Choose one: {forms}."
+        )
     return AliasConflictError(message, specs=[offer.spec for offer in offers])
 
 
@@ -98,7 +110,8 @@ def blocked(offers: Sequence[Offer]) -> BlockedPluginError:
     spec = offers[0].spec
     reasons = "; ".join(f"{offer} offers it, but {offer.detail}" for offer in offers)
     return BlockedPluginError(
-        f"The {spec.kind} {spec.alias!r} is blocked: {reasons}. Change that, or choose another {spec.kind}."
+        f"The {spec.kind} {spec.alias!r} is blocked: {reasons}. Change that, or choose another "
+        f"{spec.kind}."
     )
 
 
@@ -107,7 +120,8 @@ def incompatible(offer: Offer) -> IncompatiblePluginError:
     spec = offer.spec
     return IncompatiblePluginError(
         f"The {spec.kind} {spec.alias!r} of {offer} was not imported: {offer.detail}. "
-        f"Try {pip_install(spec.provider, '--upgrade')}, or install a release of core that it accepts."
+        f"Try {pip_install(spec.provider, '--upgrade')}, or install a release of core that it "
+        "accepts."
     )
 
 
@@ -115,14 +129,16 @@ def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) ->
     """The error for a plugin that was asked for, and can't be imported or isn't what it says."""
     spec = offer.spec
     return PluginLoadError(
-        f"The {spec.kind} {spec.alias!r} of {offer} can't be loaded from {spec.target!r}: {detail}. "
-        f"{_next_step(offer, cause)}",
+        f"The {spec.kind} {spec.alias!r} of {offer} can't be loaded from {spec.target!r}: "
+        f"{detail}. {_next_step(offer, cause)}",
         spec=spec,
     )
 
 
 def missing_class(kind: str, name: str, distribution: str, manager: PluginManager) -> ImportError:
-    """The error for the import from core of a well-known class whose distribution doesn't offer it here."""
+    """The error for the import from core of a well-known class whose distribution doesn't offer it
+    here.
+    """
     advice = " ".join(_install(distribution, manager))
     return ImportError(f"The {kind} class {name} comes with {distribution}. {advice}", name=name)
 
@@ -138,8 +154,12 @@ def _next_step(offer: Offer, cause: BaseException | None) -> str:
         return "This program has registered it: mend it there."
     if isinstance(cause, ModuleNotFoundError) and cause.name:
         if module == cause.name or module.startswith(f"{cause.name}."):
-            return f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
-        return f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
+            return (
+                f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
+            )
+        return (
+            f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
+        )
     return (
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
         f"`core list-{_plural(offer.spec.kind)} --all` shows what else is there."
@@ -159,7 +179,9 @@ def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]
 
 
 def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> Iterable[str]:
-    offered = [offer.spec.alias for offer in manager.offers(kind) if offer.spec.provider == provider]
+    offered = [
+        offer.spec.alias for offer in manager.offers(kind) if offer.spec.provider == provider
+    ]
     if offered:
         yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {', '.join(offered)}."
     elif provider in manager.providers:
@@ -169,7 +191,8 @@ def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager
     else:
         yield f"No installed package {provider!r} offers anything to core."
         near = near_names(
-            provider, {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias}
+            provider,
+            {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias},
         )
         if near:
             yield f"Did you mean {' or '.join(repr(f'{name}:{alias}') for name in near)}?"
@@ -195,28 +218,46 @@ def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> I
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
-    """The aliases that may be meant: that of the class that is named, or else those that look like it."""
+    """The aliases that may be meant: that of the class that is named, or else those that look like
+    it.
+    """
     known = (item for kinds in known_plugins().values() for item in kinds.get(kind, {}).items())
-    targets = {**dict(known), **{offer.spec.alias: offer.spec.target for offer in manager.offers(kind)}}
+    targets = {
+        **dict(known),
+        **{offer.spec.alias: offer.spec.target for offer in manager.offers(kind)},
+    }
     targets.pop(alias, None)
-    forms = {one: (one, target.rpartition(":")[2], one.partition("_")[2]) for one, target in targets.items()}
-    for index in range(3):  # another spelling, the name of the class, the alias without its first word
-        if meant := [one for one, each in forms.items() if _bare(each[index], kind) == _bare(alias, kind)]:
+    forms = {
+        one: (one, target.rpartition(":")[2], one.partition("_")[2])
+        for one, target in targets.items()
+    }
+    # another spelling, the name of the class, the alias without its first word
+    for index in range(3):
+        if meant := [
+            one for one, each in forms.items() if _bare(each[index], kind) == _bare(alias, kind)
+        ]:
             return meant
     return near_names(alias, targets)
 
 
 def _bare(name: str, kind: str) -> str:
-    """A name as aliases and classes may have it in common: `"ddp"` for `"DDPStrategy"`, `"stage3"` for `"zero_3"`."""
+    """A name as aliases and classes may have it in common: `"ddp"` for `"DDPStrategy"`, `"stage3"`
+    for `"zero_3"`.
+    """
     folded = name.casefold().replace("zero_stage", "stage").replace("zero", "stage")
     return folded.replace("_", "").removesuffix(kind.replace(" ", ""))
 
 
 def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
     here = {offer.spec.alias for offer in manager.offers(kind)}
-    words = {alias: repr(alias.replace("_", "-") if kind == "precision" else alias) for alias in near}  # "bf16-mixed"
+    # "bf16-mixed"
+    words = {
+        alias: repr(alias.replace("_", "-") if kind == "precision" else alias) for alias in near
+    }
     forms = [
-        word if alias in here else f"{word} (`pip install {known_aliases(kind)[alias]}`, as README says)"
+        word
+        if alias in here
+        else f"{word} (`pip install {known_aliases(kind)[alias]}`, as README says)"
         for alias, word in words.items()
     ]
     if forms:

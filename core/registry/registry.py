@@ -36,16 +36,17 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Registry(Generic[T]):
-    """All plugins of one kind: the built-ins, those of installed packages, and what this process registers.
+    """All plugins of one kind: the built-ins, those of installed packages, and what this process
+    registers.
 
-    A name is an alias (`"acme"`), in which case doesn't matter and `-` equals `_`, or a qualified one
-    (`"core-acme:acme"`). The installed packages are looked at when a registry is first used; a plugin is imported when
-    `get` or `create` asks for it, and not before.
+    A name is an alias (`"acme"`), in which case doesn't matter and `-` equals `_`, or a qualified
+    one (`"core-acme:acme"`). The installed packages are looked at when a registry is first used; a
+    plugin is imported when `get` or `create` asks for it, and not before.
 
     Args:
         kind: name of the kind, a key of `core.contract.KINDS`.
-        manager: returns the manager that knows all providers; by default the one that all registries of the process
-            share.
+        manager: returns the manager that knows all providers; by default the one that all
+            registries of the process share.
     """
 
     def __init__(self, kind: str, manager: Callable[[], PluginManager] = plugin_manager) -> None:
@@ -71,7 +72,8 @@ class Registry(Generic[T]):
         return self._manager().offers(self.kind, normalize_alias(alias))
 
     def offer(self, name: str) -> Offer:
-        """Choose the offer that a name stands for, without an import. `get` and `create` take it in the name's place.
+        """Choose the offer that a name stands for, without an import. `get` and `create` take it in
+        the name's place.
 
         Raises:
             UnknownAliasError: no provider offers it; says what looks alike, and what to install.
@@ -118,7 +120,8 @@ class Registry(Generic[T]):
             The class, or a factory that returns an instance.
 
         Raises:
-            CoreError: as for `offer`; and PluginLoadError if it can't be imported or isn't what it says.
+            CoreError: as for `offer`; and PluginLoadError if it can't be imported or isn't what it
+                says.
         """
         with _shown_short():
             plugin: Callable[..., T] = self._load(self._chosen(name))
@@ -141,7 +144,8 @@ class Registry(Generic[T]):
         return instance
 
     def class_named(self, name: str) -> Any:
-        """Import a plugin by the name of its class. Behind `from core.strategies import SomeStrategy`.
+        """Import a plugin by the name of its class. Behind
+        `from core.strategies import SomeStrategy`.
 
         Raises:
             ImportError: it is a well-known class, whose distribution is to be installed.
@@ -154,7 +158,8 @@ class Registry(Generic[T]):
             raise AttributeError(f"no installed package offers a {self.kind} class {name!r}")
         if len({offer.spec.provider for offer in offers}) > 1:
             raise refusals.conflict(offers)
-        # Chosen by name, and not taken from the list, so that one that is blocked or incompatible is refused.
+        # Chosen by name, and not taken from the list, so that one that is blocked or incompatible
+        # is refused.
         return self._load(self.offer(offers[0].spec.qualified_name))
 
     def _chosen(self, name: str | Offer) -> Offer:
@@ -164,20 +169,38 @@ class Registry(Generic[T]):
         import logging
 
         spec = offer.spec
-        logging.getLogger("core").debug("%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer)
-        registered = self._manager().registered(spec.kind, spec.alias) if spec.provider == IN_PROCESS else None
+        logging.getLogger("core").debug(
+            "%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer
+        )
+        registered = (
+            self._manager().registered(spec.kind, spec.alias)
+            if spec.provider == IN_PROCESS
+            else None
+        )
         return registered[1] if registered else load_target(offer)
 
     # Registering in the running process.
 
     @overload
     def register(
-        self, name: str, target: None = None, /, description: str | None = None, *, override: bool = False
+        self,
+        name: str,
+        target: None = None,
+        /,
+        description: str | None = None,
+        *,
+        override: bool = False,
     ) -> Callable[[F], F]: ...
 
     @overload
     def register(
-        self, name: str, target: Callable[..., T], /, description: str | None = None, *, override: bool = False
+        self,
+        name: str,
+        target: Callable[..., T],
+        /,
+        description: str | None = None,
+        *,
+        override: bool = False,
     ) -> None: ...
 
     def register(
@@ -231,8 +254,9 @@ class Registry(Generic[T]):
         if offer is None:
             raise refusals.unknown(self.kind, name, self._manager())
         raise ConfigurationError(
-            f"The {self.kind} {alias!r} comes with {offer}, and only what this process has registered can be removed. "
-            f"CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
+            f"The {self.kind} {alias!r} comes with {offer}, and only what this process has "
+            f"registered can be removed. CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves "
+            "it out."
         )
 
     def _refuse_if_taken(self, alias: str, *, override: bool) -> None:
@@ -264,7 +288,8 @@ class StrategyRegistry(Registry["Strategy"]):
             strategy_class: as there.
             description: as there.
             override: as there.
-            options: the strategy is made with them, unless the user gives others: the alias is a preset.
+            options: the strategy is made with them, unless the user gives others: the alias is a
+                preset.
         """
         if not options:
             return super().register(name, strategy_class, description, override=override)
@@ -272,7 +297,9 @@ class StrategyRegistry(Registry["Strategy"]):
         def add(target: F) -> F:
             first_line = (target.__doc__ or "").strip().partition("\n")[0]
             preset = partial(target, **options)
-            super(StrategyRegistry, self).register(name, preset, description or first_line, override=override)
+            super(StrategyRegistry, self).register(
+                name, preset, description or first_line, override=override
+            )
             return target
 
         if strategy_class is None:
@@ -283,7 +310,9 @@ class StrategyRegistry(Registry["Strategy"]):
 
 @contextmanager
 def _shown_short() -> Iterator[None]:
-    """If nothing catches an error that leaves this block, it is shown as where a Trainer or a Fabric is."""
+    """If nothing catches an error that leaves this block, it is shown as where a Trainer or a
+    Fabric is.
+    """
     try:
         yield
     except CoreError as error:
@@ -335,5 +364,7 @@ _ALL: tuple[Registry[Any], ...] = (
     LOGGER_REGISTRY,
     COMMAND_REGISTRY,
 )
-REGISTRIES: MappingProxyType[str, Registry[Any]] = MappingProxyType({registry.kind: registry for registry in _ALL})
+REGISTRIES: MappingProxyType[str, Registry[Any]] = MappingProxyType(
+    {registry.kind: registry for registry in _ALL}
+)
 """Every registry, by its kind."""

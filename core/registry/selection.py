@@ -1,7 +1,7 @@
 """The environment's choice of plugins: `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS`.
 
-Both are lists, split at commas, semicolons or blanks, of distributions (`core-acme`), aliases (`acme`) or qualified
-names (`core-acme:acme`). They are applied before anything is imported.
+Both are lists, split at commas, semicolons or blanks, of distributions (`core-acme`), aliases
+(`acme`) or qualified names (`core-acme:acme`). They are applied before anything is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Selection(NamedTuple):
     """The two lists.
 
     Attributes:
-        allowed: what `CORE_PLUGINS` names. None: it isn't set, and everything is let in. Empty: nothing is.
+        allowed: what `CORE_PLUGINS` names. None: it isn't set, and everything is let in. Empty:
+            nothing is.
         blocked: what `CORE_DISABLE_PLUGINS` names.
     """
 
@@ -35,7 +36,9 @@ class Selection(NamedTuple):
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Selection:
         """Read both variables."""
-        return cls(_names(environ[ALLOW]) if ALLOW in environ else None, _names(environ.get(BLOCK, "")))
+        return cls(
+            _names(environ[ALLOW]) if ALLOW in environ else None, _names(environ.get(BLOCK, ""))
+        )
 
     def refusal(self, spec: Spec, *, installed: bool = True) -> str:
         """The reason why `spec` is kept out; empty if it isn't.
@@ -48,7 +51,11 @@ class Selection(NamedTuple):
         for name in self.blocked:
             if matches(name, spec):
                 return f"{BLOCK} names {name!r}"
-        if installed and self.allowed is not None and not any(matches(name, spec) for name in self.allowed):
+        if (
+            installed
+            and self.allowed is not None
+            and not any(matches(name, spec) for name in self.allowed)
+        ):
             return f"{ALLOW} does not name it"
         return ""
 
@@ -58,7 +65,10 @@ class Selection(NamedTuple):
         for variable, names in ((ALLOW, self.allowed or ()), (BLOCK, self.blocked)):
             for name in names:
                 if not any(matches(name, spec) for spec in specs):
-                    problem = f"{variable} names {name!r}, which is neither an installed plugin nor an alias of one."
+                    problem = (
+                        f"{variable} names {name!r}, which is neither an installed plugin "
+                        "nor an alias of one."
+                    )
                     yield problem + _near(name, specs)
 
 
@@ -66,7 +76,9 @@ def matches(name: str, spec: Spec) -> bool:
     """True if `name`, a distribution, an alias or both with a colon between, is about `spec`."""
     if ":" in name:
         return split_name(name) == (spec.provider, spec.alias)
-    return spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
+    return (
+        spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -75,5 +87,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _near(name: str, specs: tuple[Spec, ...]) -> str:
     qualified = ":" in name
-    forms = (form for spec in specs for form in ((spec.qualified_name,) if qualified else (spec.provider, spec.alias)))
+    forms = (
+        form
+        for spec in specs
+        for form in ((spec.qualified_name,) if qualified else (spec.provider, spec.alias))
+    )
     return did_you_mean(name.lower(), set(forms) - {CORE}, count=3)

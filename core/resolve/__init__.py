@@ -1,8 +1,8 @@
 """Turns the user's arguments into one strategy, with a reason for every choice.
 
-The steps stand in `resolve` in their order: cluster environment, launcher if it was passed, accelerator, devices,
-strategy, precision, checkpoint IO, the strategy's launcher, checks. Each is a function of what was decided before it.
-No process is started here, and no device is touched.
+The steps stand in `resolve` in their order: cluster environment, launcher if it was passed,
+accelerator, devices, strategy, precision, checkpoint IO, the strategy's launcher, checks. Each is a
+function of what was decided before it. No process is started here, and no device is touched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from core.resolve.decision import Choice, Decision, Resolution
 from core.resolve.declared import check_declared
 from core.resolve.devices import check_devices
 from core.resolve.machines import FIELDS, choose_machines
-from core.resolve.parts import choose_checkpoint_io, choose_precision, launchers_environment, strategys_launcher
+from core.resolve.parts import (
+    choose_checkpoint_io,
+    choose_precision,
+    launchers_environment,
+    strategys_launcher,
+)
 from core.resolve.plugins import sort_plugins
 from core.resolve.strategy_choice import check_strategy_argument, choose_strategy
 from core.session import Session
@@ -45,14 +50,19 @@ def resolve(
     """Main process. Decide what the user left open, and put the strategy together.
 
     Args:
-        strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an instance; or `"auto"`.
-            The options and parts that an instance or a registered preset was made with are kept.
-        accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
-        devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: what a
-            scheduler has started, or else `Accelerator.default_num_devices`.
-        num_nodes: number of machines; `"auto"` is the number that the cluster environment has, or 1.
-        precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for float32.
-        plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one of each.
+        strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an
+            instance; or `"auto"`. The options and parts that an instance or a registered preset was
+            made with are kept.
+        accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that
+            are here.
+        devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or
+            `"auto"`: what a scheduler has started, or else `Accelerator.default_num_devices`.
+        num_nodes: number of machines; `"auto"` is the number that the cluster environment has, or
+            1.
+        precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for
+            float32.
+        plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one
+            of each.
 
     Raises:
         ConfigurationError: what was asked, why it can't be, and the nearest that can.
@@ -74,7 +84,8 @@ def resolve(
         makes_processes=machines.makes_processes,
     )
     if not isinstance(strategy, Strategy) and (brought := Session.of(chosen.part).given_parts()):
-        # A preset's own parts count as an instance's do; those that were chosen before it are chosen once more.
+        # A preset's own parts count as an instance's do; those that were chosen before it are
+        # chosen once more.
         given = brought
         if given.keys() & FIELDS:
             machines = choose_machines(accelerator, devices, num_nodes, own, given)
@@ -104,7 +115,9 @@ def resolve(
     _check(chosen.part, machines.num_nodes)
     nodes = Decision("nodes", str(machines.num_nodes), f"num_nodes={num_nodes}")
     parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
-    resolution = Resolution(session, (machines.accelerator.decision, machines.decision, nodes, *parts))
+    resolution = Resolution(
+        session, (machines.accelerator.decision, machines.decision, nodes, *parts)
+    )
     if environment.part.global_rank() == 0:
         _log.info(resolution.summary)
     return resolution
@@ -125,4 +138,8 @@ def _fingerprint(*choices: Choice[Any]) -> Fingerprint:
 
     names = [(choice.subject, choice.identity) for choice in choices]
     parts = [(subject, name.alias, name.provider, name.version) for subject, name in names]
-    return (*parts, ("core", "core", DISTRIBUTION, __version__), ("torch", "torch", "torch", torch.__version__))
+    return (
+        *parts,
+        ("core", "core", DISTRIBUTION, __version__),
+        ("torch", "torch", "torch", torch.__version__),
+    )

@@ -51,7 +51,8 @@ def choose_accelerator(
     Args:
         argument: `"auto"`, a word that stands for several, a registered name, or an instance.
         given: the parts that the user's strategy brings, an instance or a preset.
-        launcher: if one was passed, it is asked for devices first, by `devices_of_nodes`, and what isn't here passes.
+        launcher: if one was passed, it is asked for devices first, by `devices_of_nodes`, and what
+            isn't here passes.
 
     Raises:
         ConfigurationError: it contradicts the strategy, or no provider offers it.
@@ -80,9 +81,14 @@ def choose_accelerator(
 
 
 def devices_of_nodes(
-    launcher: Launcher, accelerator: Choice[Accelerator], argument: Any, num_nodes: int, given: Mapping[str, Any]
+    launcher: Launcher,
+    accelerator: Choice[Accelerator],
+    argument: Any,
+    num_nodes: int,
+    given: Mapping[str, Any],
 ) -> int | None:
-    """The number of devices on each node, by the launcher that the user passed; None if they are this machine's.
+    """The number of devices on each node, by the launcher that the user passed; None if they are
+    this machine's.
 
     Raises:
         DeviceError: neither the launcher's machines nor this one have any.
@@ -103,7 +109,8 @@ def choose_devices(
     given: Mapping[str, Any],
     counted: int | None = None,
 ) -> tuple[list[torch.device], Decision]:
-    """Decide which devices of this node the run uses; `counted` of each node, if a launcher has counted them.
+    """Decide which devices of this node the run uses; `counted` of each node, if a launcher has
+    counted them.
 
     Raises:
         DeviceError: `argument` is malformed, or asks for devices that are not here.
@@ -112,20 +119,34 @@ def choose_devices(
     if (brought := given.get("parallel_devices")) is not None:
         return _brought_devices(argument, checked, accelerator, brought)
     per_node = _processes_of_a_node(environment, num_nodes)
-    if environment.shows_own_device and checked in ("auto", -1, per_node) and accelerator.default_num_devices() == 1:
+    if (
+        environment.shows_own_device
+        and checked in ("auto", -1, per_node)
+        and accelerator.default_num_devices() == 1
+    ):
         reason = f"each of the {per_node} processes that were started on a node sees its own"
-        return accelerator.torch_devices([0] * per_node), Decision("devices", f"{per_node} (index 0 of each)", reason)
+        return accelerator.torch_devices([0] * per_node), Decision(
+            "devices", f"{per_node} (index 0 of each)", reason
+        )
     if counted is not None:
-        indices, reason = list(range(counted)), f"devices={argument!r} on each of the launcher's nodes"
+        indices, reason = (
+            list(range(counted)),
+            f"devices={argument!r} on each of the launcher's nodes",
+        )
     elif checked == "auto":
         number, reason = _automatic_number(accelerator, environment, num_nodes)
         indices = accelerator.parse_devices(number)
     else:
-        reason = f"devices={argument!r} was asked for" if checked != -1 else "devices=-1 stands for all that are here"
+        reason = (
+            f"devices={argument!r} was asked for"
+            if checked != -1
+            else "devices=-1 stands for all that are here"
+        )
         indices = accelerator.parse_devices(checked)
     if not indices:
         raise DeviceError(
-            f"devices={argument!r}: accelerator {accelerator.name!r} has no device here. {_alternatives()}"
+            f"devices={argument!r}: accelerator {accelerator.name!r} has no device here. "
+            f"{_alternatives()}"
         )
     return accelerator.torch_devices(indices), _decision(indices, reason)
 
@@ -140,10 +161,19 @@ def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerato
     # A broken one is left to `best`, which says what is wrong with it.
     if not any(other.is_here or isinstance(other.detection, Broken) for other in candidates):
         if launcher is not None:
-            return create(KIND, _STANDS_FOR[word][0], f"accelerator={word!r}, of which this machine has none")
-        raise DeviceError(f"accelerator={word!r}: there is none here ({why_absent(candidates)}). {_alternatives()}")
+            return create(
+                KIND, _STANDS_FOR[word][0], f"accelerator={word!r}, of which this machine has none"
+            )
+        raise DeviceError(
+            f"accelerator={word!r}: there is none here ({why_absent(candidates)}). "
+            f"{_alternatives()}"
+        )
     chosen = best(KIND, candidates, "accelerator={!r}")
-    return create(KIND, chosen.offer, f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here")
+    return create(
+        KIND,
+        chosen.offer,
+        f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here",
+    )
 
 
 def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
@@ -163,8 +193,9 @@ def _detection(choice: Choice[Accelerator]) -> Detection:
         raise
     except BaseException as cause:
         raise PluginLoadError(
-            f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether it is here. "
-            f"{type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows which other ones are here."
+            f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether "
+            f"it is here. {type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows "
+            "which other ones are here."
         ) from cause
 
 
@@ -176,29 +207,39 @@ def _check_agreement(argument: object, word: str, brought: Accelerator) -> None:
     named = _STANDS_FOR.get(word, (argument,))
     if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
         raise ConfigurationError(
-            f"accelerator={argument!r}, but the strategy was made with {type(brought).__name__}. Leave one of them out."
+            f"accelerator={argument!r}, but the strategy was made with {type(brought).__name__}. "
+            "Leave one of them out."
         )
 
 
 def _not_an_accelerator(argument: object) -> ConfigurationError:
     refuse_class(KIND, argument, Accelerator)
     return ConfigurationError(
-        f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of core.Accelerator. "
-        + _alternatives()
+        f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of "
+        "core.Accelerator. " + _alternatives()
     )
 
 
 def _processes_of_a_node(environment: ClusterEnvironment, num_nodes: int) -> int:
     """Number of processes that a scheduler has made on each node; 0 if it hasn't, or not alike."""
-    per_node, rest = divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
+    per_node, rest = (
+        divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
+    )
     return 0 if rest else per_node
 
 
-def _automatic_number(accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int) -> tuple[int, str]:
-    """Number of devices that `"auto"` takes. If a scheduler made several processes, one for each of them."""
+def _automatic_number(
+    accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int
+) -> tuple[int, str]:
+    """Number of devices that `"auto"` takes. If a scheduler made several processes, one for each of
+    them.
+    """
     per_node = _processes_of_a_node(environment, num_nodes)
     if per_node > 1:
-        return per_node, f"auto: one for each of the {per_node} processes that were started on a node"
+        return (
+            per_node,
+            f"auto: one for each of the {per_node} processes that were started on a node",
+        )
     number = accelerator.default_num_devices()
     return number, f"auto: {accelerator.name} takes {number}"
 
@@ -216,7 +257,8 @@ def _brought_devices(
     if strangers := [device for device in brought if device.type != expected]:
         raise DeviceError(
             f"The strategy has {strangers[0]} among its parallel_devices, and accelerator "
-            f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that type, or another accelerator."
+            f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that type, or "
+            "another accelerator."
         )
     return brought, _decision(indices, "the strategy brings parallel_devices")
 

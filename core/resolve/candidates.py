@@ -1,4 +1,6 @@
-"""Turns names and objects into parts: identifies them, and finds those registered parts that are here."""
+"""Turns names and objects into parts: identifies them, and finds those registered parts that are
+here.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,18 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Detection
 
 DETECTION_TIMEOUT_S = 30.0
-"""Time limit for a part that wasn't asked for by name, to be imported and to answer whether it is here."""
+"""Time limit for a part that wasn't asked for by name, to be imported and to answer whether it is
+here.
+"""
 IDLE_TIMEOUT_S = 5.0
-"""Of it, the most for which nothing is computed or read: one that hangs is to cost every start little."""
+"""Of it, the most for which nothing is computed or read: one that hangs is to cost every start
+little.
+"""
 
 _given_up: set[tuple[str, str, str]] = set()
-"""Kind, name and version of installed parts whose import or detection hung in this process: they aren't asked again."""
+"""Kind, name and version of installed parts whose import or detection hung in this process: they
+aren't asked again.
+"""
 
 
 class Candidate(NamedTuple):
@@ -71,9 +79,12 @@ def refuse_class(kind: str, argument: object, base: type) -> None:
 
 
 def identify(kind: str, part: object) -> Identity:
-    """Name an object that the user passed: by its alias if its class is a registered one, and else by its class."""
+    """Name an object that the user passed: by its alias if its class is a registered one, and else
+    by its class.
+    """
     for offer in REGISTRIES[kind].offers():
-        # The class of an object is imported already, so an offer whose module isn't can't be the one.
+        # The class of an object is imported already, so an offer whose module isn't can't be the
+        # one.
         if offer.status is Status.OK and _loaded(offer.spec.target) is type(part):
             return _identity(offer)
     return Identity(f"{type(part).__module__}.{type(part).__qualname__}")
@@ -82,7 +93,8 @@ def identify(kind: str, part: object) -> Identity:
 def survey(kind: str) -> list[Candidate]:
     """Ask every registered part of a kind whether it is here.
 
-    One that can't be imported, crashes or doesn't answer in time is left out with a warning: it wasn't asked for.
+    One that can't be imported, crashes or doesn't answer in time is left out with a warning: it
+    wasn't asked for.
 
     Raises:
         ConfigurationError: one is here, and finds its surroundings contradictory.
@@ -90,7 +102,8 @@ def survey(kind: str) -> list[Candidate]:
     candidates = []
     for offer in REGISTRIES[kind].offers():
         if offer.status in (Status.OK, Status.CONFLICT):
-            # Those in conflict are asked too, each by its qualified name: only one of them may be here.
+            # Those in conflict are asked too, each by its qualified name: only one of them may be
+            # here.
             name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
             key = (kind, offer.spec.qualified_name, str(offer.version))
             try:
@@ -100,11 +113,17 @@ def survey(kind: str) -> list[Candidate]:
                     candidates.append(ask(kind, offer if offer.status is Status.OK else name))
             except KeyboardInterrupt:
                 raise
-            except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
-                if offer.spec.provider != IN_PROCESS and isinstance(cause.__cause__ or cause, TimeIsUp):
+            except BaseException as cause:
+                # a plugin can also call sys.exit(), or never come to an end
+                if offer.spec.provider != IN_PROCESS and isinstance(
+                    cause.__cause__ or cause, TimeIsUp
+                ):
                     _given_up.add(key)
-                # A part that is here may report the user's own mistake; a conflict of aliases isn't one.
-                if isinstance(cause, ConfigurationError) and not isinstance(cause, AliasConflictError):
+                # A part that is here may report the user's own mistake; a conflict of aliases isn't
+                # one.
+                if isinstance(cause, ConfigurationError) and not isinstance(
+                    cause, AliasConflictError
+                ):
                     raise
                 advice = f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
                 detail = failure(cause) + advice * (not isinstance(cause, CoreError))
@@ -136,7 +155,8 @@ def detect(part: Any) -> Detection:
     answer = part.detect()
     if not isinstance(answer, Found | Absent | Broken):
         raise TypeError(
-            f"detect() returned {answer!r}; expected Found(count, priority), Absent(reason) or Broken(reason)"
+            f"detect() returned {answer!r}; expected Found(count, priority), Absent(reason) or "
+            "Broken(reason)"
         )
     return answer
 
@@ -154,17 +174,26 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
     """
     candidates = tuple(candidates)
     for candidate in candidates:
-        # An error even where others are here: to pass over a broken GPU would be to train on the CPU without a word.
+        # An error even where others are here: to pass over a broken GPU would be to train on the
+        # CPU without a word.
         if isinstance(candidate.detection, Broken):
             others = [other.name for other in candidates if other.is_here]
-            advice = f" Repair it, or choose another one yourself: {explicit.format(others[-1])}." if others else ""
+            advice = (
+                f" Repair it, or choose another one yourself: {explicit.format(others[-1])}."
+                if others
+                else ""
+            )
             raise ConfigurationError(
                 f"The {kind} {candidate.name!r} ({candidate.offer}) is here, but it can't be used: "
                 f"{candidate.detection.reason}.{advice}"
             )
-    here = sorted((other for other in candidates if other.is_here), key=lambda other: -other.priority)
+    here = sorted(
+        (other for other in candidates if other.is_here), key=lambda other: -other.priority
+    )
     if not here:
-        raise ConfigurationError(f"No {kind} is here ({why_absent(candidates)}). Name the one that you want.")
+        raise ConfigurationError(
+            f"No {kind} is here ({why_absent(candidates)}). Name the one that you want."
+        )
     if rivals := [other.name for other in here if other.priority == here[0].priority][1:]:
         raise ConfigurationError(
             f"Several {kind}s are here with the same priority: {here[0].name!r} and {rivals[0]!r}. "
@@ -176,7 +205,11 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
 def precedence(chosen: Candidate, candidates: Iterable[Candidate]) -> str:
     """The reason why `chosen` won."""
     others = [other.name for other in candidates if other.is_here and other is not chosen]
-    return f"auto; it is here, and comes before {', '.join(others)}" if others else "auto; nothing else is here"
+    return (
+        f"auto; it is here, and comes before {', '.join(others)}"
+        if others
+        else "auto; nothing else is here"
+    )
 
 
 def why_absent(candidates: Iterable[Candidate]) -> str:
@@ -185,11 +218,14 @@ def why_absent(candidates: Iterable[Candidate]) -> str:
 
 
 def same_part(kind: str, one: object, other: object) -> bool:
-    """True if two arguments mean the same part: one object, one name, or a name and an object of its class."""
+    """True if two arguments mean the same part: one object, one name, or a name and an object of
+    its class.
+    """
     if not isinstance(one, str) and not isinstance(other, str):
         return one is other
     one_name, other_name = (
-        split_name(part)[1] if isinstance(part, str) else identify(kind, part).alias for part in (one, other)
+        split_name(part)[1] if isinstance(part, str) else identify(kind, part).alias
+        for part in (one, other)
     )
     return one_name == other_name
 

@@ -18,7 +18,8 @@ class Decision(NamedTuple):
         subject: what it is about, such as `"strategy"` or `"devices"`.
         choice: what was chosen, such as `"ddp"` or `"2 (0, 1)"`.
         reason: the reason; it names the argument that led to the choice.
-        provider: its provider, as `"core-ddp 0.1.0"`; empty for numbers and for objects that the user passed.
+        provider: its provider, as `"core-ddp 0.1.0"`; empty for numbers and for objects that the
+            user passed.
     """
 
     subject: str
@@ -62,7 +63,8 @@ class Resolution(NamedTuple):
     """The result of `resolve`: a session of one strategy, and the decisions that led to it.
 
     Attributes:
-        session: connected: accelerator, devices, precision, checkpoint IO, cluster environment and launcher are set.
+        session: connected: accelerator, devices, precision, checkpoint IO, cluster environment and
+            launcher are set.
         decisions: every choice, in the order in which it was made.
     """
 

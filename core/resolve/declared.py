@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.contract import Capability, ComputesLoss, ConfigurationError, MakesOptimizers, SetsUpJointly
+from core.contract import (
+    Capability,
+    ComputesLoss,
+    ConfigurationError,
+    MakesOptimizers,
+    SetsUpJointly,
+)
 
 if TYPE_CHECKING:
     from core.contract import Strategy
@@ -18,7 +24,8 @@ PROTOCOLS: dict[Capability, type] = {
 
 
 def check_declared(strategy: Strategy) -> None:
-    """Main process, once the strategy is connected. Check its capabilities, their methods, and the types of devices.
+    """Main process, once the strategy is connected. Check its capabilities, their methods, and the
+    types of devices.
 
     Raises:
         ConfigurationError: what was declared, and what is expected.
@@ -26,16 +33,17 @@ def check_declared(strategy: Strategy) -> None:
     found: object = strategy.capabilities
     if not isinstance(found, Capability):
         raise ConfigurationError(
-            f"{type(strategy).__name__}.capabilities is {found!r:.100}; expected a core.Capability. If it is a method, "
-            "put @property before it."
+            f"{type(strategy).__name__}.capabilities is {found!r:.100}; expected a "
+            "core.Capability. If it is a method, put @property before it."
         )
     for capability, protocol in PROTOCOLS.items():
         names = [name for name in vars(protocol) if not name.startswith("_")]
         missing = [name for name in names if not callable(getattr(strategy, name, None))]
         if missing and capability in strategy.capabilities:
             raise ConfigurationError(
-                f"{type(strategy).__name__} declares Capability.{capability.name}, which promises the methods of "
-                f"core.contract.{protocol.__name__}, and has no {missing[0]}(). Write it, or take the capability away."
+                f"{type(strategy).__name__} declares Capability.{capability.name}, which promises "
+                f"the methods of core.contract.{protocol.__name__}, and has no {missing[0]}(). "
+                "Write it, or take the capability away."
             )
     _check_devices(strategy)
 
@@ -45,6 +53,6 @@ def _check_devices(strategy: Strategy) -> None:
     if expected and found not in expected:
         names = " or ".join(map(repr, expected))
         raise ConfigurationError(
-            f"{type(strategy).__name__} trains on devices of type {names}, and this run is on {found!r}. "
-            f"Pass accelerator={names}, or leave the strategy to strategy='auto'."
+            f"{type(strategy).__name__} trains on devices of type {names}, and this run is on "
+            f"{found!r}. Pass accelerator={names}, or leave the strategy to strategy='auto'."
         )

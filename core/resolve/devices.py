@@ -1,4 +1,6 @@
-"""The forms in which a user may write `devices` and `num_nodes`. Nothing is asked of any device here."""
+"""The forms in which a user may write `devices` and `num_nodes`. Nothing is asked of any device
+here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def check_devices(devices: object) -> CheckedDevices:
             return "auto"
         if not stripped:
             raise _error(devices, "it is empty")
-        # A comma makes a list, also of one index: "1," is the device with index 1, "1" any one device.
+        # A comma makes a list, also of one index: "1," is the device with index 1, "1" any one
+        # device.
         if "," not in stripped:
             return _check_number(_parse(stripped, devices), devices)
         parts = stripped.removesuffix(",").split(",")
@@ -54,8 +57,8 @@ def check_num_nodes(num_nodes: object, environment: ClusterEnvironment) -> int:
     number = _integer(num_nodes)
     if number is None or number < 1:
         raise ConfigurationError(
-            f"num_nodes={num_nodes!r}: expected a whole number of machines from 1, or 'auto' for those that "
-            "a scheduler or torchrun has started on. Leave it out for one machine."
+            f"num_nodes={num_nodes!r}: expected a whole number of machines from 1, or 'auto' for "
+            "those that a scheduler or torchrun has started on. Leave it out for one machine."
         )
     return number
 
@@ -75,9 +78,15 @@ def _parse(part: str, text: str) -> int:
 
 def _number(devices: object) -> int:
     if devices is None:
-        raise _error(devices, "None says neither how many nor which", "Leave devices out, or write devices='auto'.")
+        raise _error(
+            devices,
+            "None says neither how many nor which",
+            "Leave devices out, or write devices='auto'.",
+        )
     if isinstance(devices, bool):
-        raise _error(devices, "a truth value is no number", f"Write devices={int(devices) or 'auto'!r}.")
+        raise _error(
+            devices, "a truth value is no number", f"Write devices={int(devices) or 'auto'!r}."
+        )
     if isinstance(devices, float):
         whole = f"Write devices={int(devices)}." if devices.is_integer() else ""
         raise _error(devices, "a number of devices is whole, and this is a float", whole)
@@ -88,7 +97,11 @@ def _number(devices: object) -> int:
 
 def _check_number(number: int, written: object) -> int:
     if number == 0:
-        raise _error(written, "it asks for no device at all", "Without a GPU write accelerator='cpu', devices=1.")
+        raise _error(
+            written,
+            "it asks for no device at all",
+            "Without a GPU write accelerator='cpu', devices=1.",
+        )
     if number < -1:
         raise _error(written, "of the negative numbers only -1 means something: all devices")
     return number
@@ -104,7 +117,11 @@ def _check_indices(indices: list[int], written: object) -> list[int]:
     if not indices:
         raise _error(written, "it names no device", "Write devices='auto' to let core choose.")
     if min(indices) < 0:
-        hint = "For all devices write devices=-1, without a list." if indices == [-1] else "Indices begin at 0."
+        hint = (
+            "For all devices write devices=-1, without a list."
+            if indices == [-1]
+            else "Indices begin at 0."
+        )
         raise _error(written, f"{min(indices)} is not the index of a device", hint)
     if repeated := [index for index in dict.fromkeys(indices) if indices.count(index) > 1]:
         problem = f"device {repeated[0]} is named twice, and each process needs one of its own"
@@ -113,7 +130,9 @@ def _check_indices(indices: list[int], written: object) -> list[int]:
 
 
 def _integer(value: Any) -> int | None:
-    """`value` as an int if it is a whole number by type (NumPy's included), but not a truth value."""
+    """`value` as an int if it is a whole number by type (NumPy's included), but not a truth
+    value.
+    """
     if isinstance(value, bool):
         return None
     try:
@@ -123,4 +142,6 @@ def _integer(value: Any) -> int | None:
 
 
 def _error(written: object, problem: str, cure: str = "") -> DeviceError:
-    return DeviceError(" ".join(filter(None, (f"devices={written!r}: {problem}.", cure, f"Expected {_EXPECTED}."))))
+    return DeviceError(
+        " ".join(filter(None, (f"devices={written!r}: {problem}.", cure, f"Expected {_EXPECTED}.")))
+    )

@@ -1,4 +1,6 @@
-"""Decides what a run uses of its machines: the cluster environment, the nodes, the kind of device and the devices."""
+"""Decides what a run uses of its machines: the cluster environment, the nodes, the kind of device
+and the devices.
+"""
 
 from __future__ import annotations
 
@@ -67,5 +69,7 @@ def choose_machines(
     kind = choose_accelerator(accelerator, given, launcher)
     counted = devices_of_nodes(launcher.part, kind, devices, num_nodes, given) if launcher else None
     # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
-    chosen, decision = choose_devices(devices, kind.part, environment.part, num_nodes, given, counted)
+    chosen, decision = choose_devices(
+        devices, kind.part, environment.part, num_nodes, given, counted
+    )
     return Machines(environment, num_nodes, passed, kind, chosen, decision)

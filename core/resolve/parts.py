@@ -1,12 +1,30 @@
-"""Chooses the parts beside the strategy: cluster environment, precision, checkpoint IO and launcher."""
+"""Chooses the parts beside the strategy: cluster environment, precision, checkpoint IO and
+launcher.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract import CheckpointIO, ClusterEnvironment, ConfigurationError, Launcher, Precision, normalize_alias
+from core.contract import (
+    CheckpointIO,
+    ClusterEnvironment,
+    ConfigurationError,
+    Launcher,
+    Precision,
+    normalize_alias,
+)
 from core.registry.builtins import SHORT_PRECISIONS
-from core.resolve.candidates import best, create, identify, precedence, refuse_class, same_part, show, survey
+from core.resolve.candidates import (
+    best,
+    create,
+    identify,
+    precedence,
+    refuse_class,
+    same_part,
+    show,
+    survey,
+)
 from core.resolve.decision import Choice, Identity
 
 if TYPE_CHECKING:
@@ -20,8 +38,12 @@ _DEFAULT_CHECKPOINT_IO = "distributed"
 _IN_PLACE = "in_place"
 
 
-def choose_cluster_environment(plugins: Plugins, given: Mapping[str, object]) -> Choice[ClusterEnvironment]:
-    """Decide the cluster environment: the one that the user passed, or the one of highest priority that is here."""
+def choose_cluster_environment(
+    plugins: Plugins, given: Mapping[str, object]
+) -> Choice[ClusterEnvironment]:
+    """Decide the cluster environment: the one that the user passed, or the one of highest priority
+    that is here.
+    """
     kind = "cluster environment"
     if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
         return _passed(kind, wanted)
@@ -31,7 +53,11 @@ def choose_cluster_environment(plugins: Plugins, given: Mapping[str, object]) ->
 
 
 def choose_precision(
-    argument: object, strategy: Strategy, strategy_identity: Identity, plugins: Plugins, given: Mapping[str, object]
+    argument: object,
+    strategy: Strategy,
+    strategy_identity: Identity,
+    plugins: Plugins,
+    given: Mapping[str, object],
 ) -> Choice[Precision]:
     """Decide the number formats: the strategy's own of that name, or else the generic ones.
 
@@ -44,7 +70,9 @@ def choose_precision(
     if isinstance(wanted, Precision):
         reason = "this instance was passed"
         return Choice(kind, wanted, identify(kind, wanted), reason)
-    reason = "it is the default" if wanted is None else f"precision={argument or wanted!r} was asked for"
+    reason = (
+        "it is the default" if wanted is None else f"precision={argument or wanted!r} was asked for"
+    )
     name = canonical_precision(wanted or _DEFAULT_PRECISION)
     # A qualified name means that provider's, whatever the strategy has.
     if ":" not in name and (own := strategy.configure_precision(name)) is not None:
@@ -52,19 +80,27 @@ def choose_precision(
         return Choice(kind, own, identity, f"{reason}; {type(strategy).__name__} has its own")
     choice = create(kind, name, reason)
     # Under its canonical name: ranks that wrote "16" and "16-mixed" agree.
-    return Choice(kind, choice.part, Identity(name, choice.identity.provider, choice.identity.version), reason)
+    return Choice(
+        kind, choice.part, Identity(name, choice.identity.provider, choice.identity.version), reason
+    )
 
 
 def canonical_precision(name: str) -> str:
-    """`"bf16-mixed"` for `"BF16_mixed"` and `"bf16"`. A qualified name, `"core-acme:fp8"`, stays as it is."""
+    """`"bf16-mixed"` for `"BF16_mixed"` and `"bf16"`. A qualified name, `"core-acme:fp8"`, stays as
+    it is.
+    """
     if ":" in name:
         return name
     folded = normalize_alias(name).replace("_", "-")
     return SHORT_PRECISIONS.get(folded, folded)
 
 
-def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, object]) -> Choice[CheckpointIO]:
-    """Decide how checkpoints are stored: as the user says, or as the strategy does; else by default."""
+def choose_checkpoint_io(
+    strategy: Strategy, plugins: Plugins, given: Mapping[str, object]
+) -> Choice[CheckpointIO]:
+    """Decide how checkpoints are stored: as the user says, or as the strategy does; else by
+    default.
+    """
     kind = "checkpoint io"
     passed = plugins.get(kind)
     default = passed if isinstance(passed, CheckpointIO) and passed.is_default else None
@@ -77,13 +113,19 @@ def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[st
     return create(kind, _DEFAULT_CHECKPOINT_IO, "it is the default")
 
 
-def passed_launcher(environment: Choice[ClusterEnvironment], plugins: Plugins) -> Choice[Launcher] | None:
-    """The launcher that doesn't depend on the strategy: the user's, or none at all where the processes are there."""
+def passed_launcher(
+    environment: Choice[ClusterEnvironment], plugins: Plugins
+) -> Choice[Launcher] | None:
+    """The launcher that doesn't depend on the strategy: the user's, or none at all where the
+    processes are there.
+    """
     kind = "launcher"
     wanted = plugins.get(kind)
     if environment.part.creates_processes:
         unused = f"; {show(wanted)} is not needed" if wanted is not None else ""
-        return create(kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}")
+        return create(
+            kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}"
+        )
     return None if wanted is None else _passed(kind, wanted)
 
 
@@ -93,9 +135,14 @@ def strategys_launcher(strategy: Strategy) -> Choice[Launcher]:
 
 
 def launchers_environment(
-    launcher: Choice[Launcher], environment: Choice[ClusterEnvironment], plugins: Plugins, given: Mapping[str, object]
+    launcher: Choice[Launcher],
+    environment: Choice[ClusterEnvironment],
+    plugins: Plugins,
+    given: Mapping[str, object],
 ) -> Choice[ClusterEnvironment]:
-    """The launcher's own environment, if it has one and neither the user nor a scheduler has decided; else the same."""
+    """The launcher's own environment, if it has one and neither the user nor a scheduler has
+    decided; else the same.
+    """
     kind = "cluster environment"
     named = plugins.get(kind) is not None or given.get("cluster_environment") is not None
     if named or environment.part.creates_processes:
@@ -103,7 +150,9 @@ def launchers_environment(
     own = launcher.part.configure_cluster_environment()
     if own is None:
         return environment
-    return Choice(kind, own, identify(kind, own), f"the launcher {launcher.identity.alias} has its own")
+    return Choice(
+        kind, own, identify(kind, own), f"the launcher {launcher.identity.alias} has its own"
+    )
 
 
 def _written_precision(argument: object) -> str | Precision | None:
@@ -113,8 +162,8 @@ def _written_precision(argument: object) -> str | Precision | None:
         return argument
     refuse_class("precision", argument, Precision)
     raise ConfigurationError(
-        f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, 32, 64, "
-        "or an instance of core.Precision."
+        f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, 32, "
+        "64, or an instance of core.Precision."
     )
 
 
@@ -124,15 +173,21 @@ def _only(kind: str, *sources: object) -> Any:
     for other in named[1:]:
         if not _same(kind, named[0], other):
             raise ConfigurationError(
-                f"Two parts of the kind {kind!r} were passed: {show(named[0])} and {show(other)}. Keep one of them."
+                f"Two parts of the kind {kind!r} were passed: {show(named[0])} and {show(other)}. "
+                "Keep one of them."
             )
     # An object says more than the name of its class.
-    return next((source for source in named if not isinstance(source, str)), named[0] if named else None)
+    return next(
+        (source for source in named if not isinstance(source, str)), named[0] if named else None
+    )
 
 
 def _same(kind: str, one: Any, other: Any) -> bool:
     if kind == "precision" and isinstance(one, str) | isinstance(other, str):
-        names = [canonical_precision(part if isinstance(part, str) else part.name) for part in (one, other)]
+        names = [
+            canonical_precision(part if isinstance(part, str) else part.name)
+            for part in (one, other)
+        ]
         return names[0] == names[1]
     return same_part(kind, one, other)
 

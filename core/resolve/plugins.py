@@ -25,7 +25,8 @@ def sort_plugins(plugins: object) -> Plugins:
     """Sort what the user passed by kind: objects and registered names.
 
     Raises:
-        ConfigurationError: something else is among them, a name is ambiguous, or two are of one kind.
+        ConfigurationError: something else is among them, a name is ambiguous, or two are of one
+            kind.
         UnknownAliasError: no provider offers a name.
     """
     listed = plugins if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
@@ -34,7 +35,8 @@ def sort_plugins(plugins: object) -> Plugins:
         kind = _kind_of_name(plugin) if isinstance(plugin, str) else _kind_of_object(plugin)
         if kind in found:
             raise ConfigurationError(
-                f"plugins has two parts of the kind {kind!r}: {show(found[kind])} and {show(plugin)}. Keep one."
+                f"plugins has two parts of the kind {kind!r}: {show(found[kind])} and "
+                f"{show(plugin)}. Keep one."
             )
         found[kind] = plugin
     return found
@@ -46,9 +48,13 @@ def _kind_of_object(plugin: object) -> str:
             return kind
     for kind in _ELSEWHERE:
         if isinstance(plugin, base_class(kind)):
-            raise ConfigurationError(f"plugins has a {type(plugin).__name__}: pass it as {kind}=...")
+            raise ConfigurationError(
+                f"plugins has a {type(plugin).__name__}: pass it as {kind}=..."
+            )
     if isinstance(plugin, type):
-        raise ConfigurationError(f"plugins has the class {plugin.__name__}: pass an instance, {plugin.__name__}().")
+        raise ConfigurationError(
+            f"plugins has the class {plugin.__name__}: pass an instance, {plugin.__name__}()."
+        )
     raise ConfigurationError(f"plugins has {plugin!r}: expected {_EXPECTED}.")
 
 
@@ -59,9 +65,13 @@ def _kind_of_name(name: str) -> str:
     if len(kinds) == 1:
         return kinds[0]
     if kinds:
-        raise ConfigurationError(f"plugins has {name!r}, which is a {' and a '.join(kinds)}. Pass an instance instead.")
+        raise ConfigurationError(
+            f"plugins has {name!r}, which is a {' and a '.join(kinds)}. Pass an instance instead."
+        )
     near = near_names(alias, set().union(*offered.values()))
     listings = ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _OWN)
     advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"See {listings}."
-    message = f"plugins has {name!r}, which no installed package offers. Expected {_EXPECTED}. {advice}"
+    message = (
+        f"plugins has {name!r}, which no installed package offers. Expected {_EXPECTED}. {advice}"
+    )
     raise UnknownAliasError(message, kind="plugin", alias=alias, near=near)

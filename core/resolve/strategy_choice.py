@@ -53,8 +53,8 @@ def choose_strategy(
         makes_processes: nothing has made the processes yet.
 
     Raises:
-        ConfigurationError: no provider offers it, it makes no sense on this accelerator, or none was named and the one
-            that several devices need isn't installed.
+        ConfigurationError: no provider offers it, it makes no sense on this accelerator, or none
+            was named and the one that several devices need isn't installed.
     """
     if isinstance(argument, Strategy):
         return Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
@@ -63,7 +63,9 @@ def choose_strategy(
     return _adapted(argument, f"strategy={argument!r} was asked for", accelerator, num_devices)
 
 
-def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int, makes_processes: bool) -> Choice[Strategy]:
+def _automatic(
+    accelerator: Accelerator, num_devices: int, num_nodes: int, makes_processes: bool
+) -> Choice[Strategy]:
     wanted = f"auto: {_count(num_devices, 'device')} on {_count(num_nodes, 'node')}"
     if (alias := accelerator.default_strategy(num_devices, num_nodes)) is not None:
         return create(KIND, alias, f"{wanted}, and {accelerator.name} chooses this one")
@@ -76,9 +78,10 @@ def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int, makes
             raise
         package = known_aliases(KIND)[DEFAULT_PARALLEL_STRATEGY]
         raise ConfigurationError(
-            f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that takes "
-            f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run {pip_install(package)}, name "
-            "another strategy (see `core list-strategies`), or use devices=1."
+            f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that "
+            f"takes {DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run "
+            f"{pip_install(package)}, name another strategy (see `core list-strategies`), or use "
+            "devices=1."
         ) from unknown
     alias = chosen.part.interactive_alias
     if makes_processes and alias is not None and is_notebook():
@@ -86,7 +89,9 @@ def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int, makes
     return chosen
 
 
-def _adapted(name: str, reason: str, accelerator: Accelerator, num_devices: int) -> Choice[Strategy]:
+def _adapted(
+    name: str, reason: str, accelerator: Accelerator, num_devices: int
+) -> Choice[Strategy]:
     """The strategy of this name, or what the accelerator maps it to."""
     alias = split_name(name)[1]
     adapted = accelerator.adapt_strategy(alias, num_devices)

@@ -21,26 +21,35 @@ _OWN_BYTES = 4096
 
 
 class TimeIsUp(BaseException):
-    """Raised in the middle of code that takes too long. Not an Exception, so that no `except Exception` goes on."""
+    """Raised in the middle of code that takes too long. Not an Exception, so that no
+    `except Exception` goes on.
+    """
 
 
 @contextlib.contextmanager
 def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
-    """A context that is left by an exception when its time is up, by the system's alarm: no thread or process is made.
+    """A context that is left by an exception when its time is up, by the system's alarm: no thread
+    or process is made.
 
-    There is no limit outside of the main thread, where Python doesn't handle signals, nor where an alarm of the user's
-    own would come first. Code that waits in native code, and doesn't hear of signals, goes on until it returns.
+    There is no limit outside of the main thread, where Python doesn't handle signals, nor where an
+    alarm of the user's own would come first. Code that waits in native code, and doesn't hear of
+    signals, goes on until it returns.
 
     Args:
         limit_s: seconds for all.
-        idle_s: seconds for which this process may do nothing at all: it computes less than a hundredth of the time, and
-            reads nothing. The import of a large module from a cold disk or a busy machine isn't idle so.
+        idle_s: seconds for which this process may do nothing at all: it computes less than a
+            hundredth of the time, and reads nothing. The import of a large module from a cold disk
+            or a busy machine isn't idle so.
 
     Raises:
         TimeIsUp: inside the context.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or not hasattr(signal, "setitimer") or 0 < signal.getitimer(signal.ITIMER_REAL)[0] < limit_s:
+    if (
+        not in_main_thread
+        or not hasattr(signal, "setitimer")
+        or 0 < signal.getitimer(signal.ITIMER_REAL)[0] < limit_s
+    ):
         yield
         return
 
@@ -63,17 +72,22 @@ def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        # The alarm first: with the old handler in place, one that still comes would end the process.
+        # The alarm first: with the old handler in place, one that still comes would end the
+        # process.
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         # An alarm of the user's own goes on with the time that it has left.
         if before[0]:
-            signal.setitimer(signal.ITIMER_REAL, max(before[0] - (time.monotonic() - began_s), 0.001), before[1])
+            signal.setitimer(
+                signal.ITIMER_REAL, max(before[0] - (time.monotonic() - began_s), 0.001), before[1]
+            )
 
 
 def _work_done() -> tuple[float, int]:
     """Seconds that this process has computed, and bytes that it has read."""
     num_bytes = 0
     with contextlib.suppress(OSError, ValueError), open("/proc/self/io", "rb") as file:
-        num_bytes = sum(int(line.split()[1]) for line in file if line.startswith((b"rchar:", b"read_bytes:")))
+        num_bytes = sum(
+            int(line.split()[1]) for line in file if line.startswith((b"rchar:", b"read_bytes:"))
+        )
     return time.process_time(), num_bytes

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from core.session.divergence import RankComparison, running_statistics
     from core.session.half_loaded import refuse_half_loaded
     from core.session.same_class import check_schedulers, describe_scheduler
-    from core.session.whole_state import load_checkpoint, read_checkpoint, restore_state, save_checkpoint
+    from core.session.whole_state import (
+        load_checkpoint,
+        read_checkpoint,
+        restore_state,
+        save_checkpoint,
+    )
 
 __all__ = [
     "ModuleHandle",

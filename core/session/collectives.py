@@ -16,7 +16,11 @@ class StrategyCollectives:
     """The communication of one strategy; of a world of one without `Capability.COLLECTIVES`."""
 
     def __init__(
-        self, world: World, has_peers: bool, fingerprint: Fingerprint, in_background: Callable[[], Collectives]
+        self,
+        world: World,
+        has_peers: bool,
+        fingerprint: Fingerprint,
+        in_background: Callable[[], Collectives],
     ) -> None:
         self._world, self._fingerprint = world, fingerprint
         self.rank, self.size = (world.global_rank, world.world_size) if has_peers else (0, 1)

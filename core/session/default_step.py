@@ -30,14 +30,17 @@ def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> Ste
     if step.needs_closure and optimizer is not None:
         return _step_with_closure(strategy, batch, batch_idx, step, optimizer)
     loss = _compute_gradients(strategy, batch, batch_idx, step)
-    # In a longer window earlier batches may have left gradients, so its end steps also if the last batch was skipped.
+    # In a longer window earlier batches may have left gradients, so its end steps also if the last
+    # batch was skipped.
     skipped = loss is None and step.num_accumulated == 1
     if optimizer is None or skipped:
         return StepOutput(loss)
     return StepOutput(loss, 1, _update(strategy, optimizer, step))
 
 
-def _compute_gradients(strategy: Strategy, batch: object, batch_idx: int, step: TrainingStep) -> Tensor | None:
+def _compute_gradients(
+    strategy: Strategy, batch: object, batch_idx: int, step: TrainingStep
+) -> Tensor | None:
     loss = step.compute_loss(batch, batch_idx)
     if loss is None:
         return None
@@ -64,9 +67,13 @@ def _compute_gradients(strategy: Strategy, batch: object, batch_idx: int, step: 
 
 
 def _update(
-    strategy: Strategy, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], object] | None = None
+    strategy: Strategy,
+    optimizer: Optimizer,
+    step: TrainingStep,
+    closure: Callable[[], object] | None = None,
 ) -> int:
-    # With a closure, the optimizer asks for the gradients, which are prepared where they come to be.
+    # With a closure, the optimizer asks for the gradients, which are prepared where they come to
+    # be.
     if closure is None and not _prepare_update(strategy, optimizer, step):
         _zero_grad(strategy, optimizer, step)
         return 0
@@ -110,7 +117,8 @@ def _step_with_closure(
     has_weight = True
 
     def closure() -> Tensor | None:
-        # The first evaluation adds to the gradients of the window's earlier batches; each further one starts from none.
+        # The first evaluation adds to the gradients of the window's earlier batches; each further
+        # one starts from none.
         if losses:
             _zero_grad(strategy, optimizer, step)
         losses.append(_compute_gradients(strategy, batch, batch_idx, step))
@@ -118,7 +126,8 @@ def _step_with_closure(
             nonlocal has_weight
             has_weight = False
             _zero_grad(strategy, optimizer, step)
-            optimizer.zero_grad()  # to None: momentum would go on with zeros, which the user's own may leave
+            # to None: momentum would go on with zeros, which the user's own may leave
+            optimizer.zero_grad()
         return losses[-1]
 
     updated = _update(strategy, optimizer, step, closure)

@@ -6,20 +6,27 @@ import torch
 from torch import Tensor
 
 _COLUMNS = 8191
-"""Elements so far apart are added up first: each has a weight of its own in a tensor that is smaller."""
+"""Elements so far apart are added up first: each has a weight of its own in a tensor that is
+smaller.
+"""
 _CHUNK = _COLUMNS * 512
 """Elements that are looked at together; what is made of them for a moment takes 32 MiB."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""By an element's bytes. Two words for 8: at their highest bit all weights would be alike mod 2^64."""
+"""By an element's bytes. Two words for 8: at their highest bit all weights would be alike mod
+2^64.
+"""
 _STEP = 0x1E3779B97F4A7C15
-"""Half of the step from one weight to the next, as in multiplicative hashing: the weights of neighbours differ much."""
+"""Half of the step from one weight to the next, as in multiplicative hashing: the weights of
+neighbours differ much.
+"""
 
 
 def digest_of(tensor: Tensor) -> Tensor:
-    """The sum of all bits, taken as integers of at most 32 of them, each times an odd weight of its column, mod 2^64.
+    """The sum of all bits, taken as integers of at most 32 of them, each times an odd weight of its
+    column, mod 2^64.
 
-    A single flipped bit changes it: the difference is a power of 2, up to 2^31, times an odd number. So 0.0 and -0.0
-    differ, and so do NaNs of different bits.
+    A single flipped bit changes it: the difference is a power of 2, up to 2^31, times an odd
+    number. So 0.0 and -0.0 differ, and so do NaNs of different bits.
 
     Args:
         tensor: dense, of any shape and dtype.
@@ -39,7 +46,9 @@ def digest_of(tensor: Tensor) -> Tensor:
 
 
 def _words_of(tensor: Tensor) -> Tensor:
-    """The bits in the elements' logical order, as integers. Of a contiguous tensor a view, else a copy."""
+    """The bits in the elements' logical order, as integers. Of a contiguous tensor a view, else a
+    copy.
+    """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.resolve_neg().reshape(-1).view(_WORDS[tensor.element_size()])

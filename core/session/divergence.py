@@ -1,4 +1,6 @@
-"""Ranks that part: what they have alike is compared by sums of bits, after the first steps and then seldom."""
+"""Ranks that part: what they have alike is compared by sums of bits, after the first steps and then
+seldom.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,45 @@ if TYPE_CHECKING:
 _EVERY_STEPS = 1024
 _PARAMETER, _BUFFER, _IN_PARTS = "the parameter", "the buffer", "parts of either"
 _CAUSES = {
-    _PARAMETER: "Usual causes: the loss comes from the module that was made, or from one of its layers, and not from a "
-    "call of the module that was set up (model, optimizer = fabric.setup(model, optimizer), then model(x)); "
-    "loss.backward() in manual optimization, for self.manual_backward(loss); something that is changed on some ranks "
-    "only. If nothing of it is so, memory or a device of a machine may be damaged.",
-    _BUFFER: "It follows each rank's own batches, and a checkpoint has that of rank 0. Compute it from those of all "
-    'ranks, as by load = self.trainer.strategy.reduce(load, reduce_op="sum"), with Fabric fabric.all_reduce; or '
-    "register it with persistent=False, if each rank is to have its own and no checkpoint.",
-    "": "Compute it from the same numbers on all ranks: from no rank's own loss, and not from its number.",
+    _PARAMETER: (
+        "Usual causes: the loss comes from the module that was made, or from one of its layers, "
+        "and not from a call of the module that was set up (model, optimizer = "
+        "fabric.setup(model, optimizer), then model(x)); loss.backward() in manual optimization, "
+        "for self.manual_backward(loss); something that is changed on some ranks only. If nothing "
+        "of it is so, memory or a device of a machine may be damaged."
+    ),
+    _BUFFER: (
+        "It follows each rank's own batches, and a checkpoint has that of rank 0. Compute it from "
+        "those of all ranks, as by load = self.trainer.strategy.reduce(load, "
+        'reduce_op="sum"), with Fabric fabric.all_reduce; or register it with persistent=False, '
+        "if each rank is to have its own and no checkpoint."
+    ),
+    "": (
+        "Compute it from the same numbers on all ranks: from no rank's own loss, and not from its "
+        "number."
+    ),
 }
 
 
 class RankComparison:
-    """One comparison of what ranks have alike. Its sums are on the way when it is made, and may be read later."""
+    """One comparison of what ranks have alike. Its sums are on the way when it is made, and may be
+    read later.
+    """
 
     def __init__(
-        self, world: World, device: torch.device, parts: Sequence[tuple[object, Mapping[str, Tensor]]], step: int
+        self,
+        world: World,
+        device: torch.device,
+        parts: Sequence[tuple[object, Mapping[str, Tensor]]],
+        step: int,
     ) -> None:
         """All ranks. Send the sums of bits.
 
         Args:
             world: the ranks.
             device: of this rank.
-            parts: as many on each rank: a key of plain values, and what all ranks with the same key have alike, by
-                what it is called.
+            parts: as many on each rank: a key of plain values, and what all ranks with the same key
+                have alike, by what it is called.
             step: optimizer steps so far.
         """
         self._world, self._step = world, step
@@ -63,7 +80,9 @@ class RankComparison:
             self._copied.record()
 
     def difference(self) -> Difference | None:
-        """All ranks. The first difference; None if there is none. Only then do they communicate again."""
+        """All ranks. The first difference; None if there is none. Only then do they communicate
+        again.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         for part in range(len(self._names)):
@@ -74,8 +93,14 @@ class RankComparison:
                 [(common, count)] = Counter(totals.values()).most_common(1)
                 if count < len(totals):
                     has_majority = 2 * count > len(totals)
-                    ranks = (rank for rank, total in totals.items() if not has_majority or total != common)
-                    return Difference(self._step, tuple(ranks), has_majority, self._first_unlike(part, [*totals]))
+                    ranks = (
+                        rank
+                        for rank, total in totals.items()
+                        if not has_majority or total != common
+                    )
+                    return Difference(
+                        self._step, tuple(ranks), has_majority, self._first_unlike(part, [*totals])
+                    )
         return None
 
     def _first_unlike(self, part: int, ranks: Sequence[int]) -> str:
@@ -93,7 +118,9 @@ class RankComparison:
 
 
 class Alike:
-    """Compares what a strategy's ranks keep alike, as `Strategy.replicas_of` says, by the steps of their optimizers."""
+    """Compares what a strategy's ranks keep alike, as `Strategy.replicas_of` says, by the steps of
+    their optimizers.
+    """
 
     def __init__(self, session: Any) -> None:  # a Session, whose module imports this one
         """Begin with no step of the session's optimizers."""
@@ -119,15 +146,18 @@ class Alike:
         if step & (step - 1) and (step < _EVERY_STEPS or step % _EVERY_STEPS):
             return
         strategy, device = self._session.strategy, self._session.strategy.root_device
-        is_recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # nothing would be computed
+        is_recorded = (
+            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        )  # nothing would be computed
         if is_recorded or not self._session.compares_ranks or strategy.replicas_of() is None:
             return
         # A collective would meet another one of a rank that has left out the step.
         if absent := strategy.absent_ranks(f"optimizer step {step}"):
             raise ReplicasDifferError(
-                f"Rank {strategy.global_rank} has made {step} optimizer steps, and these ranks haven't come to that: "
-                f"{', '.join(map(str, absent))}. All make the same steps under {type(strategy).__name__}: let no rank "
-                "decide alone to skip one, and give each the same number of batches."
+                f"Rank {strategy.global_rank} has made {step} optimizer steps, and these ranks "
+                f"haven't come to that: {', '.join(map(str, absent))}. All make the same steps "
+                f"under {type(strategy).__name__}: let no rank decide alone to skip one, and give "
+                "each the same number of batches."
             )
         self._running = RankComparison(strategy, device, self._parts(), step)
         if device.type == "cpu":
@@ -138,7 +168,9 @@ class Alike:
         if (found := comparison.difference()) is not None:
             kind = next(kind for kind in _CAUSES if found.tensor.startswith(kind))
             name = type(self._session.strategy).__name__
-            raise ReplicasDifferError(f"{found} {name} keeps it alike on all ranks. {_CAUSES[kind]}", found)
+            raise ReplicasDifferError(
+                f"{found} {name} keeps it alike on all ranks. {_CAUSES[kind]}", found
+            )
 
     def _parts(self) -> list[tuple[object, Mapping[str, Tensor]]]:
         strategy, handles = self._session.strategy, self._session.handles
@@ -152,7 +184,11 @@ class Alike:
                 group, row, place = strategy.replicas_of(tensor, name, handle.module), kind, None
                 if hasattr(own, "placements"):
                     own, row, place = own.to_local(), _IN_PARTS, _place(own)
-                is_plain = type(own) in (Tensor, nn.Parameter) and not own.is_meta and own.layout == torch.strided
+                is_plain = (
+                    type(own) in (Tensor, nn.Parameter)
+                    and not own.is_meta
+                    and own.layout == torch.strided
+                )
                 if group is not None and is_plain:
                     keys[row].append((name, group, place))
                     found[row][f"{kind} {prefix + name!r}"] = own
@@ -162,10 +198,14 @@ class Alike:
 
 
 def running_statistics(module: nn.Module) -> Iterator[str]:
-    """Names of the buffers that may follow each rank's own batches: those of batch norms that ranks don't share."""
+    """Names of the buffers that may follow each rank's own batches: those of batch norms that ranks
+    don't share.
+    """
     for prefix, part in module.named_modules():
         if hasattr(part, "track_running_stats") and not isinstance(part, nn.SyncBatchNorm):
-            yield from (f"{prefix}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False))
+            yield from (
+                f"{prefix}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)
+            )
 
 
 def _saved_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
@@ -181,22 +221,32 @@ def _saved_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _numbers(optimizers: Sequence[Any], steps: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """Learning rates and other numbers of the optimizers' groups, and the steps that they have made."""
+    """Learning rates and other numbers of the optimizers' groups, and the steps that they have
+    made.
+    """
     yield "the number of each optimizer's steps", torch.tensor(steps)
     for number, optimizer in enumerate(optimizers):
         for key in sorted({key for group in optimizer.param_groups for key in group}):
             values = [group.get(key) for group in optimizer.param_groups]
             if all(isinstance(value, int | float | Tensor) for value in values):
                 device = next((value.device for value in values if isinstance(value, Tensor)), None)
-                flat = [torch.as_tensor(each, dtype=torch.float64, device=device).reshape(-1) for each in values]
+                flat = [
+                    torch.as_tensor(each, dtype=torch.float64, device=device).reshape(-1)
+                    for each in values
+                ]
                 yield f"{key!r} of optimizer {number}, {type(optimizer).__name__}", torch.cat(flat)
 
 
 def _place(tensor: Any) -> list[object]:
-    """Where this rank's part of a DTensor lies; ranks that have a copy of it are in the same place."""
+    """Where this rank's part of a DTensor lies; ranks that have a copy of it are in the same
+    place.
+    """
     mesh = tensor.device_mesh
     coordinates = zip(tensor.placements, mesh.get_coordinate() or (), strict=False)
-    return [mesh.mesh_dim_names, [None if placed.is_replicate() else at for placed, at in coordinates]]
+    return [
+        mesh.mesh_dim_names,
+        [None if placed.is_replicate() else at for placed, at in coordinates],
+    ]
 
 
 def _stacked(digests: Iterable[Tensor], device: torch.device) -> Tensor:
@@ -205,4 +255,6 @@ def _stacked(digests: Iterable[Tensor], device: torch.device) -> Tensor:
 
 
 def _hash(key: object) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big", signed=True)
+    return int.from_bytes(
+        hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big", signed=True
+    )

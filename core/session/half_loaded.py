@@ -1,4 +1,6 @@
-"""Modules and optimizers into which a load has failed: they hold parts of two states, and can't be used."""
+"""Modules and optimizers into which a load has failed: they hold parts of two states, and can't be
+used.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from core.session.session import Session
 
 _MARKS: WeakKeyDictionary[object, tuple[str, list[tuple[ref[Tensor], int]]]] = WeakKeyDictionary()
-"""By module or optimizer: the checkpoint, and each tensor with the number of changes that it had seen by then."""
+"""By module or optimizer: the checkpoint, and each tensor with the number of changes that it had
+seen by then.
+"""
 
 
 def mark(session: Session, state: Any, path: str) -> None:
@@ -45,11 +49,14 @@ def refuse(session: Session, state: Any, purpose: str) -> None:
     """
     for owner in _owners(session, state) if _MARKS else ():
         path, tensors = _MARKS.get(owner, ("", []))
-        # Tensors that are gone, or were changed since, have been made good by other means, such as `load_state_dict`.
-        if any((tensor := own()) is not None and tensor._version == version for own, version in tensors):
+        # Tensors that are gone, or were changed since, have been made good by other means, such as
+        # `load_state_dict`.
+        if any(
+            (tensor := own()) is not None and tensor._version == version for own, version in tensors
+        ):
             raise CheckpointError(
-                f"{type(owner).__name__} can't be {purpose}: the load of {path!r} failed when it had overwritten it in "
-                "part. Load another checkpoint into it, or make it anew."
+                f"{type(owner).__name__} can't be {purpose}: the load of {path!r} failed when it "
+                "had overwritten it in part. Load another checkpoint into it, or make it anew."
             )
 
 
@@ -63,7 +70,11 @@ def refuse_half_loaded(session: Session, purpose: str) -> None:
     Raises:
         CheckpointError: there are some.
     """
-    refuse(session, [*(handle.module for handle in session.handles), *session.strategy.optimizers], purpose)
+    refuse(
+        session,
+        [*(handle.module for handle in session.handles), *session.strategy.optimizers],
+        purpose,
+    )
 
 
 def _owners(session: Session, value: Any) -> Iterator[object]:
@@ -82,5 +93,12 @@ def _tensors_of(owner: Any) -> Iterator[Tensor]:
     if hasattr(owner, "parameters"):
         tensors = [*owner.parameters(), *owner.buffers()]
     else:
-        tensors = [value for entry in owner.state.values() if isinstance(entry, dict) for value in entry.values()]
-    yield from (value for value in tensors if hasattr(value, "_version") and not value.is_inference())
+        tensors = [
+            value
+            for entry in owner.state.values()
+            if isinstance(entry, dict)
+            for value in entry.values()
+        ]
+    yield from (
+        value for value in tensors if hasattr(value, "_version") and not value.is_inference()
+    )

@@ -1,4 +1,6 @@
-"""A state loaded into a module, and a readable difference where its names or shapes aren't those of the module."""
+"""A state loaded into a module, and a readable difference where its names or shapes aren't those of
+the module.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def load(module: nn.Module, state: Mapping[str, object], *, strict: bool) -> Non
         # The user's own method need not know `strict`.
         module.load_state_dict(fitting, **({} if strict else {"strict": False}))
     except RuntimeError as error:
-        report = describe_mismatch(module_tree.to_canonical(module.state_dict()), state) or str(error)
-        raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}.\n{report}") from error
+        report = describe_mismatch(module_tree.to_canonical(module.state_dict()), state) or str(
+            error
+        )
+        raise CheckpointError(
+            f"The checkpoint does not fit {type(module).__name__}.\n{report}"
+        ) from error
 
 
 def describe_mismatch(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
@@ -41,11 +47,24 @@ def describe_mismatch(expected: Mapping[str, object], found: Mapping[str, object
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
     lines = [
-        _line("The checkpoint lacks", (repr(name) + _near(name, unexpected) for name in missing), len(missing)),
-        _line("The module has no", (repr(name) + _near(name, missing) for name in unexpected), len(unexpected)),
+        _line(
+            "The checkpoint lacks",
+            (repr(name) + _near(name, unexpected) for name in missing),
+            len(missing),
+        ),
+        _line(
+            "The module has no",
+            (repr(name) + _near(name, missing) for name in unexpected),
+            len(unexpected),
+        ),
     ]
-    differing = [name for name in expected if name in found and _shape(expected[name]) != _shape(found[name])]
-    shapes = (f"{name!r}, {_described(found[name])} saved and {_described(expected[name])} here" for name in differing)
+    differing = [
+        name for name in expected if name in found and _shape(expected[name]) != _shape(found[name])
+    ]
+    shapes = (
+        f"{name!r}, {_described(found[name])} saved and {_described(expected[name])} here"
+        for name in differing
+    )
     lines.append(_line("Of another shape are", shapes, len(differing)))
     return "\n".join(line for line in lines if line)
 

@@ -20,8 +20,10 @@ class ModuleHandle:
     Attributes:
         module: the user's own.
         wrapped: what `setup_module` returned; may be the same.
-        original_names: name of each parameter by `id`, as it was before anything was wrapped or replaced.
-        compiler: what the user's methods go through before they are called, such as `torch.compile`.
+        original_names: name of each parameter by `id`, as it was before anything was wrapped or
+            replaced.
+        compiler: what the user's methods go through before they are called, such as
+            `torch.compile`.
     """
 
     module: nn.Module
@@ -32,11 +34,15 @@ class ModuleHandle:
 
     @property
     def parameter_names(self) -> dict[int, str]:
-        """Name of each parameter by `id`. Converting may have replaced some, so both identities are known."""
+        """Name of each parameter by `id`. Converting may have replaced some, so both identities are
+        known.
+        """
         return self.original_names | module_tree.parameter_names(self.module)
 
     def user_callable(self, name: str) -> Callable[..., Any]:
-        """The user's own method, or for `"forward"` the user's module, compiled if that was asked for."""
+        """The user's own method, or for `"forward"` the user's module, compiled if that was asked
+        for.
+        """
         call = self.module if name == "forward" else getattr(self.module, name)
         if self.compiler is None:
             return call

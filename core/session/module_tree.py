@@ -1,7 +1,7 @@
 """The contents of a module and its parts, by name; walked without a call for each part.
 
-`torch.compile` puts a part of a module into another one, whose `_orig_mod` it becomes. Canonical names leave that out:
-a state means the same whether anything is compiled or not.
+`torch.compile` puts a part of a module into another one, whose `_orig_mod` it becomes. Canonical
+names leave that out: a state means the same whether anything is compiled or not.
 """
 
 from __future__ import annotations
@@ -30,12 +30,16 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, by each of their canonical names."""
-    named = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
     return {canonical_name(name) if _COMPILED in name else name: tensor for name, tensor in named}
 
 
 def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
-    """True if `module.to(device)` would do nothing. The answer is no if a part has its own `_apply`.
+    """True if `module.to(device)` would do nothing. The answer is no if a part has its own
+    `_apply`.
 
     Args:
         module: with parameters and buffers.
@@ -77,7 +81,11 @@ def tie_again(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str
 
 def canonical_name(name: str) -> str:
     """The name without the parts that `torch.compile` has put in."""
-    return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
+    return (
+        ".".join(part for part in name.split(".") if part != _COMPILED)
+        if _COMPILED in name
+        else name
+    )
 
 
 def to_canonical(state: Mapping[str, object]) -> Mapping[str, Any]:
@@ -122,14 +130,19 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def without_self_copies(module: nn.Module, state: Mapping[str, object]) -> Mapping[str, object]:
-    """The same state, with the module's own tensors where it has them already: torch copies nothing onto itself then.
+    """The same state, with the module's own tensors where it has them already: torch copies nothing
+    onto itself then.
 
     Args:
         module: that the state is loaded into.
         state: under canonical names.
     """
     own = tensors(module)
-    same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
+    same = {
+        name: own[name]
+        for name, value in state.items()
+        if name in own and is_same(own[name], value)
+    }
     if not same:
         return state
     replaced = OrderedDict({**state, **same})
@@ -139,13 +152,19 @@ def without_self_copies(module: nn.Module, state: Mapping[str, object]) -> Mappi
 
 
 def is_same(own: Any, value: Any) -> bool:
-    """True if two tensors, or this rank's parts of them, are the same memory, seen in the same way."""
+    """True if two tensors, or this rank's parts of them, are the same memory, seen in the same
+    way.
+    """
     if not hasattr(own, "data_ptr") or not hasattr(value, "data_ptr"):
         return False
     if own is value:
         return True
     if hasattr(own, "to_local"):
-        is_alike = type(own) is type(value) and own.shape == value.shape and own.placements == value.placements
+        is_alike = (
+            type(own) is type(value)
+            and own.shape == value.shape
+            and own.placements == value.placements
+        )
         if not is_alike or own.device_mesh != value.device_mesh:
             return False
         own, value = own.to_local(), value.to_local()
@@ -154,6 +173,15 @@ def is_same(own: Any, value: Any) -> bool:
 
 
 def _view(tensor: Any) -> tuple[object, ...]:
-    # An address of 0 may be that of any tensor, such as one on the meta device: each is a view of its own.
+    # An address of 0 may be that of any tensor, such as one on the meta device: each is a view of
+    # its own.
     address = tensor.data_ptr() or id(tensor)
-    return (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+    return (
+        address,
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-"""Exact types that stand for nothing but themselves. Most of what a state holds is of one, and is passed."""
+"""Exact types that stand for nothing but themselves. Most of what a state holds is of one, and is
+passed.
+"""
 
 
 @contextmanager
@@ -29,17 +31,24 @@ def refuse_endless() -> Iterator[None]:
         ) from None
 
 
-def map_items(by: Callable[[object], object], items: list[object] | tuple[object, ...]) -> Iterable[object]:
-    """`by` of each item. A random state is a tuple of 625 integers: of plain types only, `by` isn't called at all."""
+def map_items(
+    by: Callable[[object], object], items: list[object] | tuple[object, ...]
+) -> Iterable[object]:
+    """`by` of each item. A random state is a tuple of 625 integers: of plain types only, `by` isn't
+    called at all.
+    """
     return items if PLAIN.issuperset(map(type, items)) else map(by, items)
 
 
 def replace(by: Callable[[Any], Any], value: Any) -> Any:
-    """A copy of the containers, with `by(leaf)` in the place of each leaf that isn't of a plain type."""
+    """A copy of the containers, with `by(leaf)` in the place of each leaf that isn't of a plain
+    type.
+    """
     if (kind := type(value)) in PLAIN:
         return value
     if isinstance(value, dict):
-        copied = value.copy()  # keeps the class, and the versions that a module's state carries in an attribute
+        # keeps the class, and the versions that a module's state carries in an attribute
+        copied = value.copy()
         for key, item in value.items():
             copied[key] = replace(by, item)
         if hasattr(value, "_metadata"):

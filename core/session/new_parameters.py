@@ -1,4 +1,6 @@
-"""Parameters that come into a module after it was set up: no strategy shards them, or averages their gradients."""
+"""Parameters that come into a module after it was set up: no strategy shards them, or averages
+their gradients.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,17 @@ def refuse_new(strategy: str, module: nn.Module, *, refreshes: bool) -> Callable
 
     def expect_none(into: nn.Module, newcomers: Iterable[Tensor | None]) -> None:
         if any(part is into for part in module.modules()):
-            new = (own for own in newcomers if own is not None and own not in known and own.requires_grad)
+            new = (
+                own
+                for own in newcomers
+                if own is not None and own not in known and own.requires_grad
+            )
             hooks.extend(own.register_post_accumulate_grad_hook(refuse) for own in new)
 
     hooks: list[RemovableHandle] = [
-        register_module_parameter_registration_hook(lambda into, name, new: expect_none(into, [new])),
+        register_module_parameter_registration_hook(
+            lambda into, name, new: expect_none(into, [new])
+        ),
         register_module_module_registration_hook(
             lambda into, name, new: expect_none(into, [] if new is None else new.parameters())
         ),
@@ -62,10 +70,12 @@ def _message(strategy: str, name: str, refreshes: bool) -> str:
         cure = "Put it into the module before: where the module is made, or in configure_model."
     else:
         cure = (
-            "Put it into the module before fit or in on_train_epoch_start, where the module is wrapped anew if the "
-            "strategy's options allow that; in a loop of your own, call fabric.setup with your own module again."
+            "Put it into the module before fit or in on_train_epoch_start, where the module is "
+            "wrapped anew if the strategy's options allow that; in a loop of your own, call "
+            "fabric.setup with your own module again."
         )
     return (
         f"The parameter {name!r} gets gradients, and has come into the module after it was set up. "
-        f"{strategy} averages gradients of the others only, so that the ranks would drift apart. {cure}"
+        f"{strategy} averages gradients of the others only, so that the ranks would drift apart. "
+        f"{cure}"
     )

@@ -1,7 +1,8 @@
 """The canonical form of an optimizer's state: torch's own, with parameter names where torch counts.
 
-A position says nothing under another world size or strategy, a name does. `param_groups` hold lists of names, and
-`state` is keyed by name; everything else is as `torch.optim.Optimizer.state_dict` gives it.
+A position says nothing under another world size or strategy, a name does. `param_groups` hold lists
+of names, and `state` is keyed by name; everything else is as `torch.optim.Optimizer.state_dict`
+gives it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         state: an optimizer's `state_dict()`.
         names: names of its parameters, group after group, in the order of `param_groups`.
     """
-    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
-    return {**state, "state": {names[index]: entry for index, entry in state["state"].items()}, "param_groups": groups}
+    groups = [
+        {**group, "params": [names[index] for index in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {
+        **state,
+        "state": {names[index]: entry for index, entry in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
-def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, object]:
+def to_positional(
+    state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]
+) -> dict[str, object]:
     """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
 
-    Parameters may stand in another order than when they were saved, but in the same groups. A state of another program
-    may have positions already; then the order counts.
+    Parameters may stand in another order than when they were saved, but in the same groups. A state
+    of another program may have positions already; then the order counts.
 
     Args:
         state: by names.
@@ -49,18 +59,29 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: S
     if saved == set(range(len(names))):  # positions, as torch itself saves them
         return dict(state)
     if differing := sorted(saved.symmetric_difference(names), key=str):
-        where = "in the checkpoint, not in the optimizer" if differing[0] in saved else "not in the checkpoint"
+        where = (
+            "in the checkpoint, not in the optimizer"
+            if differing[0] in saved
+            else "not in the checkpoint"
+        )
         raise CheckpointError(
-            f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; {differing[0]!r} is "
-            f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
+            f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; "
+            f"{differing[0]!r} is {where}. Build the optimizer over the same parameters as when "
+            "the checkpoint was written."
         )
     _check_groups(state["param_groups"], names, group_sizes)
     position = {name: index for index, name in enumerate(names)}
-    # torch pairs a group's saved positions with the group's own parameters in order: sorted, each meets itself.
+    # torch pairs a group's saved positions with the group's own parameters in order: sorted, each
+    # meets itself.
     groups = [
-        {**group, "params": sorted(map(position.__getitem__, group["params"]))} for group in state["param_groups"]
+        {**group, "params": sorted(map(position.__getitem__, group["params"]))}
+        for group in state["param_groups"]
     ]
-    return {**state, "state": {position[name]: entry for name, entry in state["state"].items()}, "param_groups": groups}
+    return {
+        **state,
+        "state": {position[name]: entry for name, entry in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:
@@ -72,20 +93,30 @@ def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[i
     return True
 
 
-def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]) -> None:
-    """Check the groups: torch goes by positions, so a parameter in another group would get another one's state.
+def _check_groups(
+    saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]
+) -> None:
+    """Check the groups: torch goes by positions, so a parameter in another group would get another
+    one's state.
 
     Raises:
         CheckpointError: a parameter is in another group than it was.
     """
     there = {name: index for index, group in enumerate(saved) for name in group["params"]}
-    here = dict(zip(names, [index for index, size in enumerate(group_sizes) for _ in range(size)], strict=True))
+    here = dict(
+        zip(
+            names,
+            [index for index, size in enumerate(group_sizes) for _ in range(size)],
+            strict=True,
+        )
+    )
     if here != there:
         moved = next(name for name in names if here[name] != there[name])
         raise CheckpointError(
-            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; "
-            f"{moved!r} is in group {here[moved]}, and was in group {there[moved]}. Build the optimizer with the same "
-            "groups, in the same order, as when the checkpoint was written."
+            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state "
+            f"{len(saved)}; {moved!r} is in group {here[moved]}, and was in group {there[moved]}. "
+            "Build the optimizer with the same groups, in the same order, as when the checkpoint "
+            "was written."
         )
 
 
@@ -94,14 +125,18 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
 
     Args:
         optimizer: of parameters that belong to the modules.
-        modules: for each module its parameters' names by `id`. If the optimizer holds parameters of several modules,
-            names of the n-th begin with `"n."`.
+        modules: for each module its parameters' names by `id`. If the optimizer holds parameters of
+            several modules, names of the n-th begin with `"n."`.
 
     Raises:
         ConfigurationError: a parameter belongs to none of the modules.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    known = {key: (index, name) for index, names in reversed([*enumerate(modules)]) for key, name in names.items()}
+    known = {
+        key: (index, name)
+        for index, names in reversed([*enumerate(modules)])
+        for key, name in names.items()
+    }
     owners = [known.get(id(parameter)) or _refuse(parameter) for parameter in parameters]
     several = len({index for index, _ in owners}) > 1
     return [f"{index}.{name}" if several else name for index, name in owners]
@@ -109,13 +144,17 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
 
 def _refuse(parameter: Any) -> NoReturn:
     raise ConfigurationError(
-        f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
-        "set up. Set up its module first, and build the optimizer from that module's parameters."
+        f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no "
+        "module that was set up. Set up its module first, and build the optimizer from that "
+        "module's parameters."
     )
 
 
-def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], world_size: int = 1) -> None:
-    """Check that each optimizer has a parameter of a module: the steps of one without change nothing there.
+def check_trained(
+    optimizers: Iterable[Any], handles: Sequence[ModuleHandle], world_size: int = 1
+) -> None:
+    """Check that each optimizer has a parameter of a module: the steps of one without change
+    nothing there.
 
     Warns of parameters of no module: ranks train them apart.
 
@@ -131,18 +170,24 @@ def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], wo
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         foreign = _foreign(held, handles)
         if held and len(foreign) == len(held):
-            names = " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles)) or "no module yet"
+            names = (
+                " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles))
+                or "no module yet"
+            )
             raise ConfigurationError(
-                f"{type(optimizer).__name__} has none of the parameters of what was set up ({names}), so that its "
-                "steps would change nothing there: it was made from another module, or the module was copied or "
-                "replaced since. Make it from the parameters of the very module that you set up."
+                f"{type(optimizer).__name__} has none of the parameters of what was set up "
+                f"({names}), so that its steps would change nothing there: it was made from "
+                "another module, or the module was copied or replaced since. Make it from the "
+                "parameters of the very module that you set up."
             )
         if world_size > 1:
             _warn_of_foreign(optimizer, foreign)
 
 
 def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Callable[[], None]:
-    """Warn of parameters of no module in groups that are added from now on. Returns what undoes it."""
+    """Warn of parameters of no module in groups that are added from now on. Returns what undoes
+    it.
+    """
     add = optimizer.add_param_group
 
     def add_checked(group: dict[str, Any]) -> None:
@@ -156,7 +201,11 @@ def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Calla
 def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[object]:
     known: set[int] = set()
     for handle in handles:
-        known |= {*handle.parameter_names, *map(id, handle.module.parameters()), *map(id, handle.wrapped.parameters())}
+        known |= {
+            *handle.parameter_names,
+            *map(id, handle.module.parameters()),
+            *map(id, handle.wrapped.parameters()),
+        }
     return [parameter for parameter in parameters if id(parameter) not in known]
 
 
@@ -165,15 +214,17 @@ def _warn_of_foreign(optimizer: Any, foreign: Sequence[Any]) -> None:
         return
     shown = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
     warnings.warn(
-        f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up (of shape {shown}). "
-        "Each rank trains them by its own gradients, and checkpoints can't name them. Make them a part of the module, "
-        "or set up their module before the optimizer.",
+        f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up "
+        f"(of shape {shown}). Each rank trains them by its own gradients, and checkpoints can't "
+        "name them. Make them a part of the module, or set up their module before the optimizer.",
         stacklevel=2,
     )
 
 
 def stepped_tensors(optimizers: Iterable[object]) -> Iterator[Tensor]:
-    """Parameters of optimizers of torch, and what these keep for them; of DTensors the part that is here."""
+    """Parameters of optimizers of torch, and what these keep for them; of DTensors the part that is
+    here.
+    """
     from torch.optim import Optimizer
 
     for optimizer in (each for each in optimizers if isinstance(each, Optimizer)):

@@ -17,7 +17,8 @@ KEY = "strategy.rank_state"
 
 
 def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) -> dict[str, Any]:
-    """All ranks. The states of all, under `KEY`, if `state` has an optimizer and the strategy keeps any.
+    """All ranks. The states of all, under `KEY`, if `state` has an optimizer and the strategy keeps
+    any.
 
     With layout `sharded` each rank writes its own; otherwise rank 0 gets all.
 
@@ -32,16 +33,22 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
     if (own := kept if kept is not None else strategy.rank_state_dict()) is None:
         return {}
     if strategy.checkpoint_io.layout != "sharded":
-        moved = nested.replace(lambda value: value.detach().cpu() if hasattr(value, "data_ptr") else value, own)
+        moved = nested.replace(
+            lambda value: value.detach().cpu() if hasattr(value, "data_ptr") else value, own
+        )
         return {KEY: collectives.gather_objects(moved)}
-    described = collectives.broadcast_object(collectives.gather_objects(nested.replace(_description, own)))
+    described = collectives.broadcast_object(
+        collectives.gather_objects(nested.replace(_description, own))
+    )
     leaves = [nested.replace(_elsewhere, each) for each in described]
     leaves[collectives.rank] = nested.replace(_here, own)
     return {KEY: leaves}
 
 
 def targets(session: Session, described: object, state: object) -> dict[str, Any]:
-    """All ranks. Where a sharded checkpoint's states are read to: this rank's into memory, the others' nowhere."""
+    """All ranks. Where a sharded checkpoint's states are read to: this rank's into memory, the
+    others' nowhere.
+    """
     if not isinstance(described, dict) or KEY not in described:
         return {}
     leaves = [nested.replace(_elsewhere, each) for each in described[KEY]]
@@ -62,8 +69,9 @@ def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
         strategy.load_rank_state_dict(states[session.collectives.rank])
     elif strategy.is_global_zero:
         warnings.warn(
-            f"{len(states)} ranks have saved what each keeps for itself, such as the rest of a compression, and here "
-            f"are {session.collectives.size}: it begins anew. In {len(states)} processes the run goes on exactly.",
+            f"{len(states)} ranks have saved what each keeps for itself, such as the rest of a "
+            f"compression, and here are {session.collectives.size}: it begins anew. In "
+            f"{len(states)} processes the run goes on exactly.",
             stacklevel=2,
         )
 
@@ -71,12 +79,17 @@ def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
 def _trains(session: Session, value: Any) -> bool:
     """True if a state contains an optimizer that was set up."""
     if isinstance(value, dict | list | tuple):
-        return any(_trains(session, item) for item in (value.values() if isinstance(value, dict) else value))
+        return any(
+            _trains(session, item)
+            for item in (value.values() if isinstance(value, dict) else value)
+        )
     return state_objects.is_optimizer(session, value)
 
 
 def _description(value: Any) -> object:
-    return TensorDescription(tuple(value.shape), value.dtype) if hasattr(value, "data_ptr") else value
+    return (
+        TensorDescription(tuple(value.shape), value.dtype) if hasattr(value, "data_ptr") else value
+    )
 
 
 def _here(value: Any) -> object:

@@ -19,9 +19,11 @@ _MIN_BYTES = 1 << 16
 
 
 def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int) -> object:
-    """All ranks, without communication. Replace tensors that every rank has by leaves that one rank writes.
+    """All ranks, without communication. Replace tensors that every rank has by leaves that one rank
+    writes.
 
-    The largest goes first, to the rank that has least to write so far: every rank comes to the same answer.
+    The largest goes first, to the rank that has least to write so far: every rank comes to the same
+    answer.
 
     Args:
         state: nested dicts and lists.
@@ -43,10 +45,11 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
 
 
 def drop_copies(state: Any, mesh: DeviceMesh) -> object:
-    """All ranks, without communication. Of the ranks that have the same part of a DTensor, let one write it.
+    """All ranks, without communication. Of the ranks that have the same part of a DTensor, let one
+    write it.
 
-    A DTensor over some axes of the mesh is the same along the others; over which of them one rank can't see from it.
-    What has to be written goes round among the ranks along those axes.
+    A DTensor over some axes of the mesh is the same along the others; over which of them one rank
+    can't see from it. What has to be written goes round among the ranks along those axes.
 
     Args:
         state: nested dicts and lists, in the same order on all ranks.
@@ -60,8 +63,14 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> object:
         if not own or own == axes or not set(own) <= set(axes):
             return value
         # Ranks walk in the same order, so that the n-th leaf is the same one on all of them.
-        positions = ((coordinate[dim], mesh.size(dim)) for dim, axis in enumerate(axes) if axis not in own)
-        return value if has_turn(next(turns), positions) else ShardedLeaf(tuple(value.shape), value.dtype)
+        positions = (
+            (coordinate[dim], mesh.size(dim)) for dim, axis in enumerate(axes) if axis not in own
+        )
+        return (
+            value
+            if has_turn(next(turns), positions)
+            else ShardedLeaf(tuple(value.shape), value.dtype)
+        )
 
     return nested.replace(dropped, state)
 
@@ -75,7 +84,8 @@ def _axes_of(value: Any) -> tuple[str, ...]:
 def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[int, int], int]:
     loads = [0] * num_ranks
     owners = {}
-    for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):  # a stable sort: the order is shared
+    # a stable sort: the order is shared
+    for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):
         if num_bytes >= _MIN_BYTES:
             # Of equal loads the first: `index` gives the same rank everywhere.
             owners[memory] = owner = loads.index(min(loads))
@@ -84,5 +94,7 @@ def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:
-    """Address and size of a tensor's elements: a module's state holds other objects than its parameters, on them."""
+    """Address and size of a tensor's elements: a module's state holds other objects than its
+    parameters, on them.
+    """
     return (tensor.data_ptr(), tensor.nbytes)

@@ -31,26 +31,39 @@ if TYPE_CHECKING:
     from core.session.weights import Weights
 
 T = TypeVar("T")
-_PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
+_PARTS = (
+    "accelerator",
+    "parallel_devices",
+    "cluster_environment",
+    "checkpoint_io",
+    "precision_plugin",
+)
 
 
 @final
 class Session:
-    """The use of one strategy by Fabric, a Trainer or the conformance kit. A strategy has one: `strategy.session`.
+    """The use of one strategy by Fabric, a Trainer or the conformance kit. A strategy has one:
+    `strategy.session`.
 
-    It calls the strategy's methods in the order of the contract, and keeps what came of them. An author asks it for
-    modules and names, `self.session.handle_of(module)`, and never subclasses it.
+    It calls the strategy's methods in the order of the contract, and keeps what came of them. An
+    author asks it for modules and names, `self.session.handle_of(module)`, and never subclasses it.
 
     Attributes:
         strategy: the strategy.
         handles: the modules that were set up, in order.
-        fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they communicate.
-        compiler: the compiler for the methods of the next module that is added, such as `torch.compile`.
-        activations: changes what added modules keep for backward, on a type of device; returns what undoes that.
+        fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they
+            communicate.
+        compiler: the compiler for the methods of the next module that is added, such as
+            `torch.compile`.
+        activations: changes what added modules keep for backward, on a type of device; returns what
+            undoes that.
         weights: of the losses, once one was given; None before.
-        unit_compiler: compiles parts of the next module that is added, in place; returns what undoes that.
-        compares_ranks: what ranks have alike is compared now and then, until `forget`. False leaves it to the user.
-        buffers_stayed: steps of other ranks have left this one's buffers as they were, so that they may differ now.
+        unit_compiler: compiles parts of the next module that is added, in place; returns what
+            undoes that.
+        compares_ranks: what ranks have alike is compared now and then, until `forget`. False leaves
+            it to the user.
+        buffers_stayed: steps of other ranks have left this one's buffers as they were, so that they
+            may differ now.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -73,7 +86,7 @@ class Session:
         """The session that the strategy has; a new one if it has none."""
         return strategy.session if hasattr(strategy, "session") else cls(strategy)
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     def connect(
         self,
@@ -87,11 +100,14 @@ class Session:
         checkpoint_io: CheckpointIO,
         fingerprint: Fingerprint,
     ) -> None:
-        """Main process. Give the strategy the parts that were resolved; those that the user passed are among them.
+        """Main process. Give the strategy the parts that were resolved; those that the user passed
+        are among them.
 
-        Called once for each Fabric or Trainer that the strategy is given to; what was filled in is decided anew.
+        Called once for each Fabric or Trainer that the strategy is given to; what was filled in is
+        decided anew.
         """
-        # Before anything is filled in, while the last `connect`'s parts can still be distinguished from the user's.
+        # Before anything is filled in, while the last `connect`'s parts can still be distinguished
+        # from the user's.
         given, strategy = self.given_parts(), self.strategy
         strategy.accelerator = accelerator
         strategy.parallel_devices = list(parallel_devices)
@@ -107,27 +123,37 @@ class Session:
         precision_plugin.connect(strategy)
 
     def given_parts(self) -> dict[str, Any]:
-        """Main process. The parts that the user passed or set, under the names of the options of `Strategy.__init__`.
+        """Main process. The parts that the user passed or set, under the names of the options of
+        `Strategy.__init__`.
 
         What an earlier `connect` filled in is not among them.
         """
-        return {name: part for name, part in self._parts().items() if part is not self._filled_in.get(name)}
+        return {
+            name: part
+            for name, part in self._parts().items()
+            if part is not self._filled_in.get(name)
+        }
 
     def _parts(self) -> dict[str, object]:
         """The parts that are there."""
         # A part that nothing was set to is the default of the class, or missing altogether.
         parts = {name: getattr(self.strategy, name, None) for name in _PARTS}
-        return {name: part for name, part in parts.items() if part is not getattr(Strategy, name, None)}
+        return {
+            name: part for name, part in parts.items() if part is not getattr(Strategy, name, None)
+        }
 
-    # module and optimizers ------------------------------------------------------------------------------------------
+    # module and optimizers ------------------------------------------------------------------------
 
     def set_up(self, host: SetupHost) -> None:
-        """All ranks. Set up the model, optimizers and loaders of a trainer, and restore its checkpoint."""
+        """All ranks. Set up the model, optimizers and loaders of a trainer, and restore its
+        checkpoint.
+        """
         strategy = self.strategy
         with strategy.init_context():
             host.configure_model()
-        # An engine wants the optimizers together with the module. Elsewhere they come after it: to set a module up may
-        # replace its parameters (by shards, by casts), and an optimizer of the old ones would train nothing.
+        # An engine wants the optimizers together with the module. Elsewhere they come after it: to
+        # set a module up may replace its parameters (by shards, by casts), and an optimizer of the
+        # old ones would train nothing.
         if Capability.JOINT_SETUP in strategy.capabilities and host.trains:
             optimizers, schedulers = host.configure_optimizers()
             scheduler = schedulers[0] if schedulers else None
@@ -151,13 +177,16 @@ class Session:
         strategy = self.strategy
         if self.handles and Capability.SEVERAL_MODULES not in strategy.capabilities:
             raise UnsupportedError(
-                f"{self._name} can set up one module, and this is the second. Put both into one nn.Module.",
+                f"{self._name} can set up one module, and this is the second. Put both into one "
+                "nn.Module.",
                 capability=Capability.SEVERAL_MODULES,
             )
         # Before the set-up: wrappers prefix names, and converting replaces parameters.
         names = module_tree.parameter_names(module)
         self._change_units(module)
-        wrapped = self.required("setup_module", strategy.setup_module(module), "the module, wrapped or not")
+        wrapped = self.required(
+            "setup_module", strategy.setup_module(module), "the module, wrapped or not"
+        )
         self._keep(module, wrapped, names)
         return wrapped
 
@@ -188,11 +217,15 @@ class Session:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
-        optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)], strategy.world_size)
+        optimizer_state.check_trained(
+            optimizers, [ModuleHandle(module, module, names)], strategy.world_size
+        )
         self._change_units(module)
         wrapped, added, scheduler = self.required(
             "setup_module_and_optimizers",
-            cast("SetsUpJointly", strategy).setup_module_and_optimizers(module, list(optimizers), scheduler),
+            cast("SetsUpJointly", strategy).setup_module_and_optimizers(
+                module, list(optimizers), scheduler
+            ),
             "the module, a list of optimizers, and the scheduler",
         )
         self._keep(module, wrapped, names)
@@ -204,7 +237,8 @@ class Session:
         from torch import nn
 
         device = self.strategy.root_device
-        if not module_tree.is_on(module, device, nn.Module):  # torch would walk through all for nothing
+        # torch would walk through all for nothing
+        if not module_tree.is_on(module, device, nn.Module):
             before = dict(module.named_parameters(remove_duplicate=False))
             module.to(device)
             # Devices that can't take over a parameter's memory have new objects in its place.
@@ -213,7 +247,8 @@ class Session:
     def _rebind(self, optimizers: Sequence[Optimizer]) -> None:
         if self._replaced:
             for handle in self.handles:
-                handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+                # an identity that was replaced may be that of another object by now
+                handle.original_names.clear()
             for optimizer in optimizers:
                 self._replaced.rebind(optimizer)
 
@@ -229,14 +264,16 @@ class Session:
         known = ", ".join(type(handle.module).__name__ for handle in self.handles) or "nothing"
         name = "A module" if module is None else type(module).__name__
         raise ConfigurationError(
-            f"{name} was not set up with this {self._name}, which has set up {known}. With Fabric, call "
-            "fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends in super().setup(trainer), "
-            "or calls self.session.add_module(trainer.module)."
+            f"{name} was not set up with this {self._name}, which has set up {known}. With Fabric, "
+            "call fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends "
+            "in super().setup(trainer), or calls self.session.add_module(trainer.module)."
         )
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the optimizer's parameters by identity; see `Strategy.parameter_names`."""
-        return optimizer_state.parameter_names(optimizer, [handle.parameter_names for handle in self.handles])
+        return optimizer_state.parameter_names(
+            optimizer, [handle.parameter_names for handle in self.handles]
+        )
 
     def forget(self) -> None:
         """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
@@ -251,7 +288,9 @@ class Session:
         self.compares_ranks, self.buffers_stayed = True, False
 
     def refresh_modules(self) -> bool:
-        """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew may be trained."""
+        """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew
+        may be trained.
+        """
         if not self.strategy.refresh_modules():
             return False
         for handle in self.handles:
@@ -265,10 +304,11 @@ class Session:
 
     @property
     def ends_together(self) -> bool:
-        """True if all ranks are at the end, so that `Strategy.release` may gather what it gives back to the user.
+        """True if all ranks are at the end, so that `Strategy.release` may gather what it gives
+        back to the user.
 
-        False after an exception, and where a Fabric was collected or the process ends: each rank does that at a moment
-        of its own.
+        False after an exception, and where a Fabric was collected or the process ends: each rank
+        does that at a moment of its own.
         """
         return not self._ends_alone and sys.exc_info()[0] is None
 
@@ -289,7 +329,8 @@ class Session:
             exit_code.fail()
 
     def required(self, method: str, returned: T | None, expected: str) -> T:
-        """Return what a method of the strategy has returned; refuse None, since an override may forget its `return`.
+        """Return what a method of the strategy has returned; refuse None, since an override may
+        forget its `return`.
 
         Args:
             method: its name.
@@ -301,8 +342,14 @@ class Session:
         """
         if returned is None:
             is_override = any(hasattr(base, method) for base in type(self.strategy).__bases__)
-            cure = f"Return what super().{method}(...) returns, or your own." if is_override else "Return it."
-            raise ConfigurationError(f"{self._name}.{method} returned None; expected {expected}. {cure}")
+            cure = (
+                f"Return what super().{method}(...) returns, or your own."
+                if is_override
+                else "Return it."
+            )
+            raise ConfigurationError(
+                f"{self._name}.{method} returned None; expected {expected}. {cure}"
+            )
         return returned
 
     @property
@@ -312,7 +359,8 @@ class Session:
     def _check_number(self, num_optimizers: int) -> None:
         if num_optimizers > 1 and Capability.SEVERAL_OPTIMIZERS not in self.strategy.capabilities:
             raise UnsupportedError(
-                f"{self._name} sets up one optimizer, not {num_optimizers}. Use parameter groups, or another strategy.",
+                f"{self._name} sets up one optimizer, not {num_optimizers}. Use parameter groups, "
+                "or another strategy.",
                 capability=Capability.SEVERAL_OPTIMIZERS,
             )
 
@@ -330,13 +378,19 @@ class Session:
 
     def _keep_optimizers(self, added: Sequence[Optimizer]) -> None:
         self.strategy.optimizers = [*self.strategy.optimizers, *added]
-        if self.compiles and self.strategy.root_device.type == "cuda" and self.strategy.is_global_zero:
+        if (
+            self.compiles
+            and self.strategy.root_device.type == "cuda"
+            and self.strategy.is_global_zero
+        ):
             from core.session.equal_masks import warn_of_equal_masks
 
             warn_of_equal_masks(handle.module for handle in self.handles)
         if self.strategy.world_size > 1:
             groups = (each for each in added if hasattr(each, "add_param_group"))
-            self._undo += [optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups]
+            self._undo += [
+                optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups
+            ]
         if self.has_peers and added and self._alike is None:
             from core.session.divergence import Alike  # who trains alone waits for none of it
 
@@ -350,29 +404,38 @@ class Session:
             undo()
         # A world of one may be a peer among others.
         if self.strategy.world_size > 1 or Capability.ELASTIC in self.strategy.capabilities:
-            from core.session.new_parameters import refuse_new  # who trains alone waits for none of it
+            # who trains alone waits for none of it
+            from core.session.new_parameters import refuse_new
 
             self._accepted[module] = refuse_new(
-                self._name, module, refreshes=type(self.strategy).refresh_modules is not Strategy.refresh_modules
+                self._name,
+                module,
+                refreshes=type(self.strategy).refresh_modules is not Strategy.refresh_modules,
             )
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     run_training_step = default_step.run  # not a call around it: a step would pay for that
 
-    def backward(self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]) -> None:
-        """All ranks. Run backward in a loop by hand, for a loss that says what it weighs; see `Fabric.backward`.
+    def backward(
+        self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]
+    ) -> None:
+        """All ranks. Run backward in a loop by hand, for a loss that says what it weighs; see
+        `Fabric.backward`.
 
         Args:
             loss: a mean over some items.
-            weight: their number; None for a loss without one, after others that had one, which is an error.
+            weight: their number; None for a loss without one, after others that had one, which is
+                an error.
             run: is called with what backward is to take.
         """
         optimizers = self.strategy.optimizers
         self._begin_weights(optimizers).backward(loss, weight, run, optimizers)
 
     def weigh(self, weight: float | Tensor) -> None:
-        """All ranks. Weigh the loss of the running training step by the number of items that it is a mean over."""
+        """All ranks. Weigh the loss of the running training step by the number of items that it is
+        a mean over.
+        """
         self._begin_weights().given = weight
 
     def _begin_weights(self, by_hand: Sequence[Optimizer] | None = None) -> Weights:
@@ -382,17 +445,23 @@ class Session:
             strategy = self.strategy
             if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
                 raise UnsupportedError(
-                    f"A loss has a weight, and {self._name} can't weigh losses: its gradients are no mean over ranks "
-                    "that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
+                    f"A loss has a weight, and {self._name} can't weigh losses: its gradients are "
+                    "no mean over ranks that the core could correct. Leave the weight out, or use "
+                    "another strategy, such as ddp.",
                     capability=Capability.WEIGHTED_LOSSES,
                 )
             self.weights = Weights(
-                strategy, strategy.root_device, strategy.scale_gradients, has_peers=self.has_peers, by_hand=by_hand
+                strategy,
+                strategy.root_device,
+                strategy.scale_gradients,
+                has_peers=self.has_peers,
+                by_hand=by_hand,
             )
         return self.weights
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """All ranks. Compare what ranks have alike, if it is time: with `JOINT_SETUP` the strategy says when, here.
+        """All ranks. Compare what ranks have alike, if it is time: with `JOINT_SETUP` the strategy
+        says when, here.
 
         Raises:
             ReplicasDifferError: they differ.
@@ -401,12 +470,14 @@ class Session:
             self._alike.stepped(optimizer)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
-        """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of them."""
+        """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of
+        them.
+        """
         from core.session.weights import scale_gradients
 
         scale_gradients(optimizer, factor)
 
-    # communication --------------------------------------------------------------------------------------------------
+    # communication --------------------------------------------------------------------------------
 
     @property
     def has_peers(self) -> bool:
@@ -417,21 +488,28 @@ class Session:
     def collectives(self) -> Collectives:
         """The communication that a CheckpointIO needs."""
         strategy = self.strategy
-        return StrategyCollectives(strategy, self.has_peers, self.fingerprint, strategy.background_collectives)
+        return StrategyCollectives(
+            strategy, self.has_peers, self.fingerprint, strategy.background_collectives
+        )
 
-    # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
+    # one module's or optimizer's state, as a strategy that changes nothing gives it ---------------
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's own state under the names of the user's own module."""
         own = self.handle_of(module).module
-        if parts := [name for name, one in own.named_parameters() if hasattr(one, "global_offsets")]:
+        if parts := [
+            name for name, one in own.named_parameters() if hasattr(one, "global_offsets")
+        ]:
             raise CheckpointError(
-                f"{parts[0]!r} is a rank's part of a tensor, which state_dict() loses: use a DTensor."
+                f"{parts[0]!r} is a rank's part of a tensor, which state_dict() loses: use a "
+                "DTensor."
             )
         # Not copied: torch's dict carries the versions of torch's modules.
         return module_tree.to_canonical(own.state_dict())  # type: ignore[return-value]
 
-    def load_module_state(self, module: nn.Module, state: Mapping[str, object], *, strict: bool) -> None:
+    def load_module_state(
+        self, module: nn.Module, state: Mapping[str, object], *, strict: bool
+    ) -> None:
         """All ranks. Load a state into the module, in place.
 
         Raises:
@@ -440,8 +518,12 @@ class Session:
         mismatch.load(self.handle_of(module).module, state, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. The optimizer's own state by parameter names, see `core.session.optimizer_state`."""
-        return optimizer_state.to_named(optimizer.state_dict(), self.strategy.parameter_names(optimizer))
+        """All ranks. The optimizer's own state by parameter names, see
+        `core.session.optimizer_state`.
+        """
+        return optimizer_state.to_named(
+            optimizer.state_dict(), self.strategy.parameter_names(optimizer)
+        )
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, object]) -> None:
         """All ranks. Load a state by parameter names into the optimizer, in place."""
@@ -449,8 +531,13 @@ class Session:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         optimizer.load_state_dict(optimizer_state.to_positional(state, names, sizes))
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's parameters do."""
-        from core.session.load_targets import optimizer_targets  # who reads no checkpoint waits for none of it
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's
+        parameters do.
+        """
+        # who reads no checkpoint waits for none of it
+        from core.session.load_targets import optimizer_targets
 
         return optimizer_targets(self.strategy.parameter_names(optimizer), described, optimizer)

@@ -1,4 +1,5 @@
-"""Objects that stand for their state in what is saved, such as a module: taken apart, and restored in place.
+"""Objects that stand for their state in what is saved, such as a module: taken apart, and restored
+in place.
 
 Nothing here needs to know torch's classes: a strategy knows its own modules and optimizers.
 """
@@ -22,11 +23,14 @@ _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 
 class UserData(dict[str, Any]):
-    """A dict that a user's hook has filled. Objects in it don't stand for their states: a CheckpointIO refuses them."""
+    """A dict that a user's hook has filled. Objects in it don't stand for their states: a
+    CheckpointIO refuses them.
+    """
 
 
 def to_states(session: Session, value: Any) -> Any:
-    """All ranks. Replace modules, optimizers and all objects with a `state_dict()` by their states, nested ones too.
+    """All ranks. Replace modules, optimizers and all objects with a `state_dict()` by their states,
+    nested ones too.
 
     Nothing in a `UserData` is replaced.
     """
@@ -57,28 +61,46 @@ def to_states(session: Session, value: Any) -> Any:
 def _comes_back(kind: type, items: Collection[object]) -> bool:
     """True if a container of this class can be loaded as it was.
 
-    One of the user's own class, such as a named tuple, can't, unless it holds only objects, which are restored in
-    place: a CheckpointIO refuses it.
+    One of the user's own class, such as a named tuple, can't, unless it holds only objects, which
+    are restored in place: a CheckpointIO refuses it.
     """
-    return kind in _OWN_KINDS or (bool(items) and all(hasattr(item, "state_dict") for item in items))
+    return kind in _OWN_KINDS or (
+        bool(items) and all(hasattr(item, "state_dict") for item in items)
+    )
 
 
 def restore(session: Session, target: Any, saved: Any, strict: bool, place: str) -> bool:
-    """All ranks. Restore what was saved at `place` in `target`. Returns whether that could be done in place."""
+    """All ranks. Restore what was saved at `place` in `target`. Returns whether that could be done
+    in place.
+    """
     if is_module(session, target):
         session.strategy.load_module_state_dict(target, saved, strict=strict)
     elif is_optimizer(session, target):
-        session.strategy.load_optimizer_state_dict(target, _without(same_class.OPTIMIZER_KEY, saved))
+        session.strategy.load_optimizer_state_dict(
+            target, _without(same_class.OPTIMIZER_KEY, saved)
+        )
     elif callable(getattr(target, "load_state_dict", None)):
         _restore_object(target, saved, strict, place)
     elif isinstance(target, dict) and isinstance(saved, dict):
         at = f"{place}[{{!r}}]".format
-        in_place = {key for key, item in saved.items() if restore(session, target.get(key), item, strict, at(key))}
+        in_place = {
+            key
+            for key, item in saved.items()
+            if restore(session, target.get(key), item, strict, at(key))
+        }
         target.update({key: item for key, item in saved.items() if key not in in_place})
-    elif isinstance(target, list | tuple) and isinstance(saved, list | tuple) and len(target) == len(saved):
+    elif (
+        isinstance(target, list | tuple)
+        and isinstance(saved, list | tuple)
+        and len(target) == len(saved)
+    ):
         pairs = enumerate(zip(target, saved, strict=True))
-        restored = [restore(session, item, part, strict, f"{place}[{index}]") for index, (item, part) in pairs]
-        # A sequence counts as restored if each item was: otherwise the caller takes what was saved in its place.
+        restored = [
+            restore(session, item, part, strict, f"{place}[{index}]")
+            for index, (item, part) in pairs
+        ]
+        # A sequence counts as restored if each item was: otherwise the caller takes what was saved
+        # in its place.
         return all(restored)
     else:
         return False
@@ -90,19 +112,24 @@ def _restore_object(target: Any, saved: Any, strict: bool, place: str) -> None:
         if hasattr(target, "_modules"):
             mismatch.load(target, saved, strict=strict)
         else:
-            target.load_state_dict(_without(same_class.SCHEDULER_KEY, saved) if is_scheduler(target) else saved)
+            target.load_state_dict(
+                _without(same_class.SCHEDULER_KEY, saved) if is_scheduler(target) else saved
+            )
     except (CoreError, OSError, MemoryError):
         raise
     except Exception as error:  # whatever the user's own method raises
         reason = f"its load_state_dict raised {type(error).__name__}: {error}"
-        raise same_class.wrong_kind(place, saved, f"a state of {type(target).__name__} ({reason})") from error
+        raise same_class.wrong_kind(
+            place, saved, f"a state of {type(target).__name__} ({reason})"
+        ) from error
 
 
 def check_kinds(session: Session, target: Any, saved: Any, place: str = "state") -> None:
-    """Check, before anything is restored, that what was saved is of the kind of what it is restored into.
+    """Check, before anything is restored, that what was saved is of the kind of what it is restored
+    into.
 
-    Each module, optimizer and scheduler needs a dict, a tensor a tensor, and a container of any of these one like it;
-    optimizers and schedulers can go on from what their own class has saved.
+    Each module, optimizer and scheduler needs a dict, a tensor a tensor, and a container of any of
+    these one like it; optimizers and schedulers can go on from what their own class has saved.
 
     Raises:
         CheckpointError: one can't.
@@ -119,7 +146,9 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
             if not hasattr(value, "shape"):
                 raise same_class.wrong_kind(f"{place}[{name!r}]", value, "a tensor")
             # torch would copy fractions into integers, and cut them off.
-            if getattr(value.dtype, "is_floating_point", False) and not (kind.is_floating_point or kind.is_complex):
+            if getattr(value.dtype, "is_floating_point", False) and not (
+                kind.is_floating_point or kind.is_complex
+            ):
                 raise same_class.wrong_kind(f"{place}[{name!r}]", value, f"a tensor of {kind}")
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
@@ -131,15 +160,25 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
 
 
 def _expected(session: Session, target: Any, saved: Any) -> str | None:
-    """The kind that should have been saved for `target`, in words; None if it was. Plain values may be any."""
+    """The kind that should have been saved for `target`, in words; None if it was. Plain values may
+    be any.
+    """
     if hasattr(target, "data_ptr"):
         return None if hasattr(saved, "shape") else "a tensor"
     if isinstance(target, dict | list | tuple):
         is_alike = isinstance(saved, dict if isinstance(target, dict) else list | tuple)
-        return None if is_alike or not _holds_state(target) else f"a {type(target).__name__} of tensors or states"
+        return (
+            None
+            if is_alike or not _holds_state(target)
+            else f"a {type(target).__name__} of tensors or states"
+        )
     if isinstance(saved, dict) or not hasattr(target, "load_state_dict"):
         return None
-    has_dict = hasattr(target, "_modules") or is_optimizer(session, target) or isinstance(target.state_dict(), dict)
+    has_dict = (
+        hasattr(target, "_modules")
+        or is_optimizer(session, target)
+        or isinstance(target.state_dict(), dict)
+    )
     return f"a dict, the state of {type(target).__name__}," if has_dict else None
 
 
@@ -150,7 +189,11 @@ def _holds_state(value: Any) -> bool:
 
 
 def _without(key: str, saved: Any) -> Any:
-    return {name: value for name, value in saved.items() if name != key} if isinstance(saved, dict) else saved
+    return (
+        {name: value for name, value in saved.items() if name != key}
+        if isinstance(saved, dict)
+        else saved
+    )
 
 
 def is_module(session: Session, value: Any) -> bool:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
 from core.contract.errors import CheckpointError
-from core.session import half_loaded, load_targets, nested, optimizer_state, rank_state, replicas, state_objects
+from core.session import (
+    half_loaded,
+    load_targets,
+    nested,
+    optimizer_state,
+    rank_state,
+    replicas,
+    state_objects,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -20,43 +28,62 @@ if TYPE_CHECKING:
 
 
 def save_checkpoint(
-    session: Session, path: PathLike, state: Mapping[str, object], *, kept: dict[str, object] | None = None
+    session: Session,
+    path: PathLike,
+    state: Mapping[str, object],
+    *,
+    kept: dict[str, object] | None = None,
 ) -> None:
     """All ranks. Write a state in which modules and optimizers stand for their own.
 
     Args:
         session: of the strategy.
         path: a local path or a URL.
-        state: values are modules and optimizers that were set up there, objects with `state_dict()`, lists and dicts of
-            those, or plain values.
+        state: values are modules and optimizers that were set up there, objects with
+            `state_dict()`, lists and dicts of those, or plain values.
         kept: what the strategy had kept for this rank when training ended; None asks it now.
 
     Raises:
-        CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
-            overwritten a part of `state`.
+        CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed
+            that had overwritten a part of `state`.
     """
     strategy, collectives = session.strategy, session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
     with nested.refuse_endless():
         half_loaded.refuse(session, dict(state), "saved")
-        plain = state_objects.to_states(session, dict(state)) | rank_state.collect(session, dict(state), kept)
+        plain = state_objects.to_states(session, dict(state)) | rank_state.collect(
+            session, dict(state), kept
+        )
     sharded = checkpoint_io.layout == "sharded"
-    # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes one.
-    if sharded and collectives.size > 1 and Capability.REPLICATED_PARAMETERS in strategy.capabilities:
-        plain = replicas.share_out(plain, _parameter_tensors(session), rank=collectives.rank, size=collectives.size)
+    # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes
+    # one.
+    if (
+        sharded
+        and collectives.size > 1
+        and Capability.REPLICATED_PARAMETERS in strategy.capabilities
+    ):
+        plain = replicas.share_out(
+            plain, _parameter_tensors(session), rank=collectives.rank, size=collectives.size
+        )
     if sharded and strategy.device_mesh is not None:
         plain = replicas.drop_copies(plain, strategy.device_mesh)
     # What averages weights now and then declares none of these.
     trains_alone = collectives.size == 1 and Capability.ELASTIC not in strategy.capabilities
-    if trains_alone or strategy.capabilities & (Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE):
-        checkpoint_io.stepped_tensors = partial(optimizer_state.stepped_tensors, strategy.optimizers)
+    if trains_alone or strategy.capabilities & (
+        Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE
+    ):
+        checkpoint_io.stepped_tensors = partial(
+            optimizer_state.stepped_tensors, strategy.optimizers
+        )
     writes = sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero
     checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
 
 
 def _parameter_tensors(session: Session) -> Iterator[Tensor]:
-    """Parameters of all modules, and the tensors that optimizers keep for them, in an order that ranks share."""
+    """Parameters of all modules, and the tensors that optimizers keep for them, in an order that
+    ranks share.
+    """
     for handle in session.handles:
         yield from handle.module.parameters()
     for optimizer in session.strategy.optimizers:
@@ -80,7 +107,8 @@ def load_checkpoint(
         session: of the strategy.
         path: a local path or a URL.
         state: as given to `save_checkpoint`; None restores nothing.
-        strict: every name in `state`, every key of a module and every parameter of an optimizer must be there.
+        strict: every name in `state`, every key of a module and every parameter of an optimizer
+            must be there.
         renamed: names of tensors and modules by those that they were saved with.
 
     Returns:
@@ -104,16 +132,19 @@ def read_checkpoint(
     *,
     check: Callable[[dict[str, object]], None] | None = None,
 ) -> dict[str, Any]:
-    """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they fit there.
+    """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they
+    fit there.
 
-    With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor is held twice.
+    With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor
+    is held twice.
 
     Args:
         session: of the strategy.
         path: a local path or a URL.
         state: as given to `save_checkpoint`.
-        check: is called before anything is restored, with what was saved, or with its description: a
-            `TensorDescription` in the place of each tensor. It raises what is to be raised instead.
+        check: is called before anything is restored, with what was saved, or with its description:
+            a `TensorDescription` in the place of each tensor. It raises what is to be raised
+            instead.
 
     Returns:
         All that was saved, for `restore_state`.
@@ -121,12 +152,14 @@ def read_checkpoint(
     Raises:
         CheckpointNotFoundError: nothing is at `path`.
         CheckpointCorruptedError: it is damaged or foreign.
-        CheckpointError: another class of optimizer or scheduler has saved. Nothing was restored then. If `overwritten`
-            is true in an error, what `state` names is overwritten in part: it is refused until it is loaded again.
+        CheckpointError: another class of optimizer or scheduler has saved. Nothing was restored
+            then. If `overwritten` is true in an error, what `state` names is overwritten in part:
+            it is refused until it is loaded again.
     """
     checkpoint_io, collectives = session.strategy.checkpoint_io, session.collectives
     targets = described = None
-    # To read into targets is to restore already: what can't be restored is refused from the description, before.
+    # To read into targets is to restore already: what can't be restored is refused from the
+    # description, before.
     if state and checkpoint_io.layout == "sharded":
         described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
         if described is not None:
@@ -149,21 +182,37 @@ def read_checkpoint(
 
 
 def _targets_of(session: Session, described: Any, value: Any) -> Any:
-    """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be read whole.
+    """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be
+    read whole.
 
     Args:
         session: knows its modules and optimizers.
-        described: the part of the checkpoint that belongs to `value`, with descriptions in the place of tensors.
+        described: the part of the checkpoint that belongs to `value`, with descriptions in the
+            place of tensors.
         value: as in the state that is given to `save_checkpoint`.
     """
     if state_objects.is_module(session, value):
         return load_targets.module_targets(described, session.strategy.get_module_state_dict(value))
     if state_objects.is_optimizer(session, value):
-        return session.strategy.optimizer_targets(value, described) if isinstance(described, dict) else None
+        return (
+            session.strategy.optimizer_targets(value, described)
+            if isinstance(described, dict)
+            else None
+        )
     if isinstance(value, dict) and isinstance(described, dict):
-        return {key: _targets_of(session, described[key], item) for key, item in value.items() if key in described}
-    if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
-        return [_targets_of(session, part, item) for part, item in zip(described, value, strict=True)]
+        return {
+            key: _targets_of(session, described[key], item)
+            for key, item in value.items()
+            if key in described
+        }
+    if (
+        isinstance(value, list | tuple)
+        and isinstance(described, list | tuple)
+        and len(value) == len(described)
+    ):
+        return [
+            _targets_of(session, part, item) for part, item in zip(described, value, strict=True)
+        ]
     return None
 
 
@@ -188,7 +237,8 @@ def restore_state(
     rest = {
         key: value
         for key, value in saved.items()
-        if key not in state or not state_objects.restore(session, state[key], value, strict, f"state[{key!r}]")
+        if key not in state
+        or not state_objects.restore(session, state[key], value, strict, f"state[{key!r}]")
     }
     rank_state.restore(session, rest, dict(state))
     if strict:

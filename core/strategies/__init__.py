@@ -1,4 +1,6 @@
-"""The strategies that need no package of their own; those of installed plugins can be imported from here too."""
+"""The strategies that need no package of their own; those of installed plugins can be imported from
+here too.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
-    from core.strategies.refusals import needs_whole_matrices, refuse_sparse_layers, refuse_unlike_modules
+    from core.strategies.refusals import (
+        needs_whole_matrices,
+        refuse_sparse_layers,
+        refuse_unlike_modules,
+    )
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.units import Units, class_name, find_units
     from core.strategies.untrained import FrozenParameters, LeftOutParameters

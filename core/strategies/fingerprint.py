@@ -1,4 +1,6 @@
-"""The check that all ranks run the same plugins, before the first collective would hang or give nonsense."""
+"""The check that all ranks run the same plugins, before the first collective would hang or give
+nonsense.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,17 @@ def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> N
         raise FingerprintError(_message(ranks, hosts))
 
 
-def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, prefix: str = "core/fingerprint") -> None:
-    """Compare over a store, all ranks. Each counts itself among its like; the last to come publishes the result.
+def exchange(
+    store: Store, rank: int, world_size: int, mine: Fingerprint, *, prefix: str = "core/fingerprint"
+) -> None:
+    """Compare over a store, all ranks. Each counts itself among its like; the last to come
+    publishes the result.
 
     So no rank reads what every other one has written, unless there is a difference to tell.
 
     Args:
-        store: a `torch.distributed.Store`, or what has its `set`, `get` and `add`. A key is used once, so each call
-            needs a store or a prefix of its own.
+        store: a `torch.distributed.Store`, or what has its `set`, `get` and `add`. A key is used
+            once, so each call needs a store or a prefix of its own.
         rank: of this process.
         world_size: number of processes.
         mine: (kind, alias, provider, version) of every choice made here.
@@ -77,7 +82,9 @@ def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, pre
 
 def _verdict(store: Store, prefix: str, world_size: int) -> str:
     answers = [json.loads(store.get(f"{prefix}/{rank}")) for rank in range(world_size)]
-    rows = {kind: _rows(store.get(f"{prefix}/rows/{kind}")) for kind in {kind for _, kind in answers}}
+    rows = {
+        kind: _rows(store.get(f"{prefix}/rows/{kind}")) for kind in {kind for _, kind in answers}
+    }
     try:
         compare([rows[kind] for _, kind in answers], [host for host, _ in answers])
     # Caught here: the others wait for a verdict, and all raise the same.
@@ -88,7 +95,9 @@ def _verdict(store: Store, prefix: str, world_size: int) -> str:
 
 def _rows(content: bytes) -> Fingerprint:
     # JSON has made lists of the tuples, which can't be compared or hashed.
-    return tuple((kind, alias, provider, version) for kind, alias, provider, version in json.loads(content))
+    return tuple(
+        (kind, alias, provider, version) for kind, alias, provider, version in json.loads(content)
+    )
 
 
 def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:
@@ -97,12 +106,16 @@ def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:
         for rows, members in ranks.items():
             chosen = [row for row in rows if row[0] == kind]
             aliases = ", ".join(alias for _, alias, _, _ in chosen) or "none"
-            providers = ", ".join(f"{provider} {version}".rstrip() for _, _, provider, version in chosen) or "-"
+            providers = (
+                ", ".join(f"{provider} {version}".rstrip() for _, _, provider, version in chosen)
+                or "-"
+            )
             nodes = ", ".join(dict.fromkeys(hosts[rank] for rank in members)) if hosts else "?"
             table.append((kind, spans(members), nodes, aliases, providers))
     return (
-        "The ranks of this run don't use the same plugins, so they would wait for each other for ever. "
-        "Install the same versions on every node, and start every rank with the same arguments.\n" + _drawn(table)
+        "The ranks of this run don't use the same plugins, so they would wait for each other for "
+        "ever. Install the same versions on every node, and start every rank with the same "
+        "arguments.\n" + _drawn(table)
     )
 
 
@@ -127,5 +140,8 @@ def spans(ranks: Sequence[int]) -> str:
 
 def _drawn(table: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+    rows = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in table
+    )
     return "\n".join(f"  {row}".rstrip() for row in rows)

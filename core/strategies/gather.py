@@ -14,7 +14,9 @@ _gather_into_one = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 
 
 class GatherWithGradients(torch.autograd.Function):
-    """Stacks a tensor of shape (...) from all ranks to (world_size, ...); backward sums what all ranks want of it."""
+    """Stacks a tensor of shape (...) from all ranks to (world_size, ...); backward sums what all
+    ranks want of it.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
@@ -32,7 +34,8 @@ class GatherWithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """All ranks."""
-        # A copy: autograd hands the same tensor to other branches (`gathered + bias`), and all_reduce works in place.
+        # A copy: autograd hands the same tensor to other branches (`gathered + bias`), and
+        # all_reduce works in place.
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient, group=ctx.group)
         return gradient[dist.get_rank(ctx.group)], None

@@ -20,12 +20,18 @@ FAN = 64
 """The most ranks that tell one directly; more where there are more than its square."""
 
 
-def gather_objects(obj: object, dst: int, group: dist.ProcessGroup | None = None) -> list[object] | None:
-    """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+def gather_objects(
+    obj: object, dst: int, group: dist.ProcessGroup | None = None
+) -> list[object] | None:
+    """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None
+    elsewhere.
+    """
     whole = group if group is not None else dist.group.WORLD
     if whole is not None and dst == 0 and _hears_branches(whole):
         return _gather_within(obj, whole)
-    gathered: list[object] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
+    gathered: list[object] | None = (
+        [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
+    )
     dist.gather_object(obj, gathered, dst=dst, group=group)
     return gathered
 
@@ -59,14 +65,20 @@ class GroupCollectives:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return gather_objects(obj, dst, self._group)
 
-    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
-        """Send bytes to ranks, and receive some from ranks, all at once; see `DirectCollectives.exchange`."""
+    def exchange(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> None:
+        """Send bytes to ranks, and receive some from ranks, all at once; see
+        `DirectCollectives.exchange`.
+        """
         # Receives first: what comes then has a place.
         works = [*self._messages(dist.irecv, receives), *self._messages(dist.isend, sends)]
         for work in works:
             work.wait()
 
-    def _messages(self, send: Callable[..., Any], buffers: Sequence[tuple[int, Any]]) -> Iterator[Any]:
+    def _messages(
+        self, send: Callable[..., Any], buffers: Sequence[tuple[int, Any]]
+    ) -> Iterator[Any]:
         for rank, buffer in buffers:
             if len(buffer):
                 for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(_PIECE_BYTES):
@@ -84,7 +96,11 @@ class GroupCollectives:
 
 
 def gather_in_branches(
-    obj: object, rank: int, size: int, gather_from: Callable[[Any, Sequence[int]], list[Any] | None], fan: int = FAN
+    obj: object,
+    rank: int,
+    size: int,
+    gather_from: Callable[[Any, Sequence[int]], list[Any] | None],
+    fan: int = FAN,
 ) -> list[object] | None:
     """All ranks. On rank 0 everyone's `obj` in the order of ranks; None elsewhere.
 
@@ -94,7 +110,8 @@ def gather_in_branches(
         obj: of this rank.
         rank: its number.
         size: number of ranks.
-        gather_from: called with an object and ranks, of which this is one; gives the first of them a list of theirs.
+        gather_from: called with an object and ranks, of which this is one; gives the first of them
+            a list of theirs.
         fan: the most ranks of a branch, where there are no more than its square.
     """
     length = max(fan, math.isqrt(size - 1) + 1)
@@ -107,16 +124,20 @@ def gather_in_branches(
 
 
 def _hears_branches(group: dist.ProcessGroup) -> bool:
-    """True if a group is of all ranks, more than one may hear directly, and sends from the processor.
+    """True if a group is of all ranks, more than one may hear directly, and sends from the
+    processor.
 
-    NCCL's groups send from devices only: to send between two ranks, they would connect these two first.
+    NCCL's groups send from devices only: to send between two ranks, they would connect these two
+    first.
     """
     size = dist.get_world_size(group)
     return FAN < size == dist.get_world_size() and "cpu:" in dist.get_backend_config(group)
 
 
 def _gather_within(obj: object, group: dist.ProcessGroup) -> list[object] | None:
-    """All ranks of a group that can send from the processor, whose numbers are those of all ranks."""
+    """All ranks of a group that can send from the processor, whose numbers are those of all
+    ranks.
+    """
 
     def gather_from(obj: object, ranks: Sequence[int]) -> list[object] | None:
         first, others = ranks[0], ranks[1:]
@@ -131,10 +152,16 @@ def _gather_within(obj: object, group: dist.ProcessGroup) -> list[object] | None
         _pass(dist.irecv, contents, others, group)
         return [obj, *(pickle.loads(content.numpy().tobytes()) for content in contents)]
 
-    return gather_in_branches(obj, dist.get_rank(group), dist.get_world_size(group), gather_from, FAN)
+    return gather_in_branches(
+        obj, dist.get_rank(group), dist.get_world_size(group), gather_from, FAN
+    )
 
 
-def _pass(operation: Any, tensors: Sequence[torch.Tensor], peers: Sequence[int], group: dist.ProcessGroup) -> None:
+def _pass(
+    operation: Any, tensors: Sequence[torch.Tensor], peers: Sequence[int], group: dist.ProcessGroup
+) -> None:
     """Send or receive, all at once."""
-    for work in [operation(tensor, peer, group) for tensor, peer in zip(tensors, peers, strict=True)]:
+    for work in [
+        operation(tensor, peer, group) for tensor, peer in zip(tensors, peers, strict=True)
+    ]:
         work.wait()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class JointOptimizer(Optimizer):
     """Several optimizers as one: they are unscaled, clipped and stepped together, or not at all.
 
-    For a step of automatic optimization. The optimizers themselves stay those that checkpoints, schedulers and
-    `strategy.optimizers` have; this one has no state.
+    For a step of automatic optimization. The optimizers themselves stay those that checkpoints,
+    schedulers and `strategy.optimizers` have; this one has no state.
 
     Attributes:
         joined: the optimizers, in the order of their steps.

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class MethodRouter(nn.Module):
-    """Stands between a wrapper such as DDP, which acts in its `forward`, and the user's module, whose step has a name.
+    """Stands between a wrapper such as DDP, which acts in its `forward`, and the user's module,
+    whose step has a name.
 
     The user's module is left as it is: a copy of it calls its own methods. Attributes that the
     router doesn't have are the module's.
@@ -27,12 +28,17 @@ class MethodRouter(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method that was routed last; the module itself at first."""
-        module: Any = self._modules["module"]  # of a replica its own, and cheaper than the attribute
+        # of a replica its own, and cheaper than the attribute
+        module: Any = self._modules["module"]
         name, replacement, after = self._route
         if replacement is not None:
             output = replacement(*args, **kwargs)
         else:
-            output = module(*args, **kwargs) if name == "forward" else getattr(module, name)(*args, **kwargs)
+            output = (
+                module(*args, **kwargs)
+                if name == "forward"
+                else getattr(module, name)(*args, **kwargs)
+            )
         if after is not None:
             after()
         return output

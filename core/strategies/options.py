@@ -1,4 +1,6 @@
-"""Options of a strategy's constructor: shown where it hands them on, refused where no constructor names them."""
+"""Options of a strategy's constructor: shown where it hands them on, refused where no constructor
+names them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _CATCH_ALL = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def check_options(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse options that aren't known. `ParallelStrategy` does so for every subclass, with `known_options`.
+    """Refuse options that aren't known. `ParallelStrategy` does so for every subclass, with
+    `known_options`.
 
     Args:
         owner: name of the strategy's class, for the message.
@@ -34,31 +37,52 @@ def check_options(owner: str, given: Iterable[str], known: Collection[str]) -> N
 
 
 def known_options(strategy: type) -> set[str]:
-    """Names of the options of a strategy's class: those in the signatures of its constructor and its bases'."""
-    constructors = [vars(owner)["__init__"] for owner in strategy.__mro__[:-1] if "__init__" in vars(owner)]
-    parameters = [one for each in constructors for one in list(inspect.signature(each).parameters.values())[1:]]
+    """Names of the options of a strategy's class: those in the signatures of its constructor and
+    its bases'.
+    """
+    constructors = [
+        vars(owner)["__init__"] for owner in strategy.__mro__[:-1] if "__init__" in vars(owner)
+    ]
+    parameters = [
+        one
+        for each in constructors
+        for one in list(inspect.signature(each).parameters.values())[1:]
+    ]
     return {one.name for one in parameters if one.kind not in _CATCH_ALL}
 
 
 def with_options_of(
     *sources: Callable[..., object], leave_out: Collection[str] = (), closed: bool = False
 ) -> Callable[[F], F]:
-    """Decorator of a constructor that takes `**options`: adds those of its sources to its signature and docstring.
+    """Decorator of a constructor that takes `**options`: adds those of its sources to its signature
+    and docstring.
 
-    `core describe`, `help` and `known_options` find them there. The constructor is called as it was.
+    `core describe`, `help` and `known_options` find them there. The constructor is called as it
+    was.
 
     Args:
-        sources: what the options are handed to: functions, and classes such as a dataclass, whose `Attributes:` become
-            a part of the docstring.
+        sources: what the options are handed to: functions, and classes such as a dataclass, whose
+            `Attributes:` become a part of the docstring.
         leave_out: parameters of the sources that are no options.
-        closed: there are no others: `**options` goes from the signature, and with it those of the class's bases.
+        closed: there are no others: `**options` goes from the signature, and with it those of the
+            class's bases.
     """
 
     def add(constructor: F) -> F:
         own = inspect.signature(constructor)
-        kept = {name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD}
-        rest = [] if closed else [one for one in own.parameters.values() if one.kind is one.VAR_KEYWORD]
-        found = {name: one for source in sources for name, one in inspect.signature(source).parameters.items()}
+        kept = {
+            name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD
+        }
+        rest = (
+            []
+            if closed
+            else [one for one in own.parameters.values() if one.kind is one.VAR_KEYWORD]
+        )
+        found = {
+            name: one
+            for source in sources
+            for name, one in inspect.signature(source).parameters.items()
+        }
         added = [
             one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, one in found.items()

@@ -36,8 +36,9 @@ _OPERATIONS = {
 class ParallelStrategy(Strategy):
     """One process a device, in one process group of torch.distributed. Meant to be subclassed.
 
-    A subclass overrides `setup_module` to wrap the module, and all else that its wrapper does differently. All
-    collectives work on tensors of any device; gloo, NCCL and every other backend of torch serve.
+    A subclass overrides `setup_module` to wrap the module, and all else that its wrapper does
+    differently. All collectives work on tensors of any device; gloo, NCCL and every other backend
+    of torch serve.
     """
 
     launcher_name: str = "subprocess"
@@ -56,26 +57,34 @@ class ParallelStrategy(Strategy):
 
         Args:
             given: any of `parts` without its name.
-            process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the accelerator.
-            timeout: after which a collective that not all ranks join is an error; None is torch's own for the backend:
-                10 minutes for NCCL, 30 for others. Ranks have ten minutes for the start of the group then.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes. None is the class's `launcher_name`.
-            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
+            process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the
+                accelerator.
+            timeout: after which a collective that not all ranks join is an error; None is torch's
+                own for the backend: 10 minutes for NCCL, 30 for others. Ranks have ten minutes for
+                the start of the group then.
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script
+                again, `"spawn"`, `"fork"` and `"forkserver"` call the function in new processes.
+                None is the class's `launcher_name`.
+            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`,
+                `precision_plugin`.
 
         Raises:
-            ConfigurationError: an option that no constructor of the class and its bases names, an unknown
-                `start_method`, or a `timeout` that is no duration.
+            ConfigurationError: an option that no constructor of the class and its bases names, an
+                unknown `start_method`, or a `timeout` that is no duration.
         """
         check_options(type(self).__name__, parts, known_options(type(self)))
         super().__init__(*given, **parts)
         if start_method is not None:
             if start_method not in self.start_methods:
                 expected = ", ".join(map(repr, self.start_methods))
-                raise ConfigurationError(f"start_method={start_method!r}: expected one of {expected}.")
+                raise ConfigurationError(
+                    f"start_method={start_method!r}: expected one of {expected}."
+                )
             self.launcher_name = start_method
         if timeout is not None and getattr(timeout, "total_seconds", float)() <= 0:
-            raise ConfigurationError(f"timeout={timeout!r}: expected a positive datetime.timedelta, or None.")
+            raise ConfigurationError(
+                f"timeout={timeout!r}: expected a positive datetime.timedelta, or None."
+            )
         self._process_group_backend = process_group_backend
         self._group_timeout = timeout
 
@@ -104,26 +113,32 @@ class ParallelStrategy(Strategy):
         )
 
     def check(self) -> None:
-        """Refuse a device that torch has no backend for, and a backend that this build of torch doesn't have.
+        """Refuse a device that torch has no backend for, and a backend that this build of torch
+        doesn't have.
 
         Raises:
             ConfigurationError: with what fits.
         """
         if any(device.type == "mps" for device in self.parallel_devices):
             raise ConfigurationError(
-                f"{type(self).__name__} can't train on mps: no backend of torch's process groups takes tensors there, "
-                "and such a machine has one GPU. Leave strategy out, or pass accelerator='cpu'."
+                f"{type(self).__name__} can't train on mps: no backend of torch's process groups "
+                "takes tensors there, and such a machine has one GPU. Leave strategy out, or pass "
+                "accelerator='cpu'."
             )
         # A backend may be named for each kind of device, as in "cpu:gloo,cuda:nccl".
         names = [part.rpartition(":")[2] for part in self.process_group_backend.lower().split(",")]
         if absent := [name for name in names if not dist.is_backend_available(name)]:
-            available = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
-            why = " torch's wheels don't have it: it takes a torch that was built from source with MPI." * (
-                absent[0] == "mpi"
+            available = [
+                name for name in dist.Backend.backend_list if dist.is_backend_available(name)
+            ]
+            why = (
+                " torch's wheels don't have it: it takes a torch that was built from source with "
+                "MPI." * (absent[0] == "mpi")
             )
             raise ConfigurationError(
-                f"process_group_backend={self.process_group_backend!r}: this torch {torch.__version__} has no backend "
-                f"{absent[0]!r}; it has {', '.join(map(repr, available))}.{why}"
+                f"process_group_backend={self.process_group_backend!r}: this torch "
+                f"{torch.__version__} has no backend {absent[0]!r}; it has "
+                f"{', '.join(map(repr, available))}.{why}"
             )
 
     @property
@@ -132,7 +147,8 @@ class ParallelStrategy(Strategy):
         return max(1, len(self.parallel_devices))
 
     def setup_distributed(self) -> None:
-        """All ranks; idempotent. Select the device, compare fingerprints, then join the process group.
+        """All ranks; idempotent. Select the device, compare fingerprints, then join the process
+        group.
 
         Raises:
             ConfigurationError: this process is in a group of another size.
@@ -140,7 +156,9 @@ class ParallelStrategy(Strategy):
             FingerprintError: the ranks have resolved to different plugins.
         """
         if self.cluster_environment is None:
-            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks. Pass one.")
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a cluster_environment to know its ranks. Pass one."
+            )
         if process_group.join(
             self.cluster_environment,
             backend=self.process_group_backend,
@@ -178,8 +196,11 @@ class ParallelStrategy(Strategy):
         """Number of this node, from 0."""
         return self.cluster_environment.node_rank() if self.cluster_environment else 0
 
-    def reduce(self, tensor: torch.Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> torch.Tensor:
-        """All ranks. Combine over ranks; see `Strategy.reduce`. The mean of integers is of the default float dtype.
+    def reduce(
+        self, tensor: torch.Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean"
+    ) -> torch.Tensor:
+        """All ranks. Combine over ranks; see `Strategy.reduce`. The mean of integers is of the
+        default float dtype.
 
         Raises:
             ConfigurationError: an unknown `reduce_op`, or a sparse tensor.
@@ -189,8 +210,9 @@ class ParallelStrategy(Strategy):
             return tensor
         if tensor.layout != torch.strided:
             raise ConfigurationError(
-                f"reduce combines dense tensors, and this one has the layout {tensor.layout}. Pass tensor.to_dense(); "
-                "build layers with sparse gradients, such as nn.Embedding, with sparse=False."
+                f"reduce combines dense tensors, and this one has the layout {tensor.layout}. Pass "
+                "tensor.to_dense(); build layers with sparse gradients, such as nn.Embedding, with "
+                "sparse=False."
             )
         averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
@@ -200,12 +222,16 @@ class ParallelStrategy(Strategy):
         summed = tensor.float() if divides and tensor.dtype == torch.float16 else tensor
         # A copy: all_reduce works in place.
         result = self._to_group(summed, copy=True)
-        dist.all_reduce(result, op=dist.ReduceOp.AVG if averages and not divides else operation, group=group)
+        dist.all_reduce(
+            result, op=dist.ReduceOp.AVG if averages and not divides else operation, group=group
+        )
         if divides:
             result /= dist.get_world_size(group)
         return result.to(tensor.device, tensor.dtype)
 
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+    def all_gather(
+        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+    ) -> torch.Tensor:
         """All ranks. Stack over ranks; see `Strategy.all_gather`."""
         if not self._is_connected():
             return tensor
@@ -215,12 +241,17 @@ class ParallelStrategy(Strategy):
         return stacked.to(tensor.device)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the rank's own device."""
+        """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the
+        rank's own device.
+        """
         if not self._is_connected():
             return obj
-        # Objects travel as tensors of bytes. A plain tensor has its bytes already, and is announced as an empty one.
+        # Objects travel as tensors of bytes. A plain tensor has its bytes already, and is announced
+        # as an empty one.
         device = self._group_device
-        is_plain = type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
+        is_plain = (
+            type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
+        )
         # A pickled tensor would come back on the sender's device.
         sent = obj.cpu() if isinstance(obj, torch.Tensor) and not is_plain else obj
         box = [(True, (obj.shape, obj.dtype)) if is_plain else (False, sent)]
@@ -231,7 +262,9 @@ class ParallelStrategy(Strategy):
         shape, dtype = content
         sends = self.global_rank == src
         elements = (
-            obj.to(device).resolve_conj().resolve_neg() if sends else torch.empty(shape, dtype=dtype, device=device)
+            obj.to(device).resolve_conj().resolve_neg()
+            if sends
+            else torch.empty(shape, dtype=dtype, device=device)
         )
         elements = elements.contiguous()
         if elements.numel():  # as bytes: gloo doesn't know every dtype
@@ -239,13 +272,17 @@ class ParallelStrategy(Strategy):
         return (obj if sends else elements).to(self.root_device)
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
+        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None
+        elsewhere.
+        """
         if not self._is_connected():
             return [obj]
         return gather_objects(obj, dst)
 
     def barrier(self, name: str | None = None) -> None:
-        """All ranks. Wait until all are here; with gloo, the ranks that don't come in time are named."""
+        """All ranks. Wait until all are here; with gloo, the ranks that don't come in time are
+        named.
+        """
         if not self._is_connected():
             return
         # Only gloo has a barrier that knows who is missing.
@@ -258,8 +295,11 @@ class ParallelStrategy(Strategy):
             dist.barrier()
 
     def absent_ranks(self, point: str) -> list[int]:
-        """Any ranks. Those that don't come to a point within a part of `timeout`; see `Strategy.absent_ranks`."""
-        # One minute of torch's half an hour: long before a collective that waits for the same ranks ends the process.
+        """Any ranks. Those that don't come to a point within a part of `timeout`; see
+        `Strategy.absent_ranks`.
+        """
+        # One minute of torch's half an hour: long before a collective that waits for the same ranks
+        # ends the process.
         patience = max(self._timeout / 30, min(self._timeout / 3, _PATIENCE))
         return barriers_of_group().absent_at(point, patience) if self._is_connected() else []
 
@@ -282,7 +322,8 @@ class ParallelStrategy(Strategy):
         self.leave_group()
 
     def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, if it was made here. A strategy whose modules need it may stay.
+        """All ranks; idempotent. Leave the group, if it was made here. A strategy whose modules
+        need it may stay.
 
         Happens at exit too: the strategy that made the group lives until it has left it.
         """
@@ -298,7 +339,8 @@ class ParallelStrategy(Strategy):
     def _group_device(self) -> torch.device:
         """The device from which objects, and tensors of other devices, go through the group.
 
-        That of this rank; the CPU where the backend can't send from there, and with gloo, which copies there anyway.
+        That of this rank; the CPU where the backend can't send from there, and with gloo, which
+        copies there anyway.
         """
         sends = dist.get_backend() != "gloo" and self._sends_from(self.root_device)
         return self.root_device if sends else torch.device("cpu")
@@ -318,5 +360,7 @@ class ParallelStrategy(Strategy):
         if not isinstance(reduce_op, str):
             return reduce_op
         if (operation := _OPERATIONS.get(reduce_op.lower())) is None:
-            raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}.")
+            raise ConfigurationError(
+                f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}."
+            )
         return operation

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
 from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import _abort_process_group  # its docstring calls it experimental
+
+# its docstring calls it experimental
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from core.contract import ConfigurationError
 from core.display.warnings_once import share_warnings
@@ -33,14 +35,16 @@ if TYPE_CHECKING:
 
 _stores: dict[tuple[str, int, int], Store] = {}
 
-# A forked copy, such as a loader's worker, must not collect what is left of stores and groups: their threads aren't in
-# it, and to free them would wait for those that have been given the same places since (torch 2.13).
+# A forked copy, such as a loader's worker, must not collect what is left of stores and groups:
+# their threads aren't in it, and to free them would wait for those that have been given the same
+# places since (torch 2.13).
 os.register_at_fork(after_in_child=gc.freeze)
 
-# A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's lock for it. If the
-# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If
-# the group is freed in that moment, as by the last reference to a DDP module, that waits for the thread with the lock
-# held, and the process hangs (one of thirty).
+# A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's
+# lock for it. If the interpreter ends in that moment, the process aborts (`std::terminate`, seen
+# with torch 2.13 in one of five runs). If the group is freed in that moment, as by the last
+# reference to a DDP module, that waits for the thread with the lock held, and the process hangs
+# (one of thirty).
 _GRACE_S = 0.05
 
 
@@ -59,8 +63,9 @@ def join(
         environment: that knows the ranks.
         backend: of torch.
         device: of this rank.
-        select_device: makes it the current one. Called before any rank connects to another, and where the others can
-            tell that this one has left: a device that can't be used is this rank's error, and not one of NCCL's on all.
+        select_device: makes it the current one. Called before any rank connects to another, and
+            where the others can tell that this one has left: a device that can't be used is this
+            rank's error, and not one of NCCL's on all.
         timeout: None is torch's own for the backend.
         fingerprint: of this rank.
 
@@ -76,8 +81,9 @@ def join(
     if dist.is_initialized():
         if dist.get_world_size() != world_size:
             raise ConfigurationError(
-                f"This process is in a group of {dist.get_world_size()} already, and {world_size} were asked for. "
-                "The workers of a script stay until it ends: ask for the same number, or use another script."
+                f"This process is in a group of {dist.get_world_size()} already, and {world_size} "
+                "were asked for. The workers of a script stay until it ends: ask for the same "
+                "number, or use another script."
             )
         return False
     patience = timeout if timeout is not None else default_pg_timeout
@@ -90,23 +96,31 @@ def join(
     device_id = device if device.type == "cuda" else None
     hook = sys.excepthook
     dist.init_process_group(
-        backend, store=rendezvous.store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
+        backend,
+        store=rendezvous.store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        device_id=device_id,
     )
     if backend == "gloo":
-        # It comes back while other ranks still connect. One that left soon would close connections under their hands.
+        # It comes back while other ranks still connect. One that left soon would close connections
+        # under their hands.
         dist.barrier()
     atexit.unregister(_await_others)  # once, however many groups a script makes
     atexit.register(_await_others)
     if world_size > 1:
         share_warnings(rank, lambda text: shared.add(text, 1) == 1)
-    sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
+    # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
+    sys.excepthook = hook
     return True
 
 
 def leave() -> None:
     """All ranks; idempotent. Leave the group; the store stays for the next one of this script.
 
-    With an exception under way, nothing that was begun is waited for: the other ranks may never come to it.
+    With an exception under way, nothing that was begun is waited for: the other ranks may never
+    come to it.
     """
     if dist.is_initialized():
         _await_others()
@@ -122,22 +136,28 @@ def leave() -> None:
 def _is_failing() -> bool:
     """True if an exception is under way, or has ended the program."""
     is_at_exit = not threading.main_thread().is_alive()
-    return sys.exc_info()[0] is not None or (is_at_exit and getattr(sys, "last_value", None) is not None)
+    return sys.exc_info()[0] is not None or (
+        is_at_exit and getattr(sys, "last_value", None) is not None
+    )
 
 
 def _await_others() -> None:
     time.sleep(_GRACE_S)
 
 
-def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> Store:
-    # One store a process and meeting point: a new server on the same port would race with clients of the old one.
+def _shared_store(
+    environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta
+) -> Store:
+    # One store a process and meeting point: a new server on the same port would race with clients
+    # of the old one.
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
         from core.strategies.rendezvous.connections import connect, serve  # once a process
 
         hosts = rank == 0 and not environment.store_is_hosted
         place = environment.main_address, environment.main_port
-        # The server doesn't wait for the ranks: the rendezvous does, and names those that don't come.
+        # The server doesn't wait for the ranks: the rendezvous does, and names those that don't
+        # come.
         store = serve(*place, timeout) if hosts else connect(*place, rank, timeout)
         # What others have started they may start again, one node more often than another.
         starts_again = environment.creates_processes

@@ -25,8 +25,11 @@ _MOST_SHOWN = 8
 _HALF = 1 << 31
 
 
-def refuse_unlike_modules(strategy: Strategy, module: nn.Module, ignored: Sequence[str] = ()) -> None:
-    """All ranks. Compare names, shapes and formats of parameters and buffers, in their order, and what is frozen.
+def refuse_unlike_modules(
+    strategy: Strategy, module: nn.Module, ignored: Sequence[str] = ()
+) -> None:
+    """All ranks. Compare names, shapes and formats of parameters and buffers, in their order, and
+    what is frozen.
 
     Costs one `reduce` of four numbers. Only where ranks differ, rank 0 gathers what each has.
 
@@ -43,8 +46,11 @@ def refuse_unlike_modules(strategy: Strategy, module: nn.Module, ignored: Sequen
     rows = [row for row in _rows(module) if row[0] not in ignored]
     digest = hashlib.blake2b(repr(rows).encode(), digest_size=8).digest()
     halves = [int.from_bytes(half, "big") - _HALF for half in (digest[:4], digest[4:])]
-    # The largest of each half, and of the negative ones that of the smallest: equal if all ranks have the same.
-    highest = strategy.reduce(torch.tensor([*halves, *(-half for half in halves)]), reduce_op="max").tolist()
+    # The largest of each half, and of the negative ones that of the smallest: equal if all ranks
+    # have the same.
+    highest = strategy.reduce(
+        torch.tensor([*halves, *(-half for half in halves)]), reduce_op="max"
+    ).tolist()
     if highest[:2] != [-half for half in highest[2:]]:
         gathered = strategy.gather_objects(rows)
         raise ModuleError(strategy.broadcast(gathered and describe_difference(gathered)))
@@ -64,13 +70,17 @@ def describe_difference(rows_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> s
         for rank, rows in enumerate(forms):
             ranks[rows.get(name, "missing")].append(rank)
         if len(ranks) > 1:
-            lines.append(f"  {name!r}: " + "; ".join(f"{form} on {_ranks(own)}" for form, own in ranks.items()))
+            lines.append(
+                f"  {name!r}: "
+                + "; ".join(f"{form} on {_ranks(own)}" for form, own in ranks.items())
+            )
     if not lines:
         lines = _another_order(rows_of_ranks)
     more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     return (
-        "The ranks have built different modules, whose collectives would mix what doesn't belong together, or fail. "
-        "Build and freeze by what all ranks know alike.\n" + "\n".join(lines[:_MOST_SHOWN] + more)
+        "The ranks have built different modules, whose collectives would mix what doesn't belong "
+        "together, or fail. Build and freeze by what all ranks know "
+        "alike.\n" + "\n".join(lines[:_MOST_SHOWN] + more)
     )
 
 
@@ -79,7 +89,10 @@ def _another_order(rows_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> list[s
     for rank, rows in enumerate(rows_of_ranks):
         orders[tuple(name for name, _ in rows)].append(rank)
     place = next(place for place, names in enumerate(zip_longest(*orders)) if len(set(names)) > 1)
-    return [f"  tensor {place} is {names[place]!r} on {_ranks(ranks)}" for names, ranks in orders.items()]
+    return [
+        f"  tensor {place} is {names[place]!r} on {_ranks(ranks)}"
+        for names, ranks in orders.items()
+    ]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -99,7 +112,8 @@ def _form(tensor: Tensor) -> str:
 
 
 def refuse_sparse_layers(strategy: Strategy, module: nn.Module) -> None:
-    """Refuse a module of which a layer gives sparse gradients. For `setup_module`, before anything is moved.
+    """Refuse a module of which a layer gives sparse gradients. For `setup_module`, before anything
+    is moved.
 
     Raises:
         ModuleError: the layer, and what to write.
@@ -107,14 +121,18 @@ def refuse_sparse_layers(strategy: Strategy, module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise ModuleError(
-                f"{name!r} of {type(module).__name__} gives sparse gradients, and {type(strategy).__name__} takes "
-                "dense ones. Build it with sparse=False."
+                f"{name!r} of {type(module).__name__} gives sparse gradients, and "
+                f"{type(strategy).__name__} takes dense ones. Build it with sparse=False."
             )
 
 
 def needs_whole_matrices(optimizer: Optimizer) -> bool:
-    """True if an optimizer's step is wrong where it sees a part of a matrix: torch's Muon, and what is made of it.
+    """True if an optimizer's step is wrong where it sees a part of a matrix: torch's Muon, and what
+    is made of it.
 
     Another class says so by an attribute `needs_whole_matrices = True`.
     """
-    return isinstance(optimizer, torch.optim.Muon) or getattr(optimizer, "needs_whole_matrices", False) is True
+    return (
+        isinstance(optimizer, torch.optim.Muon)
+        or getattr(optimizer, "needs_whole_matrices", False) is True
+    )

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class SingleDeviceStrategy(Strategy):
-    """Trains on one device, without communication. Meant to be used, and to be subclassed for a device of your own."""
+    """Trains on one device, without communication. Meant to be used, and to be subclassed for a
+    device of your own.
+    """
 
     def __init__(self, device: torch.device | str | None = None, **parts: Any) -> None:
         """Choose the device, or leave it to the accelerator.
@@ -30,7 +32,8 @@ class SingleDeviceStrategy(Strategy):
         """
         if len(self.parallel_devices) > 1 or self.num_nodes > 1:
             raise ConfigurationError(
-                f"{type(self).__name__} trains on 1 device, and devices={len(self.parallel_devices)} with "
-                f"num_nodes={self.num_nodes} were asked for. Use devices=1, or a strategy for several devices "
-                "(see `core list-strategies`)."
+                f"{type(self).__name__} trains on 1 device, and "
+                f"devices={len(self.parallel_devices)} with num_nodes={self.num_nodes} were asked "
+                "for. Use devices=1, or a strategy for several devices (see `core "
+                "list-strategies`)."
             )

@@ -22,7 +22,8 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """A model's units, of which there may be none. The same on all ranks that have built the same model.
+    """A model's units, of which there may be none. The same on all ranks that have built the same
+    model.
 
     Attributes:
         named: the modules, by their names in the model, in its order.
@@ -42,43 +43,65 @@ class Units:
 
     @property
     def summary(self) -> str:
-        """The units alone, such as `12 x Block (transformer.h.0 ... 11)`; `none` if there are none."""
+        """The units alone, such as `12 x Block (transformer.h.0 ... 11)`; `none` if there are
+        none.
+        """
         kinds: dict[str, list[str]] = {}
         for name, module in self.named.items():
             kinds.setdefault(class_name(module), []).append(name)
-        parts = [f"{len(names)} x {kind} ({', '.join(_cut(_spans(names)))})" for kind, names in kinds.items()]
+        parts = [
+            f"{len(names)} x {kind} ({', '.join(_cut(_spans(names)))})"
+            for kind, names in kinds.items()
+        ]
         return ", ".join(_cut(parts)) or "none"
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of a module's class as its author knows it: torch may have put a class of its own, made of it, there."""
+    """The name of a module's class as its author knows it: torch may have put a class of its own,
+    made of it, there.
+    """
     made, *bases = type(module).__mro__
-    is_made = made.__module__.startswith("torch.") and not hasattr(sys.modules.get(made.__module__), made.__name__)
-    return next((base.__name__ for base in bases if is_made and made.__name__.endswith(base.__name__)), made.__name__)
+    is_made = made.__module__.startswith("torch.") and not hasattr(
+        sys.modules.get(made.__module__), made.__name__
+    )
+    return next(
+        (base.__name__ for base in bases if is_made and made.__name__.endswith(base.__name__)),
+        made.__name__,
+    )
 
 
 def find_units(
-    module: nn.Module, listed: Iterable[type[nn.Module] | str] | None = None, *, asked_by: str | None = None
+    module: nn.Module,
+    listed: Iterable[type[nn.Module] | str] | None = None,
+    *,
+    asked_by: str | None = None,
 ) -> Units:
     """Find a model's units. Parameters may be on meta, in shards, or lazy.
 
-    They are the modules whose class is named in `_no_split_modules`, where the model or a part of it has that
-    attribute. Otherwise they are the children of its largest `ModuleList` or `Sequential` of one class, and of further
-    ones of that class or of nearly that size, such as an encoder's beside a decoder's.
+    They are the modules whose class is named in `_no_split_modules`, where the model or a part of
+    it has that attribute. Otherwise they are the children of its largest `ModuleList` or
+    `Sequential` of one class, and of further ones of that class or of nearly that size, such as an
+    encoder's beside a decoder's.
 
     Args:
         module: the model, which is never its own unit.
         listed: layer classes, names of classes, or names of modules, where the user says which.
-        asked_by: the option that needs some, as in `compile={'region': 'units'}`; None if there may be none.
+        asked_by: the option that needs some, as in `compile={'region': 'units'}`; None if there may
+            be none.
 
     Raises:
-        ConfigurationError: something that is listed isn't in the model; or there are none, and an option asks for some.
+        ConfigurationError: something that is listed isn't in the model; or there are none, and an
+            option asks for some.
     """
-    found = _named_by_user(module, listed) if listed is not None else _not_split(module) or _in_lists(module)
+    found = (
+        _named_by_user(module, listed)
+        if listed is not None
+        else _not_split(module) or _in_lists(module)
+    )
     if asked_by is not None and not found:
         raise ConfigurationError(
-            f"{asked_by} means the repeated blocks of the model, and {found.reason}. Give a list instead: layer "
-            "classes, or names of classes or modules."
+            f"{asked_by} means the repeated blocks of the model, and {found.reason}. Give a list "
+            "instead: layer classes, or names of classes or modules."
         )
     return found
 
@@ -105,7 +128,10 @@ def _not_there(root: nn.Module, item: Any, parts: Mapping[str, nn.Module]) -> st
     hint = did_you_mean(name, [*kinds, *parts])
     held = ", ".join(_cut(kinds)) or "nothing"
     owner = type(root).__name__
-    return f"{name!r} is listed as a unit, and no part of {owner} is or has that name.{hint} It holds {held}."
+    return (
+        f"{name!r} is listed as a unit, and no part of {owner} is or has that name.{hint} It "
+        f"holds {held}."
+    )
 
 
 def _not_split(root: nn.Module) -> Units:
@@ -141,29 +167,44 @@ def _in_lists(root: nn.Module) -> Units:
     named = list(root.named_modules())
     lists = {name: part for name, part in named if isinstance(part, _LISTS) and _repeats(part)}
     if not lists:  # a deep model may have been made with one layer
-        lists = {name: part for name, part in named if isinstance(part, nn.ModuleList) and _repeats(part, least=1)}
+        lists = {
+            name: part
+            for name, part in named
+            if isinstance(part, nn.ModuleList) and _repeats(part, least=1)
+        }
     sizes = {name: _num_elements(part) for name, part in lists.items()}
     if not any(sizes.values()):  # lazy, or with nothing on this rank for now
         sizes = {name: len(list(part.parameters())) for name, part in lists.items()}
     lists = {name: part for name, part in lists.items() if sizes[name]}
     if not lists:
-        return Units({}, f"{type(root).__name__} has no ModuleList or Sequential of several layers of one class")
+        return Units(
+            {},
+            f"{type(root).__name__} has no ModuleList or Sequential of several layers of one class",
+        )
     # Of lists of one size, and of one within another, the outer: it is registered first.
     largest = max(lists, key=lambda name: sizes[name])
     chosen: list[str] = []
     for name, part in lists.items():
-        counts = _kind(part) is _kind(lists[largest]) or sizes[name] >= _LEAST_SHARE * sizes[largest]
+        counts = (
+            _kind(part) is _kind(lists[largest]) or sizes[name] >= _LEAST_SHARE * sizes[largest]
+        )
         if counts and not any(not other or name.startswith(f"{other}.") for other in chosen):
             chosen.append(name)
     found = {
-        f"{name}.{child}".removeprefix("."): part for name in chosen for child, part in lists[name].named_children()
+        f"{name}.{child}".removeprefix("."): part
+        for name in chosen
+        for child, part in lists[name].named_children()
     }
     kind = "Sequential" if isinstance(lists[largest], nn.Sequential) else "ModuleList"
-    return Units(found, f"from its largest {kind}" + (f", and {len(chosen) - 1} more" if chosen[1:] else ""))
+    return Units(
+        found, f"from its largest {kind}" + (f", and {len(chosen) - 1} more" if chosen[1:] else "")
+    )
 
 
 def _repeats(part: nn.Module, least: int = 2) -> bool:
-    """True for so many callable layers of one class. Of a list of such lists, the inner ones repeat."""
+    """True for so many callable layers of one class. Of a list of such lists, the inner ones
+    repeat.
+    """
     children = list(part.children())
     return (
         len(children) >= least
@@ -178,7 +219,9 @@ def _kind(part: nn.Module) -> type[nn.Module]:
 
 
 def _num_elements(part: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in part.parameters() if not isinstance(parameter, _LAZY))
+    return sum(
+        parameter.numel() for parameter in part.parameters() if not isinstance(parameter, _LAZY)
+    )
 
 
 def _spans(names: Iterable[str]) -> list[str]:
@@ -196,4 +239,8 @@ def _spans_in(parent: str, lasts: list[str]) -> list[str]:
 
 
 def _cut(texts: list[str]) -> list[str]:
-    return texts if len(texts) <= _MOST_NAMED else [*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more"]
+    return (
+        texts
+        if len(texts) <= _MOST_NAMED
+        else [*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more"]
+    )

@@ -1,4 +1,6 @@
-"""Parameters without a gradient, for wrappers that don't know it: frozen ones, and those that a loss leaves out."""
+"""Parameters without a gradient, for wrappers that don't know it: frozen ones, and those that a
+loss leaves out.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class FrozenParameters:
-    """Makes it an error that a parameter gets gradients which was frozen when it was set up; costs nothing a step.
+    """Makes it an error that a parameter gets gradients which was frozen when it was set up; costs
+    nothing a step.
 
-    For a strategy whose wrapper or engine looks at `requires_grad` once. Such a gradient would stay on its rank, and
-    the ranks' weights would drift apart without a word.
+    For a strategy whose wrapper or engine looks at `requires_grad` once. Such a gradient would stay
+    on its rank, and the ranks' weights would drift apart without a word.
 
     Args:
         why: what becomes of such gradients, and what to do instead: the end of the error's message.
@@ -44,7 +47,11 @@ class FrozenParameters:
 
     def unfrozen(self) -> dict[Tensor, str]:
         """The parameters that require gradients by now, with their names."""
-        return {parameter: name for parameter, (name, _) in self._known.items() if parameter.requires_grad}
+        return {
+            parameter: name
+            for parameter, (name, _) in self._known.items()
+            if parameter.requires_grad
+        }
 
     def forget(self) -> None:
         """Stop watching. Idempotent."""
@@ -53,7 +60,9 @@ class FrozenParameters:
         self._known = {}
 
     def _refusal(self, name: str) -> Callable[[Tensor], None]:
-        message = f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
+        message = (
+            f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
+        )
 
         def refuse(parameter: Tensor) -> None:
             raise ConfigurationError(message)
@@ -62,7 +71,9 @@ class FrozenParameters:
 
 
 def _on_gradient(parameter: Tensor, refuse: Callable[[Tensor], None]) -> Any:
-    """A hook for the first gradient of a frozen parameter; torch takes hooks of those that aren't frozen only."""
+    """A hook for the first gradient of a frozen parameter; torch takes hooks of those that aren't
+    frozen only.
+    """
     parameter.requires_grad_(True)
     try:
         return parameter.register_post_accumulate_grad_hook(refuse)
@@ -74,10 +85,12 @@ _MOST_NAMED = 8
 
 
 class LeftOutParameters:
-    """Makes it an error that names the rank where a loss leaves out parameters which it depends on elsewhere.
+    """Makes it an error that names the rank where a loss leaves out parameters which it depends on
+    elsewhere.
 
-    For a strategy whose exchange would meet another one's data then. A rank whose loss uses all pays nothing; one that
-    leaves some out waits for the others to say the same, once for each set of them.
+    For a strategy whose exchange would meet another one's data then. A rank whose loss uses all
+    pays nothing; one that leaves some out waits for the others to say the same, once for each set
+    of them.
 
     Args:
         strategy: finds the ranks that don't come to where this rank waits.
@@ -96,7 +109,8 @@ class LeftOutParameters:
         left_out = tuple(names)
         if not left_out or left_out in self._agreed:
             return
-        # The digest is the point's name: ranks that leave out other parameters come to another point.
+        # The digest is the point's name: ranks that leave out other parameters come to another
+        # point.
         digest = hashlib.sha256("\n".join(left_out).encode()).hexdigest()
         if others := self._strategy.absent_ranks(f"left out {digest}"):
             raise ModuleError(self._missed_by(others, left_out))
@@ -109,9 +123,11 @@ class LeftOutParameters:
     def _missed_by(self, others: list[int], names: tuple[str, ...]) -> str:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         return (
-            f"The loss does not depend on {', '.join(map(repr, names[:_MOST_NAMED]))}{more} on rank "
-            f"{self._strategy.global_rank}, and on {', '.join(f'rank {other}' for other in others)} it does, or leaves "
-            f"out others: {type(self._strategy).__name__} exchanges gradients of the same parameters on all ranks. Let "
-            "the loss depend on the same ones everywhere, by `loss + 0 * layer(inputs).sum()` for a layer that is left "
-            "out. (A rank that comes later by a thirtieth of the strategy's timeout= counts as one that uses them.)"
+            f"The loss does not depend on {', '.join(map(repr, names[:_MOST_NAMED]))}{more} on "
+            f"rank {self._strategy.global_rank}, and on "
+            f"{', '.join(f'rank {other}' for other in others)} it does, or leaves out others: "
+            f"{type(self._strategy).__name__} exchanges gradients of the same parameters on all "
+            "ranks. Let the loss depend on the same ones everywhere, by `loss + 0 * "
+            "layer(inputs).sum()` for a layer that is left out. (A rank that comes later by a "
+            "thirtieth of the strategy's timeout= counts as one that uses them.)"
         )

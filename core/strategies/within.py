@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def set_within(owner: object, name: str, value: object) -> Iterator[None]:
     """A context in which an attribute has this value, and the one that it had before afterwards.
 
-    For a `no_backward_sync` that `backward` asks: `return set_within(self, "_stays_local", enabled)`.
+    For a `no_backward_sync` that `backward` asks:
+    `return set_within(self, "_stays_local", enabled)`.
     """
     before = getattr(owner, name)
     setattr(owner, name, value)

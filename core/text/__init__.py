@@ -1,4 +1,6 @@
-"""Text that comes from others: made fit for a terminal, compared with what it may have meant, read within bounds."""
+"""Text that comes from others: made fit for a terminal, compared with what it may have meant, read
+within bounds.
+"""
 
 from core.text.plain_file import NotAFileError, open_file, read_file
 from core.text.printable import printable

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def filesystem_of(path: PathLike) -> tuple[Any, str]:
     """The fsspec file system that a path or URL leads to, and the name there.
 
-    `file://` takes `%20` for a space, as `Path.as_uri` writes it; fsspec alone would take it as it stands.
+    `file://` takes `%20` for a space, as `Path.as_uri` writes it; fsspec alone would take it as it
+    stands.
     """
     import fsspec
 

@@ -1,4 +1,6 @@
-"""Reading what others have written: another thing in the place of a file is refused at once, and so is too much."""
+"""Reading what others have written: another thing in the place of a file is refused at once, and so
+is too much.
+"""
 
 from __future__ import annotations
 
@@ -38,5 +40,7 @@ def read_file(path: PathLike, max_bytes: int) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise NotAFileError(f"{os.fspath(path)!r} has {size:,} bytes, where at most {max_bytes:,} were expected")
+            raise NotAFileError(
+                f"{os.fspath(path)!r} has {size:,} bytes, where at most {max_bytes:,} were expected"
+            )
         return file.read()

@@ -18,28 +18,37 @@ R = TypeVar("R")
 
 
 class Profiler(abc.ABC):
-    """Measures named actions of a run. Meant to be subclassed: `start`, `stop` and `summary` are all that is needed.
+    """Measures named actions of a run. Meant to be subclassed: `start`, `stop` and `summary` are
+    all that is needed.
 
-    A trainer without a profiler has none of this in its steps. One with a profiler wraps its parts and all hooks once,
+    A trainer without a profiler has none of this in its steps. One with a profiler wraps its parts
+    and all hooks once,
     when a stage begins:
 
     1. `setup(stage, ...)`, all ranks: measuring begins anew.
-    2. `wrap(action, function)`, all ranks: for the trainer's own actions (`setup_strategy`, `fetch_batch`,
-       `transfer_batch`, `run_training_step`, in it `training_step`, `backward` and `optimizer_step`; `validation_step`,
-       `save_checkpoint`, `log_metrics`) and for hooks (`EarlyStopping.on_train_batch_end`).
-    3. `start(action)` and `stop(action)` around each call. Actions nest; they begin and end in one thread.
+    2. `wrap(action, function)`, all ranks: for the trainer's own actions (`setup_strategy`,
+       `fetch_batch`, `transfer_batch`, `run_training_step`, in it `training_step`, `backward` and
+       `optimizer_step`; `validation_step`, `save_checkpoint`, `log_metrics`) and for hooks
+       (`EarlyStopping.on_train_batch_end`).
+    3. `start(action)` and `stop(action)` around each call. Actions nest; they begin and end in one
+       thread.
     4. `step()` after each batch with its hooks.
-    5. `teardown()`, all ranks, also after an exception: the report is written; rank 0 prints `describe()`.
+    5. `teardown()`, all ranks, also after an exception: the report is written; rank 0 prints
+       `describe()`.
 
     Args:
-        dirpath: folder of the reports; by default the folder of the run's logger, or else `default_root_dir`.
-        filename: begins their names: `fit-profile.txt`; other ranks add theirs: `fit-profile-rank1.txt`.
+        dirpath: folder of the reports; by default the folder of the run's logger, or else
+            `default_root_dir`.
+        filename: begins their names: `fit-profile.txt`; other ranks add theirs:
+            `fit-profile-rank1.txt`.
     """
 
     stage: str = ""
     rank: int = 0
 
-    def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile") -> None:
+    def __init__(
+        self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile"
+    ) -> None:
         self.dirpath = None if dirpath is None else Path(dirpath).expanduser()
         self.filename = filename
         self._folder = Path()
@@ -85,7 +94,9 @@ class Profiler(abc.ABC):
 
     @contextmanager
     def profile(self, action: str) -> Iterator[None]:
-        """Measure a part of your own: `with trainer.profile("augment"):`, which works without a profiler too."""
+        """Measure a part of your own: `with trainer.profile("augment"):`, which works without a
+        profiler too.
+        """
         self.start(action)
         try:
             yield

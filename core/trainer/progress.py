@@ -18,10 +18,13 @@ class Progress:
         total_batches: batches of all epochs that were consumed on this rank.
         epoch_is_trained: the running epoch's batches are all consumed, a validation may follow.
         epoch_is_ending: the first hooks of the epoch's end are running, which is no time to save.
-        epoch_is_over: the last hooks of the epoch are running; what is saved now goes on with the next one.
+        epoch_is_over: the last hooks of the epoch are running; what is saved now goes on with the
+            next one.
         window_start: the batch with which the running accumulation window begins.
-        is_recut: the running epoch goes on with other ranks, or batches of another size, than it began with.
-        validated_batch: the batch after which the newest validation of the running epoch was made, -1 for none.
+        is_recut: the running epoch goes on with other ranks, or batches of another size, than it
+            began with.
+        validated_batch: the batch after which the newest validation of the running epoch was made,
+            -1 for none.
     """
 
     epoch: int = 0
@@ -76,7 +79,9 @@ class Progress:
         self.is_recut = is_recut
 
     def state_dict(self) -> dict[str, Any]:
-        """The position from which a run that loads this goes on, and whether an epoch's last hooks were running."""
+        """The position from which a run that loads this goes on, and whether an epoch's last hooks
+        were running.
+        """
         return {
             "epoch": self.epoch + self.epoch_is_over,
             "epoch_is_over": self.epoch_is_over,

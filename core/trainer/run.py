@@ -56,7 +56,8 @@ class Position:
 
 @dataclass(frozen=True)
 class FinishedFit:
-    """The state of a successful fit that a later checkpoint needs. It occupies memory until the next stage.
+    """The state of a successful fit that a later checkpoint needs. It occupies memory until the
+    next stage.
 
     Attributes:
         optimizers: in the order of `configure_optimizers`.
@@ -73,34 +74,41 @@ class FinishedFit:
 
 @dataclass(eq=False, kw_only=True)
 class Run:
-    """One stage of one Trainer, from the user's call to its end. Loops, state and searches work on it.
+    """One stage of one Trainer, from the user's call to its end. Loops, state and searches work on
+    it.
 
-    The Trainer makes one for each stage by `dataclasses.replace` of the one before: what is passed here goes on from
-    stage to stage, all else begins anew. The first one has no stage, and holds the Trainer's arguments.
+    The Trainer makes one for each stage by `dataclasses.replace` of the one before: what is passed
+    here goes on from stage to stage, all else begins anew. The first one has no stage, and holds
+    the Trainer's arguments.
 
     Attributes:
         fabric: joins the ranks, wraps optimizers, prints.
         options: of the Trainer.
         callbacks: of this stage, those of the module too.
-        observers: callbacks that a subclass of Trainer needs for itself. They are called before `callbacks`, and keep
-            no state.
-        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, after a validation if one asked for the stop.
-        asks_beyond_length: a training loader that has given all of its batches is asked once more, as by a `for` loop.
+        observers: callbacks that a subclass of Trainer needs for itself. They are called before
+            `callbacks`, and keep no state.
+        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, after a validation if one
+            asked for the stop.
+        asks_beyond_length: a training loader that has given all of its batches is asked once more,
+            as by a `for` loop.
         steps_schedulers: the training loop steps learning-rate schedulers; else an observer does.
-        outputs_of: what `on_train_batch_end` gets, from the output of `training_step` and the loss; None is core's way.
+        outputs_of: what `on_train_batch_end` gets, from the output of `training_step` and the loss;
+            None is core's way.
         loggers: all of them, whichever rank this is.
         profiler: or none.
         default_root_dir: where checkpoints and logs go.
         fast_dev_run: batches of each stage in a quick run; 0 if it is none.
         progress: counts on from one `fit` to the next.
         logged: the newest values of everything that was logged.
-        accumulate_grad_batches: batches of an accumulation window; callbacks may change it between epochs.
+        accumulate_grad_batches: batches of an accumulation window; callbacks may change it between
+            epochs.
         trainer: the object that hooks and the strategy get, from the first stage on.
         stage: None before the first one.
         module: the user's own; an empty one before the first stage.
         datamodule: or none.
         loaders: of this stage; none before the first one.
-        ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
+        ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it
+            stands for.
         resume: the parts of it with which `fit` goes on; None for all.
         counts_on: `fit` trains the module of the stage before on, from that one's counters.
         is_asked_to_stop: what `Trainer.should_stop` shows.
@@ -115,19 +123,25 @@ class Run:
         events: the listeners of hooks, from the beginning of the stage in the worker on.
         signals: answers Ctrl-C and its like.
         wake: is called when a stop is asked for while the training loop runs.
-        window_of: the accumulation window of an epoch, by its number, where a callback schedules it.
+        window_of: the accumulation window of an epoch, by its number, where a callback schedules
+            it.
         is_running: True from the group's beginning to its end.
         sanity_checking: True while the sanity check runs.
         running_step: how one batch is trained, while `fit` runs.
         began: when the stage was called.
         stop_reason: of whoever asked on this rank, a sentence; empty if it gave none.
-        saves: the optimizer steps of checkpoints that a run can go on from, by path, the newest last.
-        pending_saves: (path, weights_only, the user's line) of checkpoints that wait for the end of the window.
+        saves: the optimizer steps of checkpoints that a run can go on from, by path, the newest
+            last.
+        pending_saves: (path, weights_only, the user's line) of checkpoints that wait for the end of
+            the window.
         restored_random_state: to put back before the first batch.
-        random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
-        settings: what the program says of rates, formats and the like; of those that were restored, the checkpoint's.
+        random_state_at_opening: before the training loader was opened, if a resumed run has to open
+            it alike.
+        settings: what the program says of rates, formats and the like; of those that were restored,
+            the checkpoint's.
         finished_fit: what a later save needs, once `fit` has ended well.
-        described_frozen: the values that `save_only="trainable"` leaves out, and versions of them; None before a save.
+        described_frozen: the values that `save_only="trainable"` leaves out, and versions of them;
+            None before a save.
     """
 
     fabric: Fabric
@@ -173,13 +187,17 @@ class Run:
     random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
     settings: dict[str, object] = field(init=False, default_factory=dict)
     finished_fit: FinishedFit | None = field(init=False, default=None)
-    described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = field(init=False, default=None)
+    described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = field(
+        init=False, default=None
+    )
     _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
-        self.publisher = LoggerPublisher(self.logged, self.progress, self.loggers, self.strategy, self.profiler)
+        self.publisher = LoggerPublisher(
+            self.logged, self.progress, self.loggers, self.strategy, self.profiler
+        )
 
     @property
     def strategy(self) -> Strategy:
@@ -207,7 +225,7 @@ class Run:
         folders = (logger.log_dir for logger in self.publisher.loggers)
         return next(filter(None, folders), self.default_root_dir)
 
-    # stops ----------------------------------------------------------------------------------------------------------
+    # stops ----------------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
@@ -222,24 +240,32 @@ class Run:
 
     @property
     def has_reached_least(self) -> bool:
-        """True if `min_epochs` and `min_steps` are reached, the running epoch counted if all its batches are trained.
+        """True if `min_epochs` and `min_steps` are reached, the running epoch counted if all its
+        batches are trained.
 
         A stop by request waits for that.
         """
         options, progress = self.options, self.progress
         is_trained = progress.epoch_is_trained or progress.epoch_is_over
-        return progress.epoch + is_trained >= options.min_epochs and progress.global_step >= options.min_steps
+        return (
+            progress.epoch + is_trained >= options.min_epochs
+            and progress.global_step >= options.min_steps
+        )
 
-    # the accumulation window ----------------------------------------------------------------------------------------
+    # the accumulation window ----------------------------------------------------------------------
 
     @property
     def window(self) -> int:
-        """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole windows."""
+        """Batches of an accumulation window, as the loop counts them: a compiled step is handed
+        whole windows.
+        """
         is_compiled = Capability.COMPILED_STEP in self.strategy.capabilities
         return 1 if is_compiled else self.accumulate_grad_batches
 
     def set_window(self) -> None:
-        """All ranks, once there are loaders. The running epoch's window, if `global_batch_size` or a callback says."""
+        """All ranks, once there are loaders. The running epoch's window, if `global_batch_size` or
+        a callback says.
+        """
         if self.window_of is not None:
             self.accumulate_grad_batches = self.window_of(self.progress.epoch)
         elif self.loaders.global_batch is not None:
@@ -249,26 +275,34 @@ class Run:
         """Batches of a window whose optimizer step is still to come."""
         return self.progress.batch - self.progress.window_start if self.trains else 0
 
-    # metrics --------------------------------------------------------------------------------------------------------
+    # metrics --------------------------------------------------------------------------------------
 
     def origin_of(self, name: str) -> Origin | None:
-        """The event that renews this metric, as this rank sees it. A name that nobody knows yet may be validation's."""
+        """The event that renews this metric, as this rank sees it. A name that nobody knows yet may
+        be validation's.
+        """
         origin = self.logged.origin(name)
-        if origin is None and self.loaders.validation and not self.logged.evaluation["validation"].entries:
+        if (
+            origin is None
+            and self.loaders.validation
+            and not self.logged.evaluation["validation"].entries
+        ):
             return "validation"
         return origin
 
-    # profiling ------------------------------------------------------------------------------------------------------
+    # profiling ------------------------------------------------------------------------------------
 
     def profile(self, action: str) -> AbstractContextManager[None]:
-        """A context whose time the profiler reports under this name; without a profiler it does nothing."""
+        """A context whose time the profiler reports under this name; without a profiler it does
+        nothing.
+        """
         return self.profiler.profile(action) if self.profiler is not None else nullcontext()
 
     def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
         """The function, measured if there is a profiler. Called once a stage."""
         return self.profiler.wrap(action, function) if self.profiler is not None else function
 
-    # data -----------------------------------------------------------------------------------------------------------
+    # data -----------------------------------------------------------------------------------------
 
     def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
         """The function that moves a loader's batches to the device; None if they are there."""
@@ -277,14 +311,18 @@ class Run:
         transfer = batch_transfer(self.strategy, (self.datamodule, self.module), dataloader_idx)
         return transfer and self.profiled("transfer_batch", transfer)
 
-    # optimizers -----------------------------------------------------------------------------------------------------
+    # optimizers -----------------------------------------------------------------------------------
 
     @property
     def wrapped_optimizers(self) -> list[FabricOptimizer]:
-        """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
+        """The optimizers as a module sees them in manual optimization: their `step` goes through
+        the strategy.
+        """
         if [each.optimizer for each in self._wrapped_optimizers or ()] != self.strategy.optimizers:
             self._wrapped_optimizers = [
-                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step, before_step=self._prepare_manual_step)
+                self.fabric.wrap_optimizer(
+                    optimizer, on_step=self._count_step, before_step=self._prepare_manual_step
+                )
                 for optimizer in self.strategy.optimizers
             ]
         return self._wrapped_optimizers or []
@@ -294,7 +332,8 @@ class Run:
         self._wrapped_optimizers = None
         self.logged.end_stage()
         if self.running_step is not None:
-            # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
+            # Loop and step hold each other: a wrapper would outlive its process group until garbage
+            # is collected.
             self.running_step.release()
         self.running_step, self.is_running = None, False
         self.loaders.end_workers()
@@ -308,4 +347,5 @@ class Run:
     def _count_step(self, updated: int) -> None:
         """A step that the module asked for, perhaps in the middle of its training step."""
         self.progress.global_step += updated
-        torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights
+        # else what the module computes next would use copies of the old weights
+        torch.clear_autocast_cache()

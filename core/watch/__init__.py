@@ -1,7 +1,8 @@
-"""The watchdog over the ranks of a run: reports which one hangs, where and how, and ends the run if that lasts.
+"""The watchdog over the ranks of a run: reports which one hangs, where and how, and ends the run if
+that lasts.
 
-Each rank marks its progress by plain stores into `heartbeat`, which a thread reads once a second. Ranks exchange
-messages only after a while without progress, over connections of their own.
+Each rank marks its progress by plain stores into `heartbeat`, which a thread reads once a second.
+Ranks exchange messages only after a while without progress, over connections of their own.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Boards on which ranks publish texts: a `Store` of torch, or a folder of the machine if the store doesn't answer."""
+"""Boards on which ranks publish texts: a `Store` of torch, or a folder of the machine if the store
+doesn't answer.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class StoreBoard:
         """Read all in two messages, as long as all are there."""
         if self._store.check(list(names)):
             return [text.decode() for text in self._store.multi_get(list(names))]
-        return [self._store.get(name).decode() if self._store.check([name]) else "" for name in names]
+        return [
+            self._store.get(name).decode() if self._store.check([name]) else "" for name in names
+        ]
 
     def is_first_to_decide(self, number: int) -> bool:
         """Count those that ask."""

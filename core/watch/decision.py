@@ -1,4 +1,6 @@
-"""The verdict over a standstill: found by the deciding rank, read by the others; its warning, error and stacks."""
+"""The verdict over a standstill: found by the deciding rank, read by the others; its warning, error
+and stacks.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class StandstillDecision:
         """The verdict as the error that ends the run."""
         said = json.loads(self.verdict)
         ranks = [RankLocation(**each) for each in said["ranks"]]
-        return HangError(said["message"], absent=said["absent"], ranks=ranks, stacks_path=said["stacks_path"])
+        return HangError(
+            said["message"], absent=said["absent"], ranks=ranks, stacks_path=said["stacks_path"]
+        )
 
     def _asked_to_show(self, status: RankStatus) -> RankStatus:
         """The status with the stack of a stopped process, which can write it only while it runs."""
@@ -90,7 +94,8 @@ class StandstillDecision:
             ask_for_stack(status)
             continue_process(status.pid, status.began)
             time.sleep(_WRITES_STACK_S)
-            os.kill(status.pid, signal.SIGSTOP)  # so that it does no step of its own before it reads the verdict
+            # so that it does no step of its own before it reads the verdict
+            os.kill(status.pid, signal.SIGSTOP)
         return with_written_stack(status)
 
     def _name(self) -> str:
@@ -98,17 +103,24 @@ class StandstillDecision:
 
 
 class StandstillWarnings:
-    """Writes the texts about the standstills of a run. A warning and the error after it share a file of stacks."""
+    """Writes the texts about the standstills of a run. A warning and the error after it share a
+    file of stacks.
+    """
 
     def __init__(self, options: WatchdogOptions) -> None:
         self._options, self._stacks_path = options, ""
         self._has_warned = self._has_noted = False
 
     def warn(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> None:
-        """Warn on stderr that the ranks stand still, once until they make progress; of imports in one line, once."""
+        """Warn on stderr that the ranks stand still, once until they make progress; of imports in
+        one line, once.
+        """
         if all(each.is_loading for each in statuses if each.rank in verdict.absent):
             if not self._has_noted:
-                _write(f"No progress yet, as a rank imports or compiles: {verdict.reason}. The run goes on.")
+                _write(
+                    f"No progress yet, as a rank imports or compiles: {verdict.reason}. The run "
+                    "goes on."
+                )
             self._has_noted = True
             return
         if self._has_warned:
@@ -117,7 +129,8 @@ class StandstillWarnings:
         if self._options.ends_run:
             end_after = max(self._options.end_after, self._options.limit)
             what_comes = (
-                f"The run goes on. It ends if this lasts for {end_after}, or ten times that where a rank is at "
+                f"The run goes on. It ends if this lasts for {end_after}, or ten times "
+                "that where a rank is at "
             )
             what_comes += "work: WatchdogOptions(end_after=...)."
         else:
@@ -134,11 +147,14 @@ class StandstillWarnings:
         """The error that ends the run; its first line is on stderr already."""
         message = self._describe(verdict, statuses)
         message += (
-            "If this was merely slow, allow more: watch=WatchdogOptions(end_after=timedelta(minutes=30)), or "
-            "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
+            "If this was merely slow, allow more: "
+            "watch=WatchdogOptions(end_after=timedelta(minutes=30)), or CORE_WATCH=1800; "
+            "CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
         )
         ranks = [each.location() for each in statuses]
-        error = HangError(message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path)
+        error = HangError(
+            message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path
+        )
         # Where the run ends, its error says the rest.
         _write(message.partition("\n")[0] if self._options.ends_run else message)
         return error
@@ -154,7 +170,8 @@ class StandstillWarnings:
     def _write_stacks(self, message: str, statuses: Sequence[RankStatus]) -> None:
         folder = Path(self._options.folder or tempfile.gettempdir())
         stacks = "".join(
-            f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in statuses
+            f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}"
+            for each in statuses
         )
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,11 @@ class Collective:
     """A collective that this rank has issued.
 
     Attributes:
-        name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32; empty if unknown.
+        name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32;
+            empty if unknown.
         is_usual: True if this rank has issued this one after the same predecessor before.
-        num_calls: its sequence number in its group, which is the same on ranks that make the same calls.
+        num_calls: its sequence number in its group, which is the same on ranks that make the same
+            calls.
     """
 
     name: str = ""
@@ -30,7 +32,11 @@ class Collective:
 def newest() -> Collective:
     """The collective that was issued last, if it is still under way; else an empty one."""
     entries = _entries()
-    return _made(entries, len(entries) - 1) if entries and not entries[-1].get("retired", True) else Collective()
+    return (
+        _made(entries, len(entries) - 1)
+        if entries and not entries[-1].get("retired", True)
+        else Collective()
+    )
 
 
 def num_begun() -> int:
@@ -44,7 +50,9 @@ def num_begun() -> int:
 
 
 def run_on_device() -> bool:
-    """True if collectives run beside the thread that has begun them, which then waits wherever it needs a value."""
+    """True if collectives run beside the thread that has begun them, which then waits wherever it
+    needs a value.
+    """
     import torch.distributed as dist
 
     with suppress(Exception):  # the group may be left meanwhile
@@ -59,7 +67,8 @@ def _entries() -> list[dict[str, object]]:
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
         if (dump := getattr(c10d, name, None)) is not None:
             with _without_imports():
-                entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, of this process
+                # torch's own, of this process
+                entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])
             if entries:
                 return entries
     return []
@@ -69,8 +78,9 @@ def _entries() -> list[dict[str, object]]:
 def _without_imports() -> Iterator[None]:
     """Keep torch from importing its compiler, which it asks for the frames of compiled code.
 
-    `torch._inductor` is imported by the first who asks for that attribute. In this thread, beside a main thread that is
-    importing it too, each of the two would find half of a module, and the user's program would end by an ImportError.
+    `torch._inductor` is imported by the first who asks for that attribute. In this thread, beside a
+    main thread that is importing it too, each of the two would find half of a module, and the
+    user's program would end by an ImportError.
     """
     import torch
 
@@ -87,7 +97,9 @@ def _made(entries: list[dict[str, Any]], place: int) -> Collective:
     steps, entry = list(pairwise(map(_key, entries[: place + 1]))), entries[place]
     formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
     shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
-    return Collective(shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0)))
+    return Collective(
+        shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0))
+    )
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Processes of this machine as the kernel shows them in /proc, where there is one that can be read."""
+"""Processes of this machine as the kernel shows them in /proc, where there is one that can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class ProcessWork(NamedTuple):
 
 
 def machine() -> str:
-    """A name for all processes that see each other: two containers, or two machines, may have one host name."""
+    """A name for all processes that see each other: two containers, or two machines, may have one
+    host name.
+    """
     name = [socket.gethostname(), _text(f"{PROC}/sys/kernel/random/boot_id").strip()]
     with suppress(OSError):
         name.append(os.readlink(f"{PROC}/self/ns/pid"))
@@ -43,11 +47,15 @@ def machine() -> str:
 def can_see() -> bool:
     """True if the work of this process and of its children can be seen."""
     pid = os.getpid()
-    return bool(_stat(f"{PROC}/{pid}/stat")) and os.access(f"{PROC}/{pid}/task/{pid}/children", os.R_OK)
+    return bool(_stat(f"{PROC}/{pid}/stat")) and os.access(
+        f"{PROC}/{pid}/task/{pid}/children", os.R_OK
+    )
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process; `Z` if it is gone or about to be, empty where it can't be known."""
+    """The kernel's letter for a process; `Z` if it is gone or about to be, empty where it can't be
+    known.
+    """
     if fields := _stat(f"{PROC}/{pid}/stat"):
         return "Z" if int(fields[_FLAGS]) & _ENDING else fields[_STATE]
     try:
@@ -60,12 +68,16 @@ def process_state(pid: int) -> str:
 
 
 def thread_state(thread: int) -> str:
-    """The kernel's letter for a thread of this process: R runs, S sleeps, D waits for a disk; empty if unknown."""
+    """The kernel's letter for a thread of this process: R runs, S sleeps, D waits for a disk; empty
+    if unknown.
+    """
     return (_stat(f"{PROC}/self/task/{thread}/stat") or [""])[_STATE]
 
 
 def began_at(pid: int) -> str:
-    """The time at which a process began, in the kernel's ticks: another process of the same number has another time."""
+    """The time at which a process began, in the kernel's ticks: another process of the same number
+    has another time.
+    """
     fields = _stat(f"{PROC}/{pid}/stat")
     return fields[_BEGAN] if fields else ""
 
@@ -77,7 +89,9 @@ def is_gone(pid: int, began: str) -> bool:
 
 
 def work_of_children(pid: int, without: Collection[int] = ()) -> ProcessWork:
-    """The work of a process's children, and of theirs, living and ended; of those in `without` there is none."""
+    """The work of a process's children, and of theirs, living and ended; of those in `without`
+    there is none.
+    """
     tree = [pid]
     for each in tree:  # it grows
         for task in _names(f"{PROC}/{each}/task"):
@@ -97,7 +111,9 @@ def cpu_s(pid: int) -> float:
 def is_running(pid: int, without: Collection[int] = ()) -> bool:
     """True if a thread of a process, other than those, runs, or waits for a core or a disk."""
     tasks = (name for name in _names(f"{PROC}/{pid}/task") if int(name) not in without)
-    return any((_stat(f"{PROC}/{pid}/task/{name}/stat") or [""])[_STATE] in ("R", "D") for name in tasks)
+    return any(
+        (_stat(f"{PROC}/{pid}/task/{name}/stat") or [""])[_STATE] in ("R", "D") for name in tasks
+    )
 
 
 def stored_bytes() -> float:
@@ -119,7 +135,9 @@ def _seconds(fields: list[str], places: slice) -> float:
 
 
 def _stat(path: str) -> list[str]:
-    """Fields of a `stat` file after the program's name, in which anything may stand; none if it can't be read."""
+    """Fields of a `stat` file after the program's name, in which anything may stand; none if it
+    can't be read.
+    """
     fields = _text(path).rpartition(")")[2].split()
     return fields if len(fields) > _BEGAN else []
 

@@ -20,7 +20,8 @@ _watchdogs: list[Watchdog] = []
 def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> None:
     """All ranks, once the strategy has set up the environment. Start this process's watchdog.
 
-    Nothing begins with one process, without a store that all ranks reach, or where there is a watch already.
+    Nothing begins with one process, without a store that all ranks reach, or where there is a watch
+    already.
 
     Args:
         strategy: has the ranks, the store, and the modules in which ranks wait.
@@ -32,7 +33,11 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
     from core.watch.options import chosen
 
     options = chosen(given)
-    if options is None or strategy.world_size < 2 or (_watchdogs and _watchdogs[0].pid == os.getpid()):
+    if (
+        options is None
+        or strategy.world_size < 2
+        or (_watchdogs and _watchdogs[0].pid == os.getpid())
+    ):
         return
     if (store := _own_connection(strategy)) is None:
         return
@@ -42,13 +47,23 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
     environment = strategy.cluster_environment
     port = environment.main_port if environment is not None else 0
     is_hosted = environment is not None and environment.store_is_hosted
-    leave_out([strategy, strategy.accelerator, strategy.precision_plugin, strategy.checkpoint_io, environment])
+    leave_out(
+        [
+            strategy,
+            strategy.accelerator,
+            strategy.precision_plugin,
+            strategy.checkpoint_io,
+            environment,
+        ]
+    )
     _watchdogs[:] = [Watchdog(options, store, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
 
 
 def warn_of_late_ranks(given: bool | WatchdogOptions | None) -> None:
-    """Before the rendezvous. Set when the ranks warn of one that is late: after the limit of these options."""
+    """Before the rendezvous. Set when the ranks warn of one that is late: after the limit of these
+    options.
+    """
     from core.strategies.rendezvous import timeout
     from core.watch.options import chosen
 
@@ -61,7 +76,12 @@ def _own_connection(strategy: Strategy) -> Store | None:
     import torch.distributed as dist
 
     store: Any = strategy.watch_store  # torch's types lack `clone`
-    if store is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if (
+        store is None
+        and dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+    ):
         # The one that the group was made with, which has no public name.
         store = dist.distributed_c10d._get_default_store()
     with suppress(AttributeError, RuntimeError):  # a kind of store that has no second connection
@@ -71,7 +91,9 @@ def _own_connection(strategy: Strategy) -> Store | None:
 
 
 def end() -> None:
-    """All ranks; idempotent. Stop the watchdog, and publish to the other ranks that this one has left."""
+    """All ranks; idempotent. Stop the watchdog, and publish to the other ranks that this one has
+    left.
+    """
     atexit.unregister(end)
     if _watchdogs:
         watchdog = _watchdogs.pop()
@@ -80,7 +102,9 @@ def end() -> None:
 
 
 def explain(error: BaseException) -> BaseException:
-    """The cause of an error that ends the run: the verdict, if there is one, else the error itself."""
+    """The cause of an error that ends the run: the verdict, if there is one, else the error
+    itself.
+    """
     with suppress(IndexError):
         return _watchdogs[0].termination.explain(error)
     return error

@@ -22,7 +22,9 @@ _ASKS_EVERY = 5
 """Examinations from one request for a stack to the next."""
 _SHOWN = 50_000
 """Characters of what faulthandler has written, of which the newest are shown."""
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$', re.MULTILINE
+)
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
@@ -58,22 +60,30 @@ class LocalRanks:
         worked_s = own.since_s if is_at_work else worked_s
         self._seen[last.rank] = cpu_s, worked_s, num_looks + 1
         last = replace(last, phase=last.phase or own.phase)
-        seen = replace(last, warn_after_s=own.warn_after_s, end_after_s=end_after(self._end_after_s, worked_s))
+        seen = replace(
+            last, warn_after_s=own.warn_after_s, end_after_s=end_after(self._end_after_s, worked_s)
+        )
         if state in ("T", "t"):
             # The others wait where it is; what it has said itself may be old.
             return replace(seen, state="stopped", phase=own.phase, end_after_s=self._end_after_s)
         # It holds Python's lock in native code. faulthandler writes its stack without that lock.
         if num_looks % _ASKS_EVERY == 0:
             ask_for_stack(last)
-        return with_written_stack(replace(seen, state="computes" if state and is_at_work else "silent"))
+        return with_written_stack(
+            replace(seen, state="computes" if state and is_at_work else "silent")
+        )
 
 
 def ask_for_stack(status: RankStatus) -> None:
-    """Make faulthandler write the stacks of a process. Signals its watching thread, since others would wake up.
+    """Make faulthandler write the stacks of a process. Signals its watching thread, since others
+    would wake up.
 
-    In a stopped process it is the main thread, which so writes before it goes on from where it was stopped.
+    In a stopped process it is the main thread, which so writes before it goes on from where it was
+    stopped.
     """
-    kernel.signal_thread(status.pid, status.pid if status.state == "stopped" else status.watcher, SIGNAL)
+    kernel.signal_thread(
+        status.pid, status.pid if status.state == "stopped" else status.watcher, SIGNAL
+    )
 
 
 def with_written_stack(status: RankStatus) -> RankStatus:
@@ -81,11 +91,17 @@ def with_written_stack(status: RankStatus) -> RankStatus:
     text = ""
     with suppress(OSError):
         text = Path(status.stacks).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
-    return replace(status, stack=text, line=line_in(text, status.thread) or status.line) if text else status
+    return (
+        replace(status, stack=text, line=line_in(text, status.thread) or status.line)
+        if text
+        else status
+    )
 
 
 def line_in(text: str, thread: int) -> str:
-    """The innermost line of the user's code in the last stack of the thread with this Python identifier."""
+    """The innermost line of the user's code in the last stack of the thread with this Python
+    identifier.
+    """
     _, is_there, stack = text.rpartition(f"hread 0x{thread:016x}")
     for match in _FRAME.finditer(stack.partition("\n\n")[0] if is_there else ""):
         path = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex or 1], 16)), match["file"])

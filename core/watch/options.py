@@ -17,14 +17,18 @@ VARIABLE = "CORE_WATCH"
 class WatchdogOptions:
     """Options of the watchdog over the ranks, for `Fabric(watch=...)` and `Trainer(watch=...)`.
 
-    A standstill leads to a warning first, and ends the run much later. Collectives that can't match any more end it at
-    once. A phase that has already survived a longer standstill than a limit has twice that time as its limit.
+    A standstill leads to a warning first, and ends the run much later. Collectives that can't match
+    any more end it at once. A phase that has already survived a longer standstill than a limit has
+    twice that time as its limit.
 
     Attributes:
-        limit: how long all ranks may stand still before a warning on stderr, with all stacks in a file.
-        end_after: how long all ranks may stand still, none of them busy, before the run ends; never less than `limit`.
-            A busy rank has ten times that, since no watchdog can tell a long computation from an endless one.
-        grace: how long a rank may take to end by itself once the run ends; it is ended by force then.
+        limit: how long all ranks may stand still before a warning on stderr, with all stacks in a
+            file.
+        end_after: how long all ranks may stand still, none of them busy, before the run ends; never
+            less than `limit`. A busy rank has ten times that, since no watchdog can tell a long
+            computation from an endless one.
+        grace: how long a rank may take to end by itself once the run ends; it is ended by force
+            then.
         ends_run: False for warnings only.
         folder: for the file with all stacks; None is the temporary folder.
     """
@@ -39,8 +43,9 @@ class WatchdogOptions:
         for name in ("limit", "end_after", "grace"):
             if not isinstance(getattr(self, name), timedelta) or getattr(self, name) <= timedelta():
                 raise ConfigurationError(
-                    f"WatchdogOptions({name}={getattr(self, name)!r}): expected a timedelta above 0, as in "
-                    f"WatchdogOptions({name}=timedelta(seconds=60)). watch=False turns the watch off."
+                    f"WatchdogOptions({name}={getattr(self, name)!r}): expected a timedelta above "
+                    f"0, as in WatchdogOptions({name}=timedelta(seconds=60)). watch=False turns "
+                    "the watch off."
                 )
 
 
@@ -51,7 +56,9 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
         ConfigurationError: neither an argument nor a value of the variable that there is.
     """
     if not isinstance(given, bool | WatchdogOptions | None):
-        raise ConfigurationError(f"watch={given!r}: expected True, False, or core.WatchdogOptions(...).")
+        raise ConfigurationError(
+            f"watch={given!r}: expected True, False, or core.WatchdogOptions(...)."
+        )
     if given is False or is_debugged():
         return None
     options = given if isinstance(given, WatchdogOptions) else WatchdogOptions()
@@ -68,14 +75,23 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
 
 def is_debugged() -> bool:
     """True under a debugger, where to stand still is what is wanted."""
-    return sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules or _tracer() != 0
+    return (
+        sys.gettrace() is not None
+        or "debugpy" in sys.modules
+        or "pydevd" in sys.modules
+        or _tracer() != 0
+    )
 
 
 def _tracer() -> int:
-    """The process that traces this one, as gdb and strace do; 0 for none, or where it can't be known."""
+    """The process that traces this one, as gdb and strace do; 0 for none, or where it can't be
+    known.
+    """
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            return next((int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0)
+            return next(
+                (int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0
+            )
     except OSError:
         return 0
 
@@ -86,5 +102,7 @@ def _seconds(setting: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 1 < seconds < math.inf:
-        raise ConfigurationError(f"{VARIABLE}={setting!r}: expected off, report, or a number of seconds above 1.")
+        raise ConfigurationError(
+            f"{VARIABLE}={setting!r}: expected off, report, or a number of seconds above 1."
+        )
     return seconds

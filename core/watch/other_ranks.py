@@ -26,7 +26,9 @@ class OtherRanks:
         statuses: the last one of each rank that has published any.
     """
 
-    def __init__(self, options: WatchdogOptions, rank: int, world_size: int, machine: str, looks_every: int) -> None:
+    def __init__(
+        self, options: WatchdogOptions, rank: int, world_size: int, machine: str, looks_every: int
+    ) -> None:
         """Make it.
 
         Args:
@@ -36,10 +38,17 @@ class OtherRanks:
             machine: of this process.
             looks_every: rounds after which a rank is silent.
         """
-        self._rank, self._world_size, self._machine, self._looks_every = rank, world_size, machine, looks_every
+        self._rank, self._world_size, self._machine, self._looks_every = (
+            rank,
+            world_size,
+            machine,
+            looks_every,
+        )
         self._local_ranks = LocalRanks(max(options.limit, options.end_after).total_seconds())
         self._heard: dict[int, tuple[int, int, float]] = {}
-        """By rank: the number of its last status, and the round and the time at which that was read."""
+        """By rank: the number of its last status, and the round and the time at which that was
+        read.
+        """
         self._num_rounds = self._call_began_round = 0
         self.statuses: dict[int, RankStatus] = {}
 
@@ -64,7 +73,11 @@ class OtherRanks:
     def is_gone(self, rank: int) -> bool:
         """True if the process of a rank of this machine has ended."""
         last = self.statuses.get(rank)
-        return last is not None and last.machine == self._machine and kernel.is_gone(last.pid, last.began)
+        return (
+            last is not None
+            and last.machine == self._machine
+            and kernel.is_gone(last.pid, last.began)
+        )
 
     def read(self, board: Board, now_s: float) -> None:
         """Read what the ranks have published."""
@@ -81,11 +94,15 @@ class OtherRanks:
                 self.statuses[rank] = replace(status.lost("left"), since_s=now_s - heard_s)
 
     def report_silent(self, board: Board, own: RankStatus) -> bool:
-        """Publish the statuses of silent ranks. True if this rank is the first that is left, and knows of all."""
+        """Publish the statuses of silent ranks. True if this rank is the first that is left, and
+        knows of all.
+        """
         silent = [rank for rank in range(self._world_size) if self._is_silent(rank)]
         for rank in silent:
             self._report(board, rank, own)
-        left = (rank for rank, each in self.statuses.items() if rank not in silent and not each.is_lost)
+        left = (
+            rank for rank, each in self.statuses.items() if rank not in silent and not each.is_lost
+        )
         return len(self.statuses) == self._world_size and self._rank == min(left, default=-1)
 
     def _is_silent(self, rank: int) -> bool:
@@ -96,7 +113,9 @@ class OtherRanks:
         return self.is_gone(rank) or self._num_rounds - heard > self._looks_every + 2
 
     def _report(self, board: Board, rank: int, own: RankStatus) -> None:
-        """Publish the status of a silent rank: from `/proc` on this machine, else as a rank of its own reports it."""
+        """Publish the status of a silent rank: from `/proc` on this machine, else as a rank of its
+        own reports it.
+        """
         last = self.statuses.get(rank)
         if last is None:
             return
@@ -104,7 +123,9 @@ class OtherRanks:
             said = board.read([f"peer/{rank}"])[0]
             # Where no rank can look, it may be at work.
             end_after_s = self._local_ranks.longest_s
-            found = replace(last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s)
+            found = replace(
+                last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s
+            )
             found = RankStatus.from_text(said) if said else found
         else:
             found = self._local_ranks.examine(last, own)

@@ -33,7 +33,8 @@ _MOVES_S = 1.0
 
 
 class OwnStatus:
-    """Makes the statuses of this rank. It is made in the thread that is watched, and asked in another one.
+    """Makes the statuses of this rank. It is made in the thread that is watched, and asked in
+    another one.
 
     Attributes:
         rank: global rank.
@@ -49,7 +50,11 @@ class OwnStatus:
         self.rank, self._stacks = world.global_rank, stacks
         self._strategy = world if isinstance(world, AwaitsRanks) else None
         self.pid, self.watcher = os.getpid(), 0
-        self.host, self.machine, self.began = socket.gethostname(), kernel.machine(), kernel.began_at(self.pid)
+        self.host, self.machine, self.began = (
+            socket.gethostname(),
+            kernel.machine(),
+            kernel.began_at(self.pid),
+        )
         limit_s = options.limit.total_seconds()
         self._least_s = limit_s / _PART_SURE
         heartbeat.begin()
@@ -117,7 +122,8 @@ class OwnStatus:
     def _newest_collective(self, line: str) -> Collective:
         # Reading torch's record takes a while, and it doesn't change while the rank stands still.
         if self._collective[:2] != (heartbeat.count, line):
-            with suppress(Exception):  # what torch records is for debugging, and differs between releases
+            # what torch records is for debugging, and differs between releases
+            with suppress(Exception):
                 self._collective = (heartbeat.count, line, newest())
         return self._collective[2]
 
@@ -126,5 +132,7 @@ class OwnStatus:
         with suppress(Exception):  # another thread of it is at work
             if self._strategy is not None and (found := self._strategy.awaited()) is not None:
                 ranks = ", ".join(map(str, found.ranks))
-                return replace(found, what=f"{found.what}, of rank{'s' * (len(found.ranks) > 1)} {ranks}")
+                return replace(
+                    found, what=f"{found.what}, of rank{'s' * (len(found.ranks) > 1)} {ranks}"
+                )
         return Awaited("", ())

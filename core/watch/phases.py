@@ -1,4 +1,6 @@
-"""The heartbeat of this process and its phases: marked by the training loop, read by the watchdog."""
+"""The heartbeat of this process and its phases: marked by the training loop, read by the
+watchdog.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Heartbeat:
 
     Attributes:
         count: goes up whenever the rank makes progress.
-        phase: what the rank does: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
+        phase: what the rank does: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`,
+            `"end of epoch"`, ...
         line: the user's line that asked for this phase; empty where it is on the stack.
     """
 

@@ -7,13 +7,18 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from core.contract.rank_location import RankLocation
 
-_LOADING = ("<frozen importlib", "/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
+_LOADING = (
+    "<frozen importlib",
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/compile_fx.py",
+)
 """Places in the stack of a thread that imports or compiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus(RankLocation):
-    """The status of a rank, published by itself, or by a rank of its host: more than a `HangError` carries.
+    """The status of a rank, published by itself, or by a rank of its host: more than a `HangError`
+    carries.
 
     Attributes:
         warn_after_s: how long it may stand still before a warning.
@@ -21,7 +26,8 @@ class RankStatus(RankLocation):
         least_s: the same where it is certain that nothing will move.
         awaited_ranks: of which ranks is what it waits for.
         is_usual: as in `core.watch.flight_recorder.Collective`.
-        num_calls: the number of collectives that the rank has begun in the group of `collective`; 0 if unknown.
+        num_calls: the number of collectives that the rank has begun in the group of `collective`; 0
+            if unknown.
         count: of its heartbeat.
         machine: see `core.watch.kernel.machine`.
         thread: the watched one, by Python's number.
@@ -54,9 +60,13 @@ class RankStatus(RankLocation):
 
     @property
     def is_loading(self) -> bool:
-        """True if the rank imports or compiles, and is at work: on a busy machine that takes long."""
+        """True if the rank imports or compiles, and is at work: on a busy machine that takes
+        long.
+        """
         inner = self.stack.rpartition("/core/")[2]  # the program may be a module that is imported
-        return self.state in ("computes", "works", "unseen") and any(place in inner for place in _LOADING)
+        return self.state in ("computes", "works", "unseen") and any(
+            place in inner for place in _LOADING
+        )
 
     @property
     def warns(self) -> bool:

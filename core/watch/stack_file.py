@@ -1,4 +1,6 @@
-"""The file in memory in which faulthandler writes the stacks of this process when another one asks by a signal."""
+"""The file in memory in which faulthandler writes the stacks of this process when another one asks
+by a signal.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,12 @@ class StackFile:
         return f"/proc/{self._pid}/fd/{self._file.fileno()}" if self._file is not None else ""
 
     def open(self) -> None:
-        """Make faulthandler write there, and to stderr if native code aborts, which leaves no other trace."""
+        """Make faulthandler write there, and to stderr if native code aborts, which leaves no other
+        trace.
+        """
         if not faulthandler.is_enabled():
-            with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
+            # a stderr that is no file
+            with suppress(AttributeError, OSError, RuntimeError, ValueError):
                 faulthandler.enable()
                 self._has_enabled = True
         self._file = _open_in_memory()

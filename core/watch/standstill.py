@@ -11,18 +11,25 @@ if TYPE_CHECKING:
 _TIMES_LONGEST = 2.0
 _TIMES_AT_WORK = 10.0
 _LONGEST_LOOK_S = 3.0
-"""Seconds that count between two looks. More have passed where the whole process was held, which is no standstill."""
+"""Seconds that count between two looks. More have passed where the whole process was held, which is
+no standstill.
+"""
 
 
 class Standstill:
-    """The time since a rank last made progress: by its heartbeat's count, another phase, or another collective.
+    """The time since a rank last made progress: by its heartbeat's count, another phase, or another
+    collective.
 
-    Looked at once a second, always by the same thread. It ends by two limits, which follow what the same phase has
-    needed before, without the time in which the rank waited for others.
+    Looked at once a second, always by the same thread. It ends by two limits, which follow what the
+    same phase has needed before, without the time in which the rank waited for others.
     """
 
     def __init__(self, heartbeat: Heartbeat, limit_s: float, end_after_s: float) -> None:
-        self._heartbeat, self._limit_s, self._end_after_s = heartbeat, limit_s, max(limit_s, end_after_s)
+        self._heartbeat, self._limit_s, self._end_after_s = (
+            heartbeat,
+            limit_s,
+            max(limit_s, end_after_s),
+        )
         self._longest_s: dict[str, float] = {}
         self._seen: tuple[int, str, int] = (heartbeat.count, heartbeat.phase, 0)
         self._moved_s = self._looked_s = time.monotonic()
@@ -34,10 +41,12 @@ class Standstill:
         return self._looked_s - self._moved_s
 
     def look(self, num_collectives: int = 0) -> float:
-        """Sample the heartbeat. Returns `since_s`, which is 0 if the rank has made progress since the last sample.
+        """Sample the heartbeat. Returns `since_s`, which is 0 if the rank has made progress since
+        the last sample.
 
         Args:
-            num_collectives: that the rank has begun: a loop that marks nothing comes forward by those.
+            num_collectives: that the rank has begun: a loop that marks nothing comes forward by
+                those.
         """
         now_s = time.monotonic()
         self._passed_s = min(now_s - self._looked_s, _LONGEST_LOOK_S)
@@ -55,7 +64,8 @@ class Standstill:
 
         Args:
             is_waiting: it waits for others, whose time isn't its own.
-            is_at_work: it, its threads or its children compute, read or write; while it waits, data arrives.
+            is_at_work: it, its threads or its children compute, read or write; while it waits, data
+                arrives.
         """
         self._waited_s += self._passed_s if is_waiting else 0.0
         if is_at_work:
@@ -77,5 +87,7 @@ class Standstill:
 
 
 def end_after(limit_s: float, worked_s: float) -> float:
-    """Seconds after which a standstill ends the run, if the rank was last at work at `worked_s` of it."""
+    """Seconds after which a standstill ends the run, if the rank was last at work at `worked_s` of
+    it.
+    """
     return min(worked_s + limit_s, _TIMES_AT_WORK * limit_s)

@@ -29,20 +29,25 @@ _ROUND_S = 0.5
 
 
 class StatusExchange:
-    """Publishes this rank's status and reads the others', through the store or a folder of this machine.
+    """Publishes this rank's status and reads the others', through the store or a folder of this
+    machine.
 
     Attributes:
         folder: of this machine's ranks, for when the store doesn't answer; None before `enter`.
     """
 
-    def __init__(self, own: OwnStatus, store: StoreAccess, others: OtherRanks, decision: StandstillDecision) -> None:
+    def __init__(
+        self, own: OwnStatus, store: StoreAccess, others: OtherRanks, decision: StandstillDecision
+    ) -> None:
         self._own, self._store, self._others, self._decision = own, store, others, decision
         self.folder: Path | None = None
         self._number = self._call = 0
         self._called_s = self._began_call_s = self._calls_s = self._answered_s = -1e9
 
     def enter(self) -> None:
-        """Publish this rank's host and process, and read those of rank 0, with which the store may be lost."""
+        """Publish this rank's host and process, and read those of rank 0, with which the store may
+        be lost.
+        """
         board, own = self._store.board, self._own.named("computes")
         self._write_status(board, own)
         if self._own.rank == 0:
@@ -56,7 +61,9 @@ class StatusExchange:
     def leave(self, timeout_s: float) -> None:
         """Publish to the other ranks that this one has left."""
         left = replace(self._own.named("left"), number=self._number + 1)
-        self._store.ask(lambda: self._store.board.write(seen(self._own.rank), left.to_text()), timeout_s)
+        self._store.ask(
+            lambda: self._store.board.write(seen(self._own.rank), left.to_text()), timeout_s
+        )
 
     def close(self) -> None:
         """Delete the folder."""
@@ -85,7 +92,8 @@ class StatusExchange:
     def run(self, own: RankStatus, now_s: float) -> None:
         """Exchange statuses. A rank that called at this very moment calls the others too."""
         calls = self._called_s == now_s
-        self._answered_s = max(self._answered_s, self._began_call_s)  # a new call: the store has all its time
+        # a new call: the store has all its time
+        self._answered_s = max(self._answered_s, self._began_call_s)
         self._store.ask(lambda: self._round(self._store.board, own, calls), _ROUND_S)
         is_lost = time.monotonic() - self._answered_s > _STORE_ANSWERS_S or self._store.is_gone()
         if is_lost and self.folder is not None:
@@ -117,4 +125,7 @@ class StatusExchange:
 
     def _write_status(self, board: Board, status: RankStatus) -> None:
         self._number += 1
-        board.write(seen(self._own.rank), replace(status, number=self._number, began=self._own.began).to_text())
+        board.write(
+            seen(self._own.rank),
+            replace(status, number=self._number, began=self._own.began).to_text(),
+        )

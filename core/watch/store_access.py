@@ -29,7 +29,8 @@ class StoreAccess:
         Args:
             store: a connection of its own, to which ranks bring the same prefix.
             port: where the store listens.
-            is_server_gone: True if the process that has the store has ended, as far as this rank can see.
+            is_server_gone: True if the process that has the store has ended, as far as this rank
+                can see.
         """
         from torch._C._distributed_c10d import PrefixStore
 
@@ -38,16 +39,21 @@ class StoreAccess:
         self.calls = BackgroundCalls("watch over ranks: store")
 
     def ask(self, function: Callable[[], None], timeout_s: float) -> bool:
-        """Run a function that asks the store; False if there is no answer yet, or the store is gone."""
+        """Run a function that asks the store; False if there is no answer yet, or the store is
+        gone.
+        """
         return not self.is_gone() and self.calls.run(function, timeout_s)
 
     def is_gone(self) -> bool:
-        """True if it has ended, with its process or before: torch would print a page about the connection."""
+        """True if it has ended, with its process or before: torch would print a page about the
+        connection.
+        """
         return self._is_server_gone() or self._connections.are_hung_up()
 
 
 class BackgroundCalls:
-    """Runs one function at a time in a thread that sleeps in between. A store whose server is stopped never answers.
+    """Runs one function at a time in a thread that sleeps in between. A store whose server is
+    stopped never answers.
 
     Attributes:
         thread: the thread.
@@ -64,7 +70,8 @@ class BackgroundCalls:
     def run(self, function: Callable[[], Any], timeout_s: float) -> bool:
         """Run it; False if it is still at work after so many seconds, or the one before it is.
 
-        Once one has failed, none is run any more: the connection is broken, and torch prints a page for each attempt.
+        Once one has failed, none is run any more: the connection is broken, and torch prints a page
+        for each attempt.
         """
         if self._has_failed or not self._is_back.is_set():
             return False

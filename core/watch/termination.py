@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 SIGNAL = signal.SIGURG
-"""Ignored by default, so that it does no harm to a forked copy, or before the handler is installed."""
+"""Ignored by default, so that it does no harm to a forked copy, or before the handler is
+installed.
+"""
 _HEAR_S = 1.5
 
 
@@ -35,7 +37,9 @@ class Termination:
     """
 
     def __init__(self, store_port: int, ask: Callable[[], None]) -> None:
-        """Install the signal handler and the excepthook. `ask` fetches a verdict that another rank has decided."""
+        """Install the signal handler and the excepthook. `ask` fetches a verdict that another rank
+        has decided.
+        """
         self.error: HangError | None = None
         self._ask = ask
         self.is_over = False
@@ -48,21 +52,27 @@ class Termination:
         self._previous = signal.signal(SIGNAL, self._on_signal) if self._is_main else None
 
     def end(self, error: HangError, grace_s: float) -> None:
-        """Called by the watching thread. Returns if the watched thread ends by itself, or after the grace period."""
+        """Called by the watching thread. Returns if the watched thread ends by itself, or after the
+        grace period.
+        """
         self.error, began_s = error, time.monotonic()
         if self._is_main:
             signal.pthread_kill(self._thread, SIGNAL)
         else:
             raised = ctypes.py_object(_class_of(error))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
-        # Once all ranks have read it: a rank that loses a connection before would show that, and not the verdict.
+        # Once all ranks have read it: a rank that loses a connection before would show that, and
+        # not the verdict.
         if not self._is_raised.wait(_HEAR_S + 1.0):
             hang_up(self._store_port)
-            threading.Thread(target=_abort_group, name="abort group", daemon=True).start()  # it may wait, too
+            # it may wait, too
+            threading.Thread(target=_abort_group, name="abort group", daemon=True).start()
         time.sleep(max(0.0, grace_s - (time.monotonic() - began_s)))
 
     def explain(self, error: BaseException) -> BaseException:
-        """The verdict, if there is one: what an error of the transport comes from, when the connections were cut."""
+        """The verdict, if there is one: what an error of the transport comes from, when the
+        connections were cut.
+        """
         if isinstance(error, KeyboardInterrupt | SystemExit | HangError):
             return error
         if self.error is None and isinstance(error, RuntimeError | ConnectionError):
@@ -70,26 +80,36 @@ class Termination:
         if self.error is None:
             return error
         self._is_raised.set()
-        # Where the rank waited. What the transport says is no more than that the connections were cut.
+        # Where the rank waited. What the transport says is no more than that the connections were
+        # cut.
         self.error.__suppress_context__ = True
         return self.error.with_traceback(error.__traceback__)
 
     def close(self) -> None:
-        """Restore the signal handler and the excepthook. Call `faulthandler.unregister` first: it restores one too."""
+        """Restore the signal handler and the excepthook. Call `faulthandler.unregister` first: it
+        restores one too.
+        """
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook
         if self._is_main and threading.current_thread() is threading.main_thread():
             signal.signal(SIGNAL, self._previous if callable(self._previous) else _ignore)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
-        is_late = self.is_over or sys.exception() is not None or _is_in(frame, Termination._on_uncaught.__code__)
+        # Not into an `except` or `finally` block that runs: it would replace the error that is
+        # handled there.
+        is_late = (
+            self.is_over
+            or sys.exception() is not None
+            or _is_in(frame, Termination._on_uncaught.__code__)
+        )
         if self.error is None or is_late or self._is_raised.is_set():
             return
         self._is_raised.set()
         raise self.error
 
-    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def _on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         explained, self.is_over = self.explain(error), True
         self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
 
@@ -97,13 +117,15 @@ class Termination:
 def _ignore(number: int, frame: object) -> None:
     """Do nothing, as the kernel does by default.
 
-    Another rank, which takes this one for one that doesn't answer, may send a signal late, and without a handler Python
-    would print that it has lost one.
+    Another rank, which takes this one for one that doesn't answer, may send a signal late, and
+    without a handler Python would print that it has lost one.
     """
 
 
 def _abort_group() -> None:
-    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its connections."""
+    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its
+    connections.
+    """
     import torch.distributed as dist
 
     with suppress(Exception):  # the group may be left meanwhile
@@ -119,7 +141,9 @@ def _is_in(frame: FrameType | None, code: CodeType) -> bool:
 
 def _class_of(error: HangError) -> type[BaseException]:
     """A class whose instance is the error: Python raises classes only in another thread."""
-    return type("HangError", (type(error),), {"__new__": lambda cls: error, "__init__": lambda self: None})
+    return type(
+        "HangError", (type(error),), {"__new__": lambda cls: error, "__init__": lambda self: None}
+    )
 
 
 def leave_at_once(error: HangError) -> None:

@@ -1,4 +1,6 @@
-"""Samples of the watched thread of this process: where it is, and whether anything of the process is at work."""
+"""Samples of the watched thread of this process: where it is, and whether anything of the process
+is at work.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _AT_WORK = 0.02
-"""Share of a core above which threads or processes are at work: it has to be small, as cores may be shared by many."""
+"""Share of a core above which threads or processes are at work: it has to be small, as cores may be
+shared by many.
+"""
 _RUNS = 5
-"""Samples in a row in which something runs, or waits for a core, that make it work: idle threads wake up, too."""
+"""Samples in a row in which something runs, or waits for a core, that make it work: idle threads
+wake up, too.
+"""
 _STORED_BYTES = 64 * 1024
 """Bytes a second, read from or written to storage, above which a process works."""
 
@@ -33,7 +39,8 @@ class ThreadSample:
     Attributes:
         state: see `core.contract.rank_location`.
         line: the user's own, from the innermost frame that is neither core's nor a library's.
-        is_moving: other threads of the process have done something, as gloo's do while data arrives.
+        is_moving: other threads of the process have done something, as gloo's do while data
+            arrives.
     """
 
     state: str
@@ -42,15 +49,21 @@ class ThreadSample:
 
     @property
     def is_at_work(self) -> bool:
-        """True if it, or what it waits for, has done something since the last sample; or if that can't be seen."""
-        return self.state in ("computes", "works", "unseen") or (self.state == "waits" and self.is_moving)
+        """True if it, or what it waits for, has done something since the last sample; or if that
+        can't be seen.
+        """
+        return self.state in ("computes", "works", "unseen") or (
+            self.state == "waits" and self.is_moving
+        )
 
 
 class ThreadSampler:
     """Samples one thread of this process again and again, always from the same other thread."""
 
     def __init__(self, thread: int, native_thread: int, waits_in: Sequence[str] = ()) -> None:
-        """Sample the thread with these identifiers, Python's and the kernel's. For `waits_in`, see `World.waits_in`."""
+        """Sample the thread with these identifiers, Python's and the kernel's. For `waits_in`, see
+        `World.waits_in`.
+        """
         self._thread, self._native = thread, native_thread
         self._waits_in = ("torch.distributed", *waits_in)
         self._can_see = kernel.can_see()
@@ -69,7 +82,8 @@ class ThreadSampler:
         """The work of the thread since the last sample.
 
         Args:
-            ranks: processes of other ranks, which may be children of this one, and don't work for it.
+            ranks: processes of other ranks, which may be children of this one, and don't work for
+                it.
         """
         children = kernel.work_of_children(os.getpid(), ranks)
         before, self._last = self._last, self._spent(children.cpu_s)
@@ -93,7 +107,11 @@ class ThreadSampler:
             state = "works"
         elif self._is_collective(inner):
             state = "waits"
-        elif is_working or stored / passed_s > _STORED_BYTES or kernel.thread_state(self._native) == "D":
+        elif (
+            is_working
+            or stored / passed_s > _STORED_BYTES
+            or kernel.thread_state(self._native) == "D"
+        ):
             state = "works"
         else:
             state = "asleep" if self._can_see else "unseen"
@@ -105,14 +123,20 @@ class ThreadSampler:
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _is_collective(self, inner: list[FrameType]) -> bool:
-        """True if the thread waits for other ranks: in known modules, or in backward, where that happens in C."""
+        """True if the thread waits for other ranks: in known modules, or in backward, where that
+        happens in C.
+        """
         if not inner:
             return False
         is_backward = inner[0].f_code.co_name == "_engine_run_backward"
-        return is_backward or any(str(each.f_globals.get("__name__")).startswith(self._waits_in) for each in inner)
+        return is_backward or any(
+            str(each.f_globals.get("__name__")).startswith(self._waits_in) for each in inner
+        )
 
     def _spent(self, children_s: float) -> tuple[float, float, float, float, float]:
-        """Time; CPU time of this thread, of the process's others, and of its children; and bytes of storage."""
+        """Time; CPU time of this thread, of the process's others, and of its children; and bytes of
+        storage.
+        """
         own_s = _cpu_s(self._clock)
         others_s = time.process_time() - own_s - _cpu_s(self._ignored_clocks)
         return time.monotonic(), own_s, others_s, children_s, kernel.stored_bytes()
@@ -120,7 +144,11 @@ class ThreadSampler:
 
 def _clocks(*threads: int) -> list[int]:
     """The clocks of running threads: of an ended one there is no asking."""
-    return [time.pthread_getcpuclockid(each) for each in threads] if hasattr(time, "pthread_getcpuclockid") else []
+    return (
+        [time.pthread_getcpuclockid(each) for each in threads]
+        if hasattr(time, "pthread_getcpuclockid")
+        else []
+    )
 
 
 def _cpu_s(clocks: list[int]) -> float:
@@ -149,5 +177,10 @@ def _line(frame: FrameType) -> str:
 
 
 def _is_bounded(inner: list[FrameType]) -> bool:
-    """True if the thread waits for other ranks in core, where it has a limit of its own and a better error."""
-    return any(str(each.f_globals.get("__name__")).startswith("core.strategies.rendezvous.polling") for each in inner)
+    """True if the thread waits for other ranks in core, where it has a limit of its own and a
+    better error.
+    """
+    return any(
+        str(each.f_globals.get("__name__")).startswith("core.strategies.rendezvous.polling")
+        for each in inner
+    )

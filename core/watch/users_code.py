@@ -19,13 +19,18 @@ _plugins: set[str] = set()
 
 
 def leave_out(parts: Iterable[object]) -> None:
-    """Treat the packages of these objects' classes, such as a strategy's, as not the user's code."""
-    _plugins.update(each.__module__.partition(".")[0] for part in parts for each in type(part).__mro__)
+    """Treat the packages of these objects' classes, such as a strategy's, as not the user's
+    code.
+    """
+    _plugins.update(
+        each.__module__.partition(".")[0] for part in parts for each in type(part).__mro__
+    )
     _plugins.discard("__main__")
 
 
 def innermost(frames: Sequence[FrameType], waits_in: tuple[str, ...] = ()) -> int:
-    """The index of the innermost frame of the user's code, or else of a plugin; the number of frames if there is none.
+    """The index of the innermost frame of the user's code, or else of a plugin; the number of
+    frames if there is none.
 
     Args:
         frames: innermost first.
@@ -41,7 +46,10 @@ def innermost(frames: Sequence[FrameType], waits_in: tuple[str, ...] = ()) -> in
 
 def is_users_file(path: str) -> bool:
     """True for a file of the user's code. Looks through all modules, to know those of plugins."""
-    files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in sys.modules.copy().items()}
+    files = {
+        getattr(each, "__dict__", {}).get("__file__"): name
+        for name, each in sys.modules.copy().items()
+    }
     return _is_users(files.get(path, ""), path, _plugins)
 
 
@@ -62,9 +70,17 @@ def _stdlib() -> tuple[str, ...]:
 
 @lru_cache(256)
 def _uses_core(package: str, num_modules: int) -> bool:
-    """True if a module of an installed package imports a name from core: it is the program, and no library."""
-    own = [each for name, each in sys.modules.copy().items() if name == package or name.startswith(f"{package}.")]
-    return any(_is_of_core(value) for each in own for value in [*getattr(each, "__dict__", {}).values()])
+    """True if a module of an installed package imports a name from core: it is the program, and no
+    library.
+    """
+    own = [
+        each
+        for name, each in sys.modules.copy().items()
+        if name == package or name.startswith(f"{package}.")
+    ]
+    return any(
+        _is_of_core(value) for each in own for value in [*getattr(each, "__dict__", {}).values()]
+    )
 
 
 def _is_of_core(value: object) -> bool:

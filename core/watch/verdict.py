@@ -26,7 +26,8 @@ _WORDS = {
 _SAME_CALL = "all ranks are in the same call, with other shapes"
 _MORE_CALLS = (
     "all ranks are in the same call, and these made one before it that the others did not, such as "
-    "self.log(..., sync_dist=True), all_gather or a save under `if rank == 0`; let all ranks make it: "
+    "self.log(..., sync_dist=True), all_gather or a save under `if rank == 0`; let all ranks make "
+    "it: "
 )
 _MOST_SHOWN = 64
 
@@ -76,7 +77,9 @@ def find(statuses: Sequence[RankStatus]) -> Verdict | None:
 def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
     places = defaultdict(list)
     for each in statuses:
-        places[each.phase == "end of epoch", each.collective.partition(" ")[0], each.line].append(each)
+        places[each.phase == "end of epoch", each.collective.partition(" ")[0], each.line].append(
+            each
+        )
     if len(places) == 1:
         shapes = defaultdict(list)
         for each in statuses:
@@ -101,18 +104,31 @@ def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
     saving = [each for each in statuses if each.phase == "checkpoint"]
     if 0 < len(saving) <= len(statuses) / 2:
         others = _listed_first([[each for each in statuses if each not in saving]])
-        cure = ". All ranks must save and load: don't ask for it under a condition such as is_global_zero"
-        reason = f"in a checkpoint, to which the others don't come: {_listed(saving)}; while {others}{cure}"
+        cure = (
+            ". All ranks must save and load: don't ask for it under a condition such as "
+            "is_global_zero"
+        )
+        reason = (
+            f"in a checkpoint, to which the others don't come: {_listed(saving)}; while "
+            f"{others}{cure}"
+        )
         return Verdict(_ranks(saving), reason)
     ended = [each for each in statuses if each.phase == "end of epoch"]
     if ended and len(ended) < len(statuses):
         cure = ". Give all ranks as many batches, for example by limit_train_batches"
-        return Verdict(_ranks(ended), "out of data, while the others have more batches: " + _listed(ended) + cure)
-    return _on_groups(list(places.values()), "in another collective than the others", "in different collectives")
+        return Verdict(
+            _ranks(ended),
+            "out of data, while the others have more batches: " + _listed(ended) + cure,
+        )
+    return _on_groups(
+        list(places.values()), "in another collective than the others", "in different collectives"
+    )
 
 
 def _on_those_awaited(statuses: Sequence[RankStatus]) -> Verdict:
-    """The verdict where some say whom they wait for: who is waited for and waits for nobody in turn went astray."""
+    """The verdict where some say whom they wait for: who is waited for and waits for nobody in turn
+    went astray.
+    """
     awaiting = {each.rank: each.awaited_ranks for each in statuses if each.awaited_ranks}
     wanted = {rank for ranks in awaiting.values() for rank in ranks}
     astray = [each for each in statuses if each.rank in wanted and each.rank not in awaiting]
@@ -124,7 +140,9 @@ def _on_those_awaited(statuses: Sequence[RankStatus]) -> Verdict:
         groups[each.collective.partition(" ")[0], each.line].append(each)
     odd = (_odd(list(groups.values())) if len(groups) > 1 else []) or astray
     others = [each for each in statuses if each not in odd]
-    return Verdict(_ranks(odd), f"in another call than the others: {_listed(odd)}; while {_listed(others)}")
+    return Verdict(
+        _ranks(odd), f"in another call than the others: {_listed(odd)}; while {_listed(others)}"
+    )
 
 
 def _on_groups(groups: list[list[RankStatus]], some: str, all_of_them: str) -> Verdict:
@@ -138,7 +156,9 @@ def _on_groups(groups: list[list[RankStatus]], some: str, all_of_them: str) -> V
 
 
 def _odd(groups: list[list[RankStatus]]) -> list[RankStatus]:
-    """The diverged ranks: the only ones whose call is new to them, else the minority; empty if unknown."""
+    """The diverged ranks: the only ones whose call is new to them, else the minority; empty if
+    unknown.
+    """
     unusual = [group for group in groups if not all(each.is_usual for each in group)]
     if len(unusual) == 1:
         return unusual[0]
@@ -149,7 +169,9 @@ def _odd(groups: list[list[RankStatus]]) -> list[RankStatus]:
 def _listed_first(groups: list[list[RankStatus]]) -> str:
     """The first rank of each group, and how many are with it."""
     firsts = [(_described(group[0]), len(group) - 1) for group in groups[:_MOST_SHOWN]]
-    return "; ".join(first + (f" (and {num_more} more there)" if num_more else "") for first, num_more in firsts)
+    return "; ".join(
+        first + (f" (and {num_more} more there)" if num_more else "") for first, num_more in firsts
+    )
 
 
 def _ranks(statuses: Sequence[RankStatus]) -> tuple[int, ...]:
@@ -175,10 +197,20 @@ def _inside(each: RankStatus) -> str:
 def table(statuses: Sequence[RankStatus]) -> str:
     """The statuses as a table, one line for each rank."""
     rows = [
-        (f"rank {each.rank}", each.state, each.phase, f"{each.since_s:.0f} s", each.line or "?", _inside(each))
+        (
+            f"rank {each.rank}",
+            each.state,
+            each.phase,
+            f"{each.since_s:.0f} s",
+            each.line or "?",
+            _inside(each),
+        )
         for each in statuses[:_MOST_SHOWN]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
     more = [f"  and {len(statuses) - _MOST_SHOWN} more"] if len(statuses) > _MOST_SHOWN else []
     return "\n".join([line.rstrip() for line in lines] + more)

@@ -1,4 +1,6 @@
-"""The thread that watches one rank, and exchanges statuses with the other ranks' threads when nothing moves."""
+"""The thread that watches one rank, and exchanges statuses with the other ranks' threads when
+nothing moves.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ class Watchdog:
     """
 
     def __init__(
-        self, options: WatchdogOptions, store: Store, world: World, store_port: int, *, is_store_hosted: bool = False
+        self,
+        options: WatchdogOptions,
+        store: Store,
+        world: World,
+        store_port: int,
+        *,
+        is_store_hosted: bool = False,
     ) -> None:
         """All ranks.
 
@@ -57,8 +65,12 @@ class Watchdog:
         self._num_wakes = 0
         self._stacks = StackFile()
         self._own = own = OwnStatus(options, world, self._stacks)
-        self._others = others = OtherRanks(options, own.rank, world.world_size, own.machine, self._looks_every)
-        self._store = StoreAccess(store, store_port, lambda: not is_store_hosted and others.is_gone(0))
+        self._others = others = OtherRanks(
+            options, own.rank, world.world_size, own.machine, self._looks_every
+        )
+        self._store = StoreAccess(
+            store, store_port, lambda: not is_store_hosted and others.is_gone(0)
+        )
         self._decision = StandstillDecision(options, own.machine)
         self.exchange = StatusExchange(own, self._store, others, self._decision)
         self.termination = Termination(store_port, self._ask)
@@ -111,7 +123,9 @@ class Watchdog:
             self._store.ask(self.exchange.listen, _WAKE_S / 4)
 
     def _ask(self) -> None:
-        """Called in the watched thread after a lost connection: fetch the verdict, if another rank has decided."""
+        """Called in the watched thread after a lost connection: fetch the verdict, if another rank
+        has decided.
+        """
         if not self._options.ends_run:
             return
         if not self._decision.verdict:
@@ -121,7 +135,10 @@ class Watchdog:
 
     def _end(self) -> None:
         """End this process by the verdict, and the absent processes of this machine."""
-        error, grace_s = self.termination.error or self._decision.error(), self._options.grace.total_seconds()
+        error, grace_s = (
+            self.termination.error or self._decision.error(),
+            self._options.grace.total_seconds(),
+        )
         absent = self._absent_here(error)
         for pid, began in absent:
             with suppress(OSError):
@@ -135,14 +152,19 @@ class Watchdog:
             leave_at_once(error)
 
     def _absent_here(self, error: HangError) -> list[tuple[int, str]]:
-        """The absent processes of this machine, and when each began; none if another rank of it is to end them."""
+        """The absent processes of this machine, and when each began; none if another rank of it is
+        to end them.
+        """
         own, statuses = self._own, self._others.statuses
         here = [each for each in error.ranks if each.host == own.host]
         present = [each.rank for each in here if each.rank not in error.absent]
         if present and min(present) != own.rank:
             return []
         absent = [each for each in here if each.rank in error.absent and each.pid != own.pid]
-        return [(each.pid, statuses[each.rank].began if each.rank in statuses else "") for each in absent]
+        return [
+            (each.pid, statuses[each.rank].began if each.rank in statuses else "")
+            for each in absent
+        ]
 
     def _remove_files(self) -> None:
         self._stacks.close()

@@ -1,4 +1,5 @@
-"""Program: train on a simulated `mps` and on the CPU, and print what each run came to, as one line of JSON.
+"""Program: train on a simulated `mps` and on the CPU, and print what each run came to, as one line
+of JSON.
 
     python mps_program.py LIBRARY FOLDER
 
@@ -27,7 +28,9 @@ RUNS = {
 def train(accelerator, **options):
     """Where the weights were after two epochs, what they are, and what was logged."""
     module = Tiny()
-    trainer = make_trainer(sys.argv[2], accelerator=accelerator, max_epochs=2, enable_checkpointing=False, **options)
+    trainer = make_trainer(
+        sys.argv[2], accelerator=accelerator, max_epochs=2, enable_checkpointing=False, **options
+    )
     trainer.fit(module, loader(), loader())
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     weights = [weight.detach().cpu().double().tolist() for weight in module.parameters()]
@@ -39,7 +42,10 @@ if __name__ == "__main__":
     fabric = Fabric()
     fabric.launch()
     facts = {
-        "runs": {name: [train(kind, **options) for kind in ("auto", "cpu")] for name, options in RUNS.items()},
+        "runs": {
+            name: [train(kind, **options) for kind in ("auto", "cpu")]
+            for name, options in RUNS.items()
+        },
         "scaled": train("mps", precision="16-mixed"),
         "automatic": [str(fabric.device), str(Fabric(accelerator="gpu").device)],
         "memory": sorted(fabric.strategy.accelerator.memory_stats(fabric.device)),

@@ -1,8 +1,10 @@
-"""The device type `mps` in a torch that was built without Metal: the host computes, and float64 is refused as there.
+"""The device type `mps` in a torch that was built without Metal: the host computes, and float64 is
+refused as there.
 
-`build` compiles what torch keeps in C++ of a device, for some seconds. `register` makes `torch.device("mps")` usable in
-this process, for good; call it before the first backward. A tensor there is a wrapper around one on the CPU, as on the
-device of tests/downstream/sim-device; what torch documents under `torch.mps` and `torch.backends.mps` answers.
+`build` compiles what torch keeps in C++ of a device, for some seconds. `register` makes
+`torch.device("mps")` usable in this process, for good; call it before the first backward. A tensor
+there is a wrapper around one on the CPU, as on the device of tests/downstream/sim-device; what
+torch documents under `torch.mps` and `torch.backends.mps` answers.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ def build(folder: Path) -> Path:
     torch_folder, library = Path(torch.__file__).parent, folder / "metal.so"
     places = ["-I", torch_folder / "include", "-L", torch_folder / "lib"]
     source = Path(__file__).with_name("metal.cpp")
-    options = ["-std=c++20", "-fPIC", "-shared", *places, source, "-o", library, "-lc10", "-ltorch_cpu"]
+    options = [
+        "-std=c++20",
+        "-fPIC",
+        "-shared",
+        *places,
+        source,
+        "-o",
+        library,
+        "-lc10",
+        "-ltorch_cpu",
+    ]
     subprocess.run([COMPILER, *options], check=True, capture_output=True)
     return library
 
@@ -49,7 +61,7 @@ class MPSTensor(HostTensor):
     def __new__(cls, raw: torch.Tensor) -> MPSTensor:
         if raw.dtype in (torch.float64, torch.complex128):
             raise TypeError(
-                f"Cannot convert a MPS Tensor to {str(raw.dtype).removeprefix('torch.')} dtype as the MPS framework "
-                "doesn't support float64. Please use float32 instead."
+                f"Cannot convert a MPS Tensor to {str(raw.dtype).removeprefix('torch.')} dtype as "
+                "the MPS framework doesn't support float64. Please use float32 instead."
             )
         return HostTensor.__new__(cls, raw)

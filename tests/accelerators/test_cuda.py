@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from core.accelerators import Absent, Broken, CUDAAccelerator, Found, MPSAccelerator, find_usable_cuda_devices
+from core.accelerators import (
+    Absent,
+    Broken,
+    CUDAAccelerator,
+    Found,
+    MPSAccelerator,
+    find_usable_cuda_devices,
+)
 from core.accelerators.cuda_probe import probe
 from core.contract import DeviceError
 
@@ -59,7 +66,9 @@ def test_counted_devices_come_before_all_others(two_devices):
     assert CUDAAccelerator.detect() == Found(2, priority=100)
     assert CUDAAccelerator().parse_devices(-1) == [0, 1]
     assert CUDAAccelerator().torch_devices([1]) == [torch.device("cuda", 1)]
-    with pytest.raises(DeviceError, match="asks accelerator 'cuda' for device 2, but there are 2 here"):
+    with pytest.raises(
+        DeviceError, match="asks accelerator 'cuda' for device 2, but there are 2 here"
+    ):
         CUDAAccelerator().parse_devices([0, 2])
 
 
@@ -91,7 +100,9 @@ def test_a_number_that_is_none(number):
 @pytest.mark.slow
 @without_cuda
 def test_each_device_is_tried_and_the_reasons_are_told(two_devices):
-    """Two devices are counted, and a real allocation fails on each, in the process that tries it."""
+    """Two devices are counted, and a real allocation fails on each, in the process that tries
+    it.
+    """
     message = r"Expected 1 usable, and 0 of 2 can be used; device 0: .*; device 1: "
     with pytest.raises(DeviceError, match=message):
         find_usable_cuda_devices(1)
@@ -107,7 +118,10 @@ def metal(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("is_built", "this torch was built without MPS"), ("is_available", "this machine has no Metal GPU")],
+    [
+        ("is_built", "this torch was built without MPS"),
+        ("is_available", "this machine has no Metal GPU"),
+    ],
 )
 def test_a_machine_without_metal(metal, monkeypatch, name, reason):
     monkeypatch.setattr(torch.backends.mps, name, lambda: False)
@@ -117,6 +131,10 @@ def test_a_machine_without_metal(metal, monkeypatch, name, reason):
 def test_a_machine_with_metal_has_one_gpu(metal):
     assert MPSAccelerator.detect() == Found(1, priority=90)
     for devices in (1, -1, "auto", [0]):
-        assert MPSAccelerator().torch_devices(MPSAccelerator().parse_devices(devices)) == [torch.device("mps", 0)]
-    with pytest.raises(DeviceError, match="asks accelerator 'mps' for device 1, but there are 1 here"):
+        assert MPSAccelerator().torch_devices(MPSAccelerator().parse_devices(devices)) == [
+            torch.device("mps", 0)
+        ]
+    with pytest.raises(
+        DeviceError, match="asks accelerator 'mps' for device 1, but there are 1 here"
+    ):
         MPSAccelerator().parse_devices(2)

@@ -32,7 +32,9 @@ def test_every_public_name_is_there(package):
 def test_the_packages_themselves_import_no_torch():
     names = ", ".join(package.__name__ for package in PACKAGES)
     program = f"import sys, {names}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 
@@ -46,9 +48,12 @@ def test_a_plugins_class_can_be_imported_from_core():
 
 
 def test_a_well_known_class_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("core.registry.registry.known_classes", lambda kind: {"QuantizedStrategy": "core-planned"})
+    monkeypatch.setattr(
+        "core.registry.registry.known_classes", lambda kind: {"QuantizedStrategy": "core-planned"}
+    )
     with pytest.raises(
-        ImportError, match=r"comes with core-planned\. core-planned is not installed: `pip install core-"
+        ImportError,
+        match=r"comes with core-planned\. core-planned is not installed: `pip install core-",
     ):
         from core.strategies import QuantizedStrategy  # noqa: F401
 

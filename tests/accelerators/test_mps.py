@@ -1,4 +1,6 @@
-"""Apple's GPU, simulated: torch's own device type `mps`, with what torch documents of it, computed by the host."""
+"""Apple's GPU, simulated: torch's own device type `mps`, with what torch documents of it, computed
+by the host.
+"""
 
 import json
 import os
@@ -20,7 +22,12 @@ def facts(tmp_path_factory):
     if simulated_metal.COMPILER is None:
         pytest.skip("the simulation is compiled, and there is no compiler")
     folder = tmp_path_factory.mktemp("mps")
-    command = [sys.executable, Path(__file__).with_name("mps_program.py"), simulated_metal.build(folder), folder]
+    command = [
+        sys.executable,
+        Path(__file__).with_name("mps_program.py"),
+        simulated_metal.build(folder),
+        folder,
+    ]
     done = programs.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -32,14 +39,18 @@ def test_a_run_equals_one_on_the_cpu(facts):
         assert (found.pop("device"), expected.pop("device")) == ("mps:0", "cpu"), name
         assert found["weights"] == expected["weights"], name
         # Under autocast a loss is float32 there, and bfloat16 on the CPU.
-        assert found["logged"] == pytest.approx(expected["logged"], rel=1e-2 if "mixed" in name else 1e-6), name
+        assert found["logged"] == pytest.approx(
+            expected["logged"], rel=1e-2 if "mixed" in name else 1e-6
+        ), name
 
 
 @pytest.mark.slow
 def test_float16_is_scaled(facts):
     (expected, _), found = facts["runs"]["as it is"], facts["scaled"]
     # The scale is too large at first, and the steps until it fits are left out.
-    assert found["logged"]["train_loss"] == pytest.approx(expected["logged"]["train_loss"], rel=0.05)
+    assert found["logged"]["train_loss"] == pytest.approx(
+        expected["logged"]["train_loss"], rel=0.05
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""A vendor's device, as PrivateUse1 lets one in, known to torch only after the vendor's extension was imported."""
+"""A vendor's device, as PrivateUse1 lets one in, known to torch only after the vendor's extension
+was imported.
+"""
 
 import sys
 import textwrap
@@ -69,9 +71,13 @@ module.set_rng_state = lambda state, device: states.__setitem__(device.index, st
 torch._register_device_module("acme", module)
 """
     (tmp_path / "torch_acme.py").write_text(extension)
-    program = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n" + textwrap.dedent(drives)
+    program = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n" + textwrap.dedent(
+        drives
+    )
     done = programs.run([sys.executable, "-c", program])
-    assert done.stdout.startswith("acme:7 is here, but can't be used: acme error: invalid device ordinal "), done.stderr
+    assert done.stdout.startswith(
+        "acme:7 is here, but can't be used: acme error: invalid device ordinal "
+    ), done.stderr
 
 
 class Unknown(TorchDeviceAccelerator):
@@ -84,21 +90,30 @@ def test_a_device_type_that_torch_does_not_know_is_absent():
 
 
 def test_a_missing_extension_is_named():
-    with pytest.raises(DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.*Install the vendor's"):
+    with pytest.raises(
+        DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.*Install the vendor's"
+    ):
         Unknown().torch_devices([0])
 
 
-@pytest.mark.parametrize("raises", ["OSError('libacme.so: no such file')", "AssertionError('built for torch 2.5')"])
+@pytest.mark.parametrize(
+    "raises", ["OSError('libacme.so: no such file')", "AssertionError('built for torch 2.5')"]
+)
 def test_an_extension_that_breaks_is_named(tmp_path, monkeypatch, raises):
     """A vendor's module loads shared libraries, and compares versions, when it is imported."""
     (tmp_path / "torch_nobodyknows.py").write_text(f"raise {raises}")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.* raised .*(libacme|2\.5)"):
+    with pytest.raises(
+        DeviceError,
+        match=r"'unknown' needs the module 'torch_nobodyknows'.* raised .*(libacme|2\.5)",
+    ):
         Unknown().torch_devices([0])
 
 
 def test_the_cpu_behind_the_generic_class():
-    """torch has a module for the CPU too, so that the generic class can be seen at work in this process."""
+    """torch has a module for the CPU too, so that the generic class can be seen at work in this
+    process.
+    """
 
     class Processor(TorchDeviceAccelerator):
         device_type = "cpu"

@@ -1,12 +1,14 @@
-"""Take a release to a package index on this machine, and use it from there as strangers would, with pip and with uv.
+"""Take a release to a package index on this machine, and use it from there as strangers would, with
+pip and with uv.
 
-    python tests/by_hand/index_drill.py FOLDER --torch torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
+    python tests/by_hand/index_drill.py FOLDER --torch
+    torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
 
 FOLDER is new. It needs pypiserver, hatchling and uv, some minutes, and two GB.
 
-The index has this release and torch for CPUs, and leads to the one that pip is configured for where it lacks something.
-What is run, and what came of it, is printed and kept in FOLDER/log.txt; `index_drill.txt` has the lines of last time.
-The exit code is 1 if anything went otherwise.
+The index has this release and torch for CPUs, and leads to the one that pip is configured for where
+it lacks something. What is run, and what came of it, is printed and kept in FOLDER/log.txt;
+`index_drill.txt` has the lines of last time. The exit code is 1 if anything went otherwise.
 """
 
 import argparse
@@ -46,22 +48,37 @@ class Drill:
         folder.mkdir(parents=True)
         self.folder, self.index, self.failed = folder, folder / "index", 0
         self.log = (folder / "log.txt").open("w")
-        # Nothing but the index: whatever this machine is configured with would bring other releases.
-        self.environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_"))}
+        # Nothing but the index: whatever this machine is configured with would bring other
+        # releases.
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_"))
+        }
         self.environment |= {
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "OMP_NUM_THREADS": "1",
         }
         if "PIP_CERT" in os.environ:
-            self.environment |= {"PIP_CERT": os.environ["PIP_CERT"], "SSL_CERT_FILE": os.environ["PIP_CERT"]}
+            self.environment |= {
+                "PIP_CERT": os.environ["PIP_CERT"],
+                "SSL_CERT_FILE": os.environ["PIP_CERT"],
+            }
 
     def say(self, text: str) -> None:
         print(text, flush=True)
         self.log.write(text + "\n")
 
-    def step(self, title: str, *command: object, expect: str = "", fails: bool = False, cwd: Path | None = None) -> str:
-        """Run a command; it must end with success (or not, if it `fails`), and print what is expected."""
+    def step(
+        self,
+        title: str,
+        *command: object,
+        expect: str = "",
+        fails: bool = False,
+        cwd: Path | None = None,
+    ) -> str:
+        """Run a command; it must end with success (or not, if it `fails`), and print what is
+        expected.
+        """
         begin = time.monotonic()
         done = subprocess.run(
             [str(part) for part in command],
@@ -71,7 +88,9 @@ class Drill:
             text=True,
         )
         output = done.stdout + done.stderr
-        is_right = (done.returncode != 0) == fails and re.search(expect, " ".join(output.split())) is not None
+        is_right = (done.returncode != 0) == fails and re.search(
+            expect, " ".join(output.split())
+        ) is not None
         self.failed += not is_right
         self.say(f"{'ok    ' if is_right else 'FAILED'} {title} ({time.monotonic() - begin:.0f} s)")
         self.log.write(f"$ {' '.join(map(str, command))}\n{output}\n")
@@ -84,8 +103,24 @@ class Drill:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "pypiserver", "run", "-i", "127.0.0.1", "-p", str(port), "-P", ".", "-a", "."]
-        self.servers = [*getattr(self, "servers", []), subprocess.Popen([*command, *options, folder])]
+        command = [
+            sys.executable,
+            "-m",
+            "pypiserver",
+            "run",
+            "-i",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "-P",
+            ".",
+            "-a",
+            ".",
+        ]
+        self.servers = [
+            *getattr(self, "servers", []),
+            subprocess.Popen([*command, *options, folder]),
+        ]
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -98,9 +133,20 @@ class Drill:
         if name == "core":  # the others bring no file
             (source / "core").mkdir()
             (source / "core" / "__init__.py").touch()
-        (source / "pyproject.toml").write_text(SQUAT.format(name=name, version=version, dependencies=dependencies))
+        (source / "pyproject.toml").write_text(
+            SQUAT.format(name=name, version=version, dependencies=dependencies)
+        )
         self.step(
-            f"build {name} {version}", sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", into, cwd=source
+            f"build {name} {version}",
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            into,
+            cwd=source,
         )
 
 
@@ -109,12 +155,27 @@ def newer(drill: Drill) -> None:
     source = drill.folder / "newer"
     shutil.copytree(ROOT / "plugins" / "ddp", source, ignore=shutil.ignore_patterns("__pycache__"))
     (source / "core_ddp" / "_version.py").write_text('__version__ = "0.1.1"\n')
-    drill.step("build core-ddp 0.1.1", sys.executable, "-m", "hatchling", "build", "-d", drill.index, cwd=source)
+    drill.step(
+        "build core-ddp 0.1.1",
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-d",
+        drill.index,
+        cwd=source,
+    )
 
 
 def first_program(page: Path, path: Path) -> Path:
     text = page.read_text(encoding="utf-8")
-    path.write_text(next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "import" in block))
+    path.write_text(
+        next(
+            block
+            for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+            if "import" in block
+        )
+    )
     return path
 
 
@@ -122,7 +183,9 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
     """All that a user does, with one of the installers, in a fresh environment."""
     place = drill.folder / f"with {tool}"  # a path with a blank
     drill.step(
-        f"{tool}: a fresh environment", *([sys.executable, "-m", "venv"] if tool == "pip" else ["uv", "venv"]), place
+        f"{tool}: a fresh environment",
+        *([sys.executable, "-m", "venv"] if tool == "pip" else ["uv", "venv"]),
+        place,
     )
     python, core = place / "bin" / "python", place / "bin" / "core"
     if tool == "pip":
@@ -139,14 +202,31 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         "import torch; print(torch.__version__)",
         expect=r"2\.13\.0\+cpu",
     )
-    drill.step(f"{tool}: core list-strategies", core, "list-strategies", expect="ddp DDPStrategy core-ddp 0.1.0 ok")
+    drill.step(
+        f"{tool}: core list-strategies",
+        core,
+        "list-strategies",
+        expect="ddp DDPStrategy core-ddp 0.1.0 ok",
+    )
     program = first_program(ROOT / "README.md", drill.folder / "program.py")
     drill.step(f"{tool}: README's program", python, program, expect="2 processes: y = 3.0 x")
     release = drill.folder / "release" / "release.json"
-    drill.step(f"{tool}: doctor --verify", core, "doctor", "--verify", release, expect=r"core-ddp ok its \d+ files")
+    drill.step(
+        f"{tool}: doctor --verify",
+        core,
+        "doctor",
+        "--verify",
+        release,
+        expect=r"core-ddp ok its \d+ files",
+    )
     drill.step(f"{tool}: the extra safetensors", *install, "core-training[safetensors]")
     drill.step(f"{tool}: upgrade", *install, "--upgrade", "core-ddp")
-    drill.step(f"{tool}: ... to the newest", core, "list-strategies", expect="DDPStrategy core-ddp 0.1.1 ok")
+    drill.step(
+        f"{tool}: ... to the newest",
+        core,
+        "list-strategies",
+        expect="DDPStrategy core-ddp 0.1.1 ok",
+    )
     drill.step(
         f"{tool}: ... which the release hasn't",
         core,
@@ -158,11 +238,20 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
     )
     drill.step(f"{tool}: downgrade", *install, "core-ddp==0.1.0")
     drill.step(
-        f"{tool}: a plugin for a core that isn't there", *install, "core-future", fails=True, expect="core-training"
+        f"{tool}: a plugin for a core that isn't there",
+        *install,
+        "core-future",
+        fails=True,
+        expect="core-training",
     )
     no_deps = [*install, "--no-deps", "core-future"]
     drill.step(f"{tool}: ... installed all the same", *no_deps)
-    drill.step(f"{tool}: ... leaves the others alone", core, "list-strategies", expect="DDPStrategy core-ddp 0.1.0 ok")
+    drill.step(
+        f"{tool}: ... leaves the others alone",
+        core,
+        "list-strategies",
+        expect="DDPStrategy core-ddp 0.1.0 ok",
+    )
     constraints = drill.folder / "release" / "constraints.txt"
     squatted = [
         *install,
@@ -171,31 +260,71 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         "--reinstall" if tool == "uv" else "--force-reinstall",
         "--no-deps",
     ]
-    drill.step(f"{tool}: a squatter's 99.0 loses", *squatted, "-c", constraints, "core-training", "core-ddp")
-    drill.step(f"{tool}: ... and ours is there", core, "list-strategies", expect="DDPStrategy core-ddp 0.1.0 ok")
+    drill.step(
+        f"{tool}: a squatter's 99.0 loses",
+        *squatted,
+        "-c",
+        constraints,
+        "core-training",
+        "core-ddp",
+    )
+    drill.step(
+        f"{tool}: ... and ours is there",
+        core,
+        "list-strategies",
+        expect="DDPStrategy core-ddp 0.1.0 ok",
+    )
     drill.step(f"{tool}: plugins", *install, *(f"core-{name}" for name in LIGHT), "core-testing")
     for name in LIGHT if tool == "pip" else ("ddp", "finetuning", "report"):
         page = ROOT / "plugins" / name / "README.md"
-        drill.step(f"{tool}: program of core-{name}", python, first_program(page, drill.folder / f"of {name}.py"))
+        drill.step(
+            f"{tool}: program of core-{name}",
+            python,
+            first_program(page, drill.folder / f"of {name}.py"),
+        )
     drill.step(f"{tool}: a foreign core", *squatted, "core")
     overwritten = {"fails": True, "expect": "core 99.0 has overwritten"}
     drill.step(f"{tool}: ... is named", core, "doctor", **overwritten)
-    drill.step(f"{tool}: ... by an import too", python, "-c", "import core.strategies", **overwritten)
+    drill.step(
+        f"{tool}: ... by an import too", python, "-c", "import core.strategies", **overwritten
+    )
     drill.step(f"{tool}: ... is uninstalled", *remove, "core")
     drill.step(f"{tool}: ... and ours comes back", *squatted, "-c", constraints, "core-training")
-    drill.step(f"{tool}: ... whole", core, "doctor", "--verify", release, expect=r"core-training ok its \d+ files")
+    drill.step(
+        f"{tool}: ... whole",
+        core,
+        "doctor",
+        "--verify",
+        release,
+        expect=r"core-training ok its \d+ files",
+    )
     drill.step(f"{tool}: uninstall core-ddp", *remove, "core-ddp")
-    drill.step(f"{tool}: ... is said", core, "explain", "--strategy", "ddp", fails=True, expect="pip install core-ddp")
+    drill.step(
+        f"{tool}: ... is said",
+        core,
+        "explain",
+        "--strategy",
+        "ddp",
+        fails=True,
+        expect="pip install core-ddp",
+    )
     drill.step(f"{tool}: uninstall core-training", *remove, "core-training")
     drill.step(
-        f"{tool}: ... leaves nothing", python, "-c", "import core.cli", fails=True, expect="No module named 'core"
+        f"{tool}: ... leaves nothing",
+        python,
+        "-c",
+        "import core.cli",
+        fails=True,
+        expect="No module named 'core",
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--torch", type=Path, required=True, help="the wheel of torch 2.13.0 for CPUs")
+    parser.add_argument(
+        "--torch", type=Path, required=True, help="the wheel of torch 2.13.0 for CPUs"
+    )
     arguments = parser.parse_args()
     drill = Drill(arguments.folder.resolve())
     release = drill.folder / "release"
@@ -210,7 +339,10 @@ def main() -> None:
     for name in ("core-training", "core-ddp", "core"):
         drill.make_wheel(name, "99.0", "[]", squatter)
     try:
-        url, squat = drill.serve(drill.index, "--fallback-url", "https://pypi.org/simple/"), drill.serve(squatter)
+        url, squat = (
+            drill.serve(drill.index, "--fallback-url", "https://pypi.org/simple/"),
+            drill.serve(squatter),
+        )
         for tool in ("pip", "uv"):
             use(drill, tool, url, squat)
     finally:

@@ -1,14 +1,16 @@
-"""Changes one place of the code after the other, as cosmic-ray does, and runs the tests that should fail then.
+"""Changes one place of the code after the other, as cosmic-ray does, and runs the tests that should
+fail then.
 
-    python tests/by_hand/mutation.py --seed 1 --number 100 > before   # of core and the five largest plugins
-    python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing runs
-    python tests/by_hand/mutation.py --again before > after           # the same, first by the test that caught each
-    python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
+    python tests/by_hand/mutation.py --seed 1 --number 100 > before   # of core and the five largest
+    plugins python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing
+    runs python tests/by_hand/mutation.py --again before > after           # the same, first by the
+    test that caught each python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
 
-It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable: files are changed in
-place, and put back. It runs the tests of the mutant's area only, so try one that survives against other tests. Then it
-needs a test, or a sentence that says why nobody can tell it from the code. Pick mutants before you write tests. The
-test that has caught a mutant is named: one that fails without any mutant catches nothing.
+It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable:
+files are changed in place, and put back. It runs the tests of the mutant's area only, so try one
+that survives against other tests. Then it needs a test, or a sentence that says why nobody can tell
+it from the code. Pick mutants before you write tests. The test that has caught a mutant is named:
+one that fails without any mutant catches nothing.
 """
 
 import argparse
@@ -34,7 +36,9 @@ NOTHING_FAILED = (0, 4, 5)  # of pytest: all passed, no such test, none selected
 
 
 def mutants(seed: int, number: int) -> list[tuple[str, str, int, int]]:
-    """File, operator, occurrence and line of mutants: of files drawn by their size a place, and of it a change."""
+    """File, operator, occurrence and line of mutants: of files drawn by their size a place, and of
+    it a change.
+    """
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     draw = random.Random(seed)
     drawn = draw.choices(files, weights=[file.stat().st_size for file in files], k=number)
@@ -43,13 +47,21 @@ def mutants(seed: int, number: int) -> list[tuple[str, str, int, int]]:
 
 def one_of(file: Path, draw: random.Random) -> tuple[str, str, int, int] | None:
     """One mutant of a file; None if it has none."""
-    with tempfile.TemporaryDirectory() as folder, use_db(Path(folder) / "all.sqlite", WorkDB.Mode.create) as db:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        use_db(Path(folder) / "all.sqlite", WorkDB.Mode.create) as db,
+    ):
         init([file], db, {})
         found = [change for item in db.work_items for change in item.mutations]
     places: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
     for each in found:
         if not any(part in each.operator_name for part in UNSEEN):
-            mutant = (str(file.relative_to(ROOT)), each.operator_name, each.occurrence, each.start_pos[0])
+            mutant = (
+                str(file.relative_to(ROOT)),
+                each.operator_name,
+                each.occurrence,
+                each.start_pos[0],
+            )
             places.setdefault(each.start_pos, []).append(mutant)
     return draw.choice(sorted(places[draw.choice(sorted(places))])) if places else None
 
@@ -60,7 +72,12 @@ def tests_of(path: str) -> list[str]:
     if first == "plugins":
         return [f"plugins/{rooms[0]}/tests"]
     if rooms == ["strategies"]:
-        return ["tests/strategies", "plugins/ddp/tests", "tests/fabric", "tests/trainer/test_activation_memory.py"]
+        return [
+            "tests/strategies",
+            "plugins/ddp/tests",
+            "tests/fabric",
+            "tests/trainer/test_activation_memory.py",
+        ]
     if rooms == ["contract"]:
         return [f"tests/{name}" for name in ("contract", "accelerators", "resolve", "fabric")]
     if rooms == ["session"]:
@@ -79,14 +96,29 @@ def first_of(path: str, operator: str, occurrence: int, areas: list[str]) -> str
 
 
 def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> str:
-    """Make the change, run the tests, and put the file back. The first that fails; empty if none does."""
+    """Make the change, run the tests, and put the file back. The first that fails; empty if none
+    does.
+    """
     file = ROOT / path
     before = file.read_bytes()
     try:
         apply_mutation(file, get_operator(operator)(), occurrence)
         with tempfile.TemporaryFile("w+") as output:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:randomly", *tests]
-            run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-n",
+                "0",
+                "-p",
+                "no:randomly",
+                *tests,
+            ]
+            run = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
             try:
                 if run.wait(TIMEOUT_S) in NOTHING_FAILED:
                     return ""
@@ -104,7 +136,9 @@ def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--only", type=int, nargs="+")
@@ -112,7 +146,11 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", dest="lists")
     parser.add_argument("--again", type=Path, help="what an earlier run has printed")
     asked = parser.parse_args()
-    drawn = told_by(asked.again) if asked.again else [(*each, []) for each in mutants(asked.seed, asked.number)]
+    drawn = (
+        told_by(asked.again)
+        if asked.again
+        else [(*each, []) for each in mutants(asked.seed, asked.number)]
+    )
     for place, (path, operator, occurrence, line, caught) in enumerate(drawn):
         if asked.only is None or place in asked.only:
             print(place, f"{path}:{line}", operator, occurrence, end=" ", flush=True)

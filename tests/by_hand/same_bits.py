@@ -1,7 +1,9 @@
-"""Trains a small net by three strategies, and prints digests of losses and weights: a refactoring changes no bit.
+"""Trains a small net by three strategies, and prints digests of losses and weights: a refactoring
+changes no bit.
 
-    python tests/by_hand/same_bits.py > before.json     # in an environment with the earlier commit installed
-    python tests/by_hand/same_bits.py > after.json      # in one with this commit: `cmp` finds no difference
+    python tests/by_hand/same_bits.py > before.json     # in an environment with the earlier commit
+    installed python tests/by_hand/same_bits.py > after.json      # in one with this commit: `cmp`
+    finds no difference
 
 Both environments have the same torch, and run on the same machine.
 """
@@ -24,7 +26,12 @@ OPTIONS = {
     "accumulated": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
     "bf16": {"precision": "bf16-mixed"},
 }
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 class Net(Module):
@@ -33,7 +40,9 @@ class Net(Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4))
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 4)
+        )
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -52,16 +61,22 @@ class Net(Module):
 
 
 def digests(strategy, devices, options):
-    """Of the losses in this process, the metrics and, where the ranks' weights come back, the weights."""
+    """Of the losses in this process, the metrics and, where the ranks' weights come back, the
+    weights.
+    """
     torch.manual_seed(3)
     inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
     data, net = TensorDataset(inputs, inputs[:, :4].argmax(1)), Net()
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=devices, max_epochs=3, **options, **QUIET)
+    trainer = Trainer(
+        strategy=strategy, accelerator="cpu", devices=devices, max_epochs=3, **options, **QUIET
+    )
     trainer.fit(net, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=8))
     weights = [] if strategy == "fsdp" else [each.detach().flatten() for each in net.parameters()]
     seen = {
         "losses": "".join(net.losses).encode(),
-        "metrics": repr({name: float(value).hex() for name, value in trainer.callback_metrics.items()}).encode(),
+        "metrics": repr(
+            {name: float(value).hex() for name, value in trainer.callback_metrics.items()}
+        ).encode(),
         "weights": torch.cat(weights).numpy().tobytes() if weights else b"",
     }
     return {name: hashlib.sha256(content).hexdigest()[:16] for name, content in seen.items()}

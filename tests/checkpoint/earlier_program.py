@@ -23,13 +23,32 @@ STEPS = 2
 def values():
     """One of everything that a checkpoint holds."""
     return {
-        "plain": [None, True, 3, -0.5, float("inf"), "text", "\N{SNOWMAN}", 2 + 1j, b"bytes", bytearray(b"more")],
-        "nested": {"list": [1, [2.0, "three"]], "tuple": (1, ("a", "b")), "set": {1, 2}, "empty": {}},
+        "plain": [
+            None,
+            True,
+            3,
+            -0.5,
+            float("inf"),
+            "text",
+            "\N{SNOWMAN}",
+            2 + 1j,
+            b"bytes",
+            bytearray(b"more"),
+        ],
+        "nested": {
+            "list": [1, [2.0, "three"]],
+            "tuple": (1, ("a", "b")),
+            "set": {1, 2},
+            "empty": {},
+        },
         "keys": {1: "one", (2, "b"): "pair", "$tag": "dollar"},
         "ordered": OrderedDict(b=1, a=2),
         "counter": Counter("aab"),
         "descriptions": [torch.float16, torch.Size([2, 3]), torch.device("cpu")],
-        "arrays": {"numbers": numpy.arange(6, dtype=numpy.int16).reshape(2, 3), "scalar": numpy.float32(1.5)},
+        "arrays": {
+            "numbers": numpy.arange(6, dtype=numpy.int16).reshape(2, 3),
+            "scalar": numpy.float32(1.5),
+        },
         "tensors": {
             "float32": torch.arange(6.0).reshape(2, 3),
             "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
@@ -37,7 +56,9 @@ def values():
             "bool": torch.tensor([True, False]),
             "empty": torch.zeros(0, 3),
             "transposed": torch.arange(6.0).reshape(2, 3).t(),
-            "sparse": torch.sparse_coo_tensor([[0, 1], [2, 0]], [3.0, 4.0], (2, 3), check_invariants=True),
+            "sparse": torch.sparse_coo_tensor(
+                [[0, 1], [2, 0]], [3.0, 4.0], (2, 3), check_invariants=True
+            ),
         },
     }
 
@@ -56,7 +77,9 @@ def data():
 def fill(module):
     """Weights that no generator makes."""
     for parameter in module.parameters():
-        parameter.data = torch.linspace(-0.5, 0.5, parameter.numel()).double().reshape(parameter.shape)
+        parameter.data = (
+            torch.linspace(-0.5, 0.5, parameter.numel()).double().reshape(parameter.shape)
+        )
     return module
 
 
@@ -111,7 +134,10 @@ def write_with_fabric(path, checkpoint_io, **entries):
     plain = net()
     model, optimizer = fabric.setup(plain, adam(plain.parameters()))
     train(model, optimizer)
-    fabric.save(path, {"model": model, **({"optimizer": optimizer} if "values" in entries else {}), **entries})
+    fabric.save(
+        path,
+        {"model": model, **({"optimizer": optimizer} if "values" in entries else {}), **entries},
+    )
 
 
 def write_sharded(fabric, path):

@@ -1,7 +1,8 @@
 """What must hold of checkpoints behind fsspec, whichever file system it is.
 
-As a program: `remote_checks.py FOLDER` runs all checks on a server on this machine that speaks S3. Libraries of object
-stores leave threads behind, which the process of the tests can't have when it forks.
+As a program: `remote_checks.py FOLDER` runs all checks on a server on this machine that speaks S3.
+Libraries of object stores leave threads behind, which the process of the tests can't have when it
+forks.
 """
 
 import os
@@ -51,7 +52,9 @@ def replace_read_verify_and_remove_a_folder(url, tmp_path):
     assert newest_valid(url) == path
     damage(path)
     for look in (verify_checkpoint, load_checkpoint):
-        with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt/.*.data' is damaged between byte 0 and"):
+        with pytest.raises(
+            CheckpointCorruptedError, match=r"last.ckpt/.*.data' is damaged between byte 0 and"
+        ):
             look(path)
     with pytest.raises(CheckpointNotFoundError, match=r"In that folder are: last.ckpt"):
         load_checkpoint(f"{url}/lats.ckpt")
@@ -72,7 +75,10 @@ def use_other_form(url, checkpoint_io, name):
     for step in range(2):
         state = {"model": {"x": torch.full((3,), float(step))}}
         save_state(path, state, checkpoint_io)
-        assert checkpoint_io.load_checkpoint(path, collectives=ALONE)["model"]["x"].tolist() == [step] * 3
+        assert (
+            checkpoint_io.load_checkpoint(path, collectives=ALONE)["model"]["x"].tolist()
+            == [step] * 3
+        )
     assert checkpoint_io.exists(path)
     verify_checkpoint(path)
     checkpoint_io.remove_checkpoint(path, collectives=ALONE)

@@ -1,8 +1,9 @@
-"""A disk that loses what was not synced: the states in which a crash of the machine may leave a folder.
+"""A disk that loses what was not synced: the states in which a crash of the machine may leave a
+folder.
 
-What `core.checkpoint.storage.disk` does to a folder is recorded. A crash after the n-th change keeps what was synced
-until then. Of the rest it may keep anything, but for this: changes of one name come to the disk in order, and a rename
-whole or not at all.
+What `core.checkpoint.storage.disk` does to a folder is recorded. A crash after the n-th change
+keeps what was synced until then. Of the rest it may keep anything, but for this: changes of one
+name come to the disk in order, and a rename whole or not at all.
 """
 
 import io
@@ -67,7 +68,16 @@ class Recorder:
         self.before = _copied(self.tree)
         self.changes = []  # of names: (time, {(folder, name): what has it then, or None})
         self.folder_syncs = []
-        for name in ("create", "set_time", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
+        for name in (
+            "create",
+            "set_time",
+            "sync",
+            "sync_folder",
+            "make_folder",
+            "rename",
+            "unlink",
+            "remove_folder",
+        ):
             self.real[name] = getattr(disk, name)
             monkeypatch.setattr(disk, name, getattr(self, name))
 
@@ -122,10 +132,12 @@ class Recorder:
             node = node.names[part]
         return node
 
-    # after a crash --------------------------------------------------------------------------------------------------
+    # after a crash --------------------------------------------------------------------------------
 
     def crash(self, time, seed, target):
-        """Write to the folder `target` what may be found after a crash when `time` changes were made."""
+        """Write to the folder `target` what may be found after a crash when `time` changes were
+        made.
+        """
         chance = random.Random(seed)
         state = {folder: dict(names) for folder, names in self.before.items()}
         for places in self._surviving(time, chance):
@@ -189,12 +201,12 @@ def _write(folder, state, target, content):
             _write(node, state, target / name, content)
 
 
-# what tests go through ------------------------------------------------------------------------------------------------
+# what tests go through ----------------------------------------------------------------------------
 
 
 def crashes(folder, work, target, monkeypatch, *, more_than):
-    """Do the work, of more than so many changes; yield `target` for each state in which a crash may leave `folder`, and
-    whether all was done."""
+    """Do the work, of more than so many changes; yield `target` for each state in which a crash may
+    leave `folder`, and whether all was done."""
     with monkeypatch.context() as patches:
         recorder = Recorder(folder, patches)
         work()
@@ -207,8 +219,9 @@ def crashes(folder, work, target, monkeypatch, *, more_than):
 
 
 def failures(prepare, work, error, monkeypatch):
-    """For each change of the disk that fails the work, when that has failed and all that came after it: yield what was
-    told. It ends with the first change without which the work is done all the same."""
+    """For each change of the disk that fails the work, when that has failed and all that came after
+    it: yield what was told. It ends with the first change without which the work is done all the
+    same."""
     for number in count(1):
         prepare()
         with monkeypatch.context() as patches:

@@ -1,4 +1,6 @@
-"""Checkpoints of numbered steps, whole or not at all, and a process that dies while it writes one."""
+"""Checkpoints of numbered steps, whole or not at all, and a process that dies while it writes
+one.
+"""
 
 import os
 import signal
@@ -13,12 +15,28 @@ from support.checkpoint_collectives import Alone
 ALONE = Alone()
 VALUES = 2_000
 OF_STORAGE = os.path.dirname(core.checkpoint.__file__) + os.sep
-CHANGES = {"open", "write", "flush", "close", "fsync", "flock", "mkdir", "replace", "rename", "unlink", "truncate"}
+CHANGES = {
+    "open",
+    "write",
+    "flush",
+    "close",
+    "fsync",
+    "flock",
+    "mkdir",
+    "replace",
+    "rename",
+    "unlink",
+    "truncate",
+}
 """Names of the calls into the system before which a process is killed."""
 
 
 def state(step, values=VALUES):
-    return {"step": step, "x": torch.full((values,), float(step)), "y": torch.full((values,), -float(step))}
+    return {
+        "step": step,
+        "x": torch.full((values,), float(step)),
+        "y": torch.full((values,), -float(step)),
+    }
 
 
 def save(path, step, kind=DistributedCheckpointIO, collectives=ALONE):

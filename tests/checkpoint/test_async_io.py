@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import (
+    AsyncCheckpointIO,
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+)
 from core.checkpoint.copies import staging
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
@@ -82,7 +87,9 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(tmp_path, monkeypatch, num_threads):
+def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(
+    tmp_path, monkeypatch, num_threads
+):
     """By torch if it is small, and else by threads in pieces."""
 
     class counted_copies(TorchDispatchMode):
@@ -109,12 +116,19 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
     class Spy(DistributedCheckpointIO):
         def save_checkpoint(self, state, path, *, collectives):
             seen.append([tensor.data_ptr() for tensor in state["tensors"]])
-            assert (threading.current_thread().name, threading.active_count()) == ("checkpoint_0", before + 1)
+            assert (threading.current_thread().name, threading.active_count()) == (
+                "checkpoint_0",
+                before + 1,
+            )
             super().save_checkpoint(state, path, collectives=collectives)
 
     monkeypatch.setattr(ctypes, "memmove", memmove)
     checkpoint_io = AsyncCheckpointIO(Spy())
-    tensors = [torch.arange(2_000_000.0), torch.full((2_000_000,), 2.0, dtype=torch.bfloat16), torch.ones(3)]
+    tensors = [
+        torch.arange(2_000_000.0),
+        torch.full((2_000_000,), 2.0, dtype=torch.bfloat16),
+        torch.ones(3),
+    ]
     before = threading.active_count()
     for step in range(3):
         copied.clear()
@@ -156,7 +170,8 @@ def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, 
 
     def fork_and_rename(*paths):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of any thread
+            # from Python 3.12 on, of any thread
+            warnings.simplefilter("ignore", DeprecationWarning)
             if not (copy := os.fork()):
                 os.close(ends)
                 os.read(waits, 1)
@@ -215,7 +230,9 @@ def test_the_end_waits_and_tells_what_failed(tmp_path):
     checkpoint_io.teardown()
     # After an exception, that one is what the user must see.
     save_state(tmp_path / "file" / "x.ckpt", {"x": 1}, checkpoint_io)
-    with pytest.warns(UserWarning, match=r"that was being written is lost: .*x.ckpt' can't be written"):
+    with pytest.warns(
+        UserWarning, match=r"that was being written is lost: .*x.ckpt' can't be written"
+    ):
         end_after_an_exception(checkpoint_io)
 
 
@@ -242,7 +259,9 @@ def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
         world_size = 2
 
     with pytest.raises(UnsupportedError, match="Several can't communicate in the background"):
-        AsyncCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", collectives=Session(Several()).collectives)
+        AsyncCheckpointIO().save_checkpoint(
+            {}, tmp_path / "x.ckpt", collectives=Session(Several()).collectives
+        )
 
 
 @pytest.mark.parametrize("save_last", [True, "link"])
@@ -250,7 +269,9 @@ def test_a_trainer_that_saves_in_the_background(tmp_path, save_last):
     from core.callbacks import ModelCheckpoint
     from support.tiny import Tiny, loader, make_trainer
 
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{step}", every_n_train_steps=1, save_last=save_last)
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", "{epoch}-{step}", every_n_train_steps=1, save_last=save_last
+    )
     trainer = make_trainer(tmp_path, checkpoint, max_epochs=3, plugins="async")
     trainer.fit(Tiny(), loader(), loader())
     assert sorted(os.listdir(tmp_path / "c")) == ["epoch=2-step=12.ckpt", "last.ckpt"]

@@ -1,4 +1,6 @@
-"""What a file of torch's and a folder have in common: all comes back as it was, or is refused by its place."""
+"""What a file of torch's and a folder have in common: all comes back as it was, or is refused by
+its place.
+"""
 
 import os
 import shutil
@@ -9,7 +11,12 @@ import torch
 from torch import nn
 
 from checkpoint.steps import names
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid
+from core.checkpoint import (
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+    newest_valid,
+)
 from core.contract import CheckpointError, CheckpointNotFoundError
 from support.checkpoint_collectives import Alone, save_state
 from support.same import assert_same
@@ -58,8 +65,14 @@ FORMS = {
 def test_tensors_of_every_form_come_back(storage, path, form):
     tensor = FORMS[form]()
     loaded = there_and_back(storage, path, {"x": tensor})["x"]
-    assert (loaded.dtype, loaded.layout, loaded.requires_grad) == (tensor.dtype, tensor.layout, False)
-    assert torch.equal(loaded.to_dense().to(torch.complex64), tensor.detach().to_dense().to(torch.complex64))
+    assert (loaded.dtype, loaded.layout, loaded.requires_grad) == (
+        tensor.dtype,
+        tensor.layout,
+        False,
+    )
+    assert torch.equal(
+        loaded.to_dense().to(torch.complex64), tensor.detach().to_dense().to(torch.complex64)
+    )
 
 
 def test_tensors_that_share_memory_are_written_once_and_go_on_sharing_it(storage, path):
@@ -98,7 +111,10 @@ ENDLESS.append(ENDLESS)
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ({"x": [0, Foo()]}, f"state['a']['x'][1] is a {Foo.__module__}.Foo, which a checkpoint can't hold"),
+        (
+            {"x": [0, Foo()]},
+            f"state['a']['x'][1] is a {Foo.__module__}.Foo, which a checkpoint can't hold",
+        ),
         ([Foo()], "Expected numbers, strings, bytes, None"),
         (lambda: None, "builtins.function"),
         (HasState(), r"Save its state_dict() instead."),
@@ -131,7 +147,9 @@ def test_what_could_not_come_back_is_refused(storage, path, value, expected):
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_nested_tensor_is_refused_by_its_path(storage, path, layout):
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
-    with pytest.raises(CheckpointError, match=r"state\['x'\] is a nested tensor, .* tensor\.unbind\(\) gives them"):
+    with pytest.raises(
+        CheckpointError, match=r"state\['x'\] is a nested tensor, .* tensor\.unbind\(\) gives them"
+    ):
         save_state(path, {"x": nested}, storage)
 
 
@@ -140,7 +158,9 @@ def test_a_nested_tensor_is_refused_by_its_path(storage, path, layout):
 
 def test_a_missing_checkpoint_names_its_neighbours(storage, path):
     save_state(path, {"x": 1}, storage)
-    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint .*lats.ckpt'. In that folder are: last.ckpt"):
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"no checkpoint .*lats.ckpt'. In that folder are: last.ckpt"
+    ):
         load_checkpoint(path.with_name("lats.ckpt"))
     save_state(path.with_name("first.ckpt"), {"x": 1}, storage)
     with pytest.raises(FileNotFoundError, match=r"In that folder are: first.ckpt, last.ckpt\."):

@@ -37,7 +37,9 @@ def calls_of(function, *args):
 
 
 def per_tensor(folder, method):
-    """The slope between a small and a large model, without what a checkpoint takes however small it is."""
+    """The slope between a small and a large model, without what a checkpoint takes however small it
+    is.
+    """
     found = []
     for num_layers in (10, 60):
         fabric, state = trained(num_layers)

@@ -8,7 +8,13 @@ import torch
 
 from checkpoint.damaged_on_purpose import read_manifest, write_manifest
 from checkpoint.steps import names
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
+from core.checkpoint import (
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+    newest_valid,
+    verify_checkpoint,
+)
 from core.checkpoint.any_form import formats
 from core.checkpoint.folder.reader import FolderReader
 from core.checkpoint.format import digest
@@ -35,23 +41,33 @@ def change_manifest(path, **entries):
 def test_a_target_of_another_shape_is_refused_and_nothing_is_filled(path):
     save_state(path, {"a": torch.ones(2), "model": {"w": torch.ones(2, 3)}})
     first = torch.zeros(2)
-    with pytest.raises(CheckpointError, match=r"'model.w' has shape \(2, 3\) in .*last.ckpt' and \(3, 2\) here"):
+    with pytest.raises(
+        CheckpointError, match=r"'model.w' has shape \(2, 3\) in .*last.ckpt' and \(3, 2\) here"
+    ):
         load_checkpoint(path, {"a": first, "model": {"w": torch.zeros(3, 2)}})
     assert first.tolist() == [0, 0]
 
 
 def test_chunks_are_read_whatever_chunks_were_written(path):
-    """A tensor is written in four chunks, and read into four others, each of which has a part of each."""
+    """A tensor is written in four chunks, and read into four others, each of which has a part of
+    each.
+    """
     whole, target = torch.arange(7 * 5.0).reshape(7, 5), torch.full((7, 5), -1.0)
 
     def cut(values, row, column):
         boxes = itertools.product(((0, row), (row, 7)), ((0, column), (column, 5)))
-        parts = [((top, left), values[top:bottom, left:right]) for (top, bottom), (left, right) in boxes]
-        return ShardedLeaf((7, 5), torch.float32, tuple(Chunk(at, tuple(part.shape), part) for at, part in parts))
+        parts = [
+            ((top, left), values[top:bottom, left:right]) for (top, bottom), (left, right) in boxes
+        ]
+        return ShardedLeaf(
+            (7, 5), torch.float32, tuple(Chunk(at, tuple(part.shape), part) for at, part in parts)
+        )
 
     save_state(path, {"w": cut(whole, 5, 2)})
     assert torch.equal(load_checkpoint(path)["w"], whole)
-    assert IO.describe_checkpoint(path, collectives=ALONE) == {"w": TensorDescription((7, 5), torch.float32)}
+    assert IO.describe_checkpoint(path, collectives=ALONE) == {
+        "w": TensorDescription((7, 5), torch.float32)
+    }
     leaf = cut(target, 4, 3)
     assert load_checkpoint(path, {"w": leaf})["w"] is leaf
     assert torch.equal(target, whole)
@@ -72,7 +88,9 @@ def test_only_plain_files_of_text_and_numbers_are_written(path):
 
 
 def test_a_state_that_is_no_dict_is_refused(path):
-    with pytest.raises(CheckpointError, match=r"^state is a builtins\.list, which a checkpoint can't hold"):
+    with pytest.raises(
+        CheckpointError, match=r"^state is a builtins\.list, which a checkpoint can't hold"
+    ):
         save_state(path, [1])
     assert names(path.parent) == []
 
@@ -82,7 +100,10 @@ def test_a_state_that_is_no_dict_is_refused(path):
     ("make", "told"),
     [
         (lambda: {"\ud800": 1}, "lone surrogate"),
-        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "is a quantized tensor. Save its int_"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            "is a quantized tensor. Save its int_",
+        ),
     ],
 )
 def test_what_one_file_holds_and_a_folder_does_not_is_refused_by_its_path(path, make, told):
@@ -93,9 +114,13 @@ def test_what_one_file_holds_and_a_folder_does_not_is_refused_by_its_path(path, 
 def test_somebody_elses_folder_is_left_alone(path):
     path.mkdir()
     (path / "thesis.tex").write_text("ten years")
-    with pytest.raises(CheckpointError, match=r"a folder that isn't a checkpoint, with 'thesis.tex' in it"):
+    with pytest.raises(
+        CheckpointError, match=r"a folder that isn't a checkpoint, with 'thesis.tex' in it"
+    ):
         save_state(path, {"x": 1})
-    with pytest.raises(CheckpointError, match=r"can't be deleted: it is a folder that isn't a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"can't be deleted: it is a folder that isn't a checkpoint"
+    ):
         IO.remove_checkpoint(path, collectives=ALONE)
     with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json"):
         load_checkpoint(path)
@@ -104,7 +129,9 @@ def test_somebody_elses_folder_is_left_alone(path):
 
 def test_a_file_in_the_place_of_a_folder_is_left_alone(path):
     save_state(path, {"x": 1}, TorchCheckpointIO())
-    with pytest.raises(CheckpointError, match="a file is there, and this CheckpointIO writes a folder; remove it"):
+    with pytest.raises(
+        CheckpointError, match="a file is there, and this CheckpointIO writes a folder; remove it"
+    ):
         save_state(path, {"x": 2})
     assert load_checkpoint(path) == {"x": 1}, "it reads what the other one wrote"
     IO.remove_checkpoint(path, collectives=ALONE)
@@ -152,17 +179,23 @@ def test_a_damaged_block_is_found_where_it_is_read(path, verifies_first):
         file.write(b"!")
     targets = {name: torch.ones(size, dtype=torch.uint8) for name in ("first", "second")}
     storage = DistributedCheckpointIO(verifies_first=verifies_first)
-    told = rf"{data.name}' is damaged between byte {4 * BLOCK_BYTES} and {5 * BLOCK_BYTES}: the digest"
+    told = (
+        rf"{data.name}' is damaged between byte {4 * BLOCK_BYTES} and {5 * BLOCK_BYTES}: the digest"
+    )
     with pytest.raises(CheckpointCorruptedError, match=told) as caught:
         storage.load_checkpoint(path, collectives=ALONE, state=targets)
     # It is read once, and verified meanwhile, unless it is asked to be verified first.
     assert targets["first"].max() == verifies_first
     assert (
-        caught.value.overwritten == ("overwritten in part: load another" in str(caught.value)) == (not verifies_first)
+        caught.value.overwritten
+        == ("overwritten in part: load another" in str(caught.value))
+        == (not verifies_first)
     )
     assert pickle.loads(pickle.dumps(caught.value)).overwritten == caught.value.overwritten
     # A rank that needs a part has no need of the rest.
-    row = ShardedLeaf((size,), torch.uint8, (Chunk((0,), (10,), torch.ones(10, dtype=torch.uint8)),))
+    row = ShardedLeaf(
+        (size,), torch.uint8, (Chunk((0,), (10,), torch.ones(10, dtype=torch.uint8)),)
+    )
     load_checkpoint(path, {"first": row, "second": row})
     assert row.chunks[0].tensor.max() == 0
 
@@ -172,14 +205,19 @@ def test_a_file_that_is_gone_is_named(path, ending):
     save_state(path, {"x": torch.ones(50)})
     file = next(path.glob(f"*{ending}"))
     file.unlink()
-    with pytest.raises(CheckpointCorruptedError, match=rf"its file '{file.name}' is missing|without {file.name}"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=rf"its file '{file.name}' is missing|without {file.name}"
+    ):
         load_checkpoint(path)
 
 
 def test_a_newer_format_says_which_release_reads_it(path):
     save_state(path, {"x": 1})
     change_manifest(path, format=3, versions={"core": "3.1.0"})
-    with pytest.raises(CheckpointCorruptedError, match=r"format 3, written by core '3.1.0'.*reads up to 2\. Install"):
+    with pytest.raises(
+        CheckpointCorruptedError,
+        match=r"format 3, written by core '3.1.0'.*reads up to 2\. Install",
+    ):
         load_checkpoint(path)
 
 
@@ -228,7 +266,9 @@ def test_the_newest_that_verifies_is_found_and_the_others_are_named(tmp_path):
     (tmp_path / "7.ckpt" / "manifest.json").write_bytes(b"{")
     with pytest.warns(UserWarning, match="Looking for an older one") as caught:
         assert newest_valid(tmp_path) == str(tmp_path / "8.ckpt")
-    assert [name for row in caught for name in ("6.ckpt", "7.ckpt") if name in str(row.message)] == ["7.ckpt", "6.ckpt"]
+    assert [
+        name for row in caught for name in ("6.ckpt", "7.ckpt") if name in str(row.message)
+    ] == ["7.ckpt", "6.ckpt"]
     assert newest_valid(tmp_path, first=tmp_path / "9.ckpt") == str(tmp_path / "9.ckpt")
 
 
@@ -257,18 +297,26 @@ NUM_WRITERS = 24
 
 @pytest.fixture
 def written_by_many(path, monkeypatch):
-    """A checkpoint whose rows and columns were written by 24 ranks, and the indexes that are read of it."""
+    """A checkpoint whose rows and columns were written by 24 ranks, and the indexes that are read
+    of it.
+    """
     whole = torch.arange(NUM_WRITERS * 6.0).reshape(NUM_WRITERS, 6)
 
     def save_row(collectives):
         rank = collectives.rank
-        row = ShardedLeaf((NUM_WRITERS, 6), torch.float32, (Chunk((rank, 0), (1, 6), whole[rank : rank + 1]),))
-        IO.save_checkpoint({"w": row, "plain": torch.ones(2), "step": 7}, path, collectives=collectives)
+        row = ShardedLeaf(
+            (NUM_WRITERS, 6), torch.float32, (Chunk((rank, 0), (1, 6), whole[rank : rank + 1]),)
+        )
+        IO.save_checkpoint(
+            {"w": row, "plain": torch.ones(2), "step": 7}, path, collectives=collectives
+        )
 
     assert together(save_row, NUM_WRITERS) == [None] * NUM_WRITERS
     read, take = [], FolderReader._take_index
     monkeypatch.setattr(
-        FolderReader, "_take_index", lambda self, name: (read.append(int(name[9:14])), take(self, name))
+        FolderReader,
+        "_take_index",
+        lambda self, name: (read.append(int(name[9:14])), take(self, name)),
     )
     return whole, read
 
@@ -287,7 +335,9 @@ def rows(whole, first, number):
         ((0, NUM_WRITERS), 23, 1, set(range(NUM_WRITERS))),
     ],
 )
-def test_a_rank_reads_the_indexes_of_what_it_needs(path, written_by_many, share, first, number, indexes):
+def test_a_rank_reads_the_indexes_of_what_it_needs(
+    path, written_by_many, share, first, number, indexes
+):
     whole, read = written_by_many
     target, expected = rows(whole, first, number)
     loaded = formats.load_checkpoint(path, {"w": target}, share)
@@ -318,8 +368,10 @@ def test_what_is_missing_is_looked_for_everywhere_and_a_part_is_enough(path, wri
     [
         (((0, 0), (2, 1)), [((0, 0), (1, 2)), ((1, 0), (1, 2))], True),
         (((1, 0), (1, 2)), [((1, 0), (1, 1))], False),
-        (((1, 1), (2, 2)), [((0, 0), (2, 4)), ((1, 0), (2, 4))], False),  # of which one row comes twice
-        (((0, 0), (1, 1)), [((0, 0), (1, 1)), ((3, 0), (2, 1)), ((3, 0), (2, 1))], True),  # twice elsewhere
+        # of which one row comes twice
+        (((1, 1), (2, 2)), [((0, 0), (2, 4)), ((1, 0), (2, 4))], False),
+        # twice elsewhere
+        (((0, 0), (1, 1)), [((0, 0), (1, 1)), ((3, 0), (2, 1)), ((3, 0), (2, 1))], True),
         (((0,), (2,)), [((0, 0), (2, 2))], False),
         (((0,), (0,)), [], True),
     ],

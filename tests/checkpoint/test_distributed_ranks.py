@@ -1,4 +1,6 @@
-"""Several ranks write one checkpoint, each its part; what fails on one is raised on all, and nobody waits for ever."""
+"""Several ranks write one checkpoint, each its part; what fails on one is raised on all, and nobody
+waits for ever.
+"""
 
 import os
 
@@ -7,7 +9,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import (
+    AsyncCheckpointIO,
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+)
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
 from core.strategies import ParallelStrategy
 from core_testing import Backend
@@ -18,7 +25,9 @@ WHOLE = torch.arange(7 * 4.0).reshape(7, 4)
 
 def run(function, folder, in_process=True):
     """Call `function(rank, collectives, path)` on two ranks."""
-    Backend(ParallelStrategy, num_processes=2, in_process=in_process).run(_work, function, str(folder / "last.ckpt"))
+    Backend(ParallelStrategy, num_processes=2, in_process=in_process).run(
+        _work, function, str(folder / "last.ckpt")
+    )
 
 
 def _work(rank, function, path):
@@ -50,7 +59,9 @@ def test_dtensors_are_written_and_read(tmp_path):
             assert (loaded["rank"], loaded["random"]) == (0, [1])
             for read in (Shard(0), Shard(1), Replicate()):
                 target = placed(read) * 0
-                loaded = checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
+                loaded = checkpoint_io.load_checkpoint(
+                    path, collectives=collectives, state={"w": target}
+                )
                 assert loaded["w"] is target
                 assert torch.equal(target.full_tensor(), WHOLE)
         collectives.barrier()
@@ -61,14 +72,18 @@ def test_dtensors_are_written_and_read(tmp_path):
 def test_leaves_of_one_rank_each_are_written(tmp_path):
     def work(rank, collectives, path):
         leaves = {
-            f"w{number}": ShardedLeaf((5,), torch.float32, (Chunk((0,), (5,), torch.full((5,), 1.0 * number)),) * mine)
+            f"w{number}": ShardedLeaf(
+                (5,), torch.float32, (Chunk((0,), (5,), torch.full((5,), 1.0 * number)),) * mine
+            )
             for number in range(4)
             for mine in [int(number % 2 == rank)]
         }
         DistributedCheckpointIO().save_checkpoint(leaves, path, collectives=collectives)
         if rank == 0:
             assert len([name for name in os.listdir(path) if name.endswith(".data")]) == 2
-            assert [load_checkpoint(path)[f"w{number}"].unique().tolist() for number in range(4)] == [
+            assert [
+                load_checkpoint(path)[f"w{number}"].unique().tolist() for number in range(4)
+            ] == [
                 [0],
                 [1],
                 [2],
@@ -87,7 +102,9 @@ def test_what_only_one_rank_has_wrong_is_refused(tmp_path):
         assert not os.path.exists(path)
         # Both have the first half: nobody the second.
         half = ShardedLeaf((4,), torch.float32, (Chunk((0,), (2,), torch.ones(2)),) * (rank == 0))
-        with pytest.raises(CheckpointError, match="have 2 elements of tensors to save, and the state has 4"):
+        with pytest.raises(
+            CheckpointError, match="have 2 elements of tensors to save, and the state has 4"
+        ):
             DistributedCheckpointIO().save_checkpoint({"x": half}, path, collectives=collectives)
         collectives.barrier()
         assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == []
@@ -96,7 +113,9 @@ def test_what_only_one_rank_has_wrong_is_refused(tmp_path):
 
 
 def test_a_part_that_is_lacking_is_told_to_all(tmp_path):
-    """A file of another rank's part that is gone is missed by the rank that needs it, and told to all."""
+    """A file of another rank's part that is gone is missed by the rank that needs it, and told to
+    all.
+    """
 
     def work(rank, collectives, path):
         checkpoint_io = DistributedCheckpointIO()
@@ -118,7 +137,8 @@ def test_a_part_that_is_lacking_is_told_to_all(tmp_path):
             checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
         assert not caught.value.overwritten
         assert not target.to_local().any(), "damage on one rank leaves all as they were"
-        # What can't be loaded on one rank is so by default, too, as long as it has no need of the bytes to know.
+        # What can't be loaded on one rank is so by default, too, as long as it has no need of the
+        # bytes to know.
         checkpoint_io.verifies_first = False
         whole = f"{path}.whole"
         checkpoint_io.save_checkpoint({"w": placed(Shard(0))}, whole, collectives=collectives)
@@ -148,11 +168,15 @@ def test_ranks_save_in_the_background(tmp_path):
         loaded = checkpoint_io.load_checkpoint(f"{path}.4", collectives=collectives)
         assert torch.equal(loaded["w"], WHOLE)
         assert (loaded["step"], loaded["mine"].tolist()) == (4, [0, 0, 0])
-        assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == ["last.ckpt.4"]
+        assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == [
+            "last.ckpt.4"
+        ]
         blocked = f"{os.path.dirname(path)}/blocked"
         with open(blocked, "w"):
             pass
-        checkpoint_io.save_checkpoint({"x": torch.ones(1)}, f"{blocked}/last.ckpt", collectives=collectives)
+        checkpoint_io.save_checkpoint(
+            {"x": torch.ones(1)}, f"{blocked}/last.ckpt", collectives=collectives
+        )
         with pytest.raises(CheckpointError, match="can't be written: File exists"):
             checkpoint_io.save_checkpoint({"x": torch.ones(1)}, path, collectives=collectives)
         checkpoint_io.teardown()
@@ -164,7 +188,9 @@ def test_ranks_save_in_the_background(tmp_path):
 def test_a_state_of_rank_0_is_refused(tmp_path):
     def work(rank, collectives, path):
         with pytest.raises(CheckpointError, match=r"state\['x'\] is a builtins.object") as caught:
-            TorchCheckpointIO().save_checkpoint({"x": object()} if rank == 0 else None, path, collectives=collectives)
+            TorchCheckpointIO().save_checkpoint(
+                {"x": object()} if rank == 0 else None, path, collectives=collectives
+            )
         assert str(caught.value).startswith("On rank 0: ") == (rank == 1)
 
     run(work, tmp_path)
@@ -190,11 +216,15 @@ def test_one_process_reads_what_two_wrote_and_the_other_way_round(tmp_path):
     def read_rows(rank, collectives, path):
         target = placed(Shard(0)) * 0
         path = path.replace("last", "one")
-        DistributedCheckpointIO().load_checkpoint(path, collectives=collectives, state={"w": target})
+        DistributedCheckpointIO().load_checkpoint(
+            path, collectives=collectives, state={"w": target}
+        )
         assert torch.equal(target.full_tensor(), WHOLE)
 
     def write_rows(rank, collectives, path):
-        DistributedCheckpointIO().save_checkpoint({"w": placed(Shard(0))}, path, collectives=collectives)
+        DistributedCheckpointIO().save_checkpoint(
+            {"w": placed(Shard(0))}, path, collectives=collectives
+        )
 
     run(write_rows, tmp_path)
     assert torch.equal(load_checkpoint(tmp_path / "last.ckpt")["w"], WHOLE)

@@ -1,4 +1,5 @@
-"""Checkpoints of each form that an earlier core has written are read by this one, and trained on from.
+"""Checkpoints of each form that an earlier core has written are read by this one, and trained on
+from.
 
 A folder in `earlier` is what `earlier_program.py` has made with the core of that commit.
 """
@@ -16,7 +17,15 @@ from support.same import assert_same
 
 EARLIER = Path(__file__).with_name("earlier")
 FOLDERS = [path for path in sorted(EARLIER.iterdir()) if path.is_dir()]
-FORMS = ("folder", "folder-2-ranks", "file.ckpt", "file.safetensors", "trainer", "trainer-2-ranks", "trainer.ckpt")
+FORMS = (
+    "folder",
+    "folder-2-ranks",
+    "file.ckpt",
+    "file.safetensors",
+    "trainer",
+    "trainer-2-ranks",
+    "trainer.ckpt",
+)
 
 
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
@@ -31,7 +40,9 @@ def trained(num_steps):
 
 
 def assert_close(model, expected):
-    for (name, parameter), other in zip(model.named_parameters(), expected.parameters(), strict=True):
+    for (name, parameter), other in zip(
+        model.named_parameters(), expected.parameters(), strict=True
+    ):
         torch.testing.assert_close(parameter, other, msg=lambda text, name=name: f"{name}: {text}")
 
 

@@ -27,10 +27,14 @@ def test_a_folder_is_a_checkpoint_once_its_last_file_is_there(tmp_path):
     folder = tmp_path / "begun"
     folder.mkdir()
     assert not AcmeFolderIO().exists(folder)
-    with pytest.raises(CheckpointNotFoundError, match=r"No Acme checkpoint is at .*begun'.* the file 'done'"):
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"No Acme checkpoint is at .*begun'.* the file 'done'"
+    ):
         AcmeFolderIO().load_checkpoint(folder, collectives=Alone())
     assert AcmeFolderIO().exists(checkpoint(tmp_path / "whole"))
-    assert AcmeFolderIO().load_checkpoint(tmp_path / "whole", collectives=Alone()) == {"text": "whole"}
+    assert AcmeFolderIO().load_checkpoint(tmp_path / "whole", collectives=Alone()) == {
+        "text": "whole"
+    }
 
 
 def test_saving_says_what_writes_such_folders(tmp_path):
@@ -44,7 +48,8 @@ def test_its_own_folder_is_removed_and_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "photos").mkdir()
     with pytest.raises(
-        CheckpointError, match=r"photos' is no Acme checkpoint, and stays as it is\. Save to another path"
+        CheckpointError,
+        match=r"photos' is no Acme checkpoint, and stays as it is\. Save to another path",
     ):
         AcmeFolderIO().remove_checkpoint(tmp_path / "photos", collectives=Alone())
     assert (tmp_path / "photos").is_dir()
@@ -52,7 +57,13 @@ def test_its_own_folder_is_removed_and_nothing_else(tmp_path):
 
 def test_what_fails_on_a_strangers_content_is_damage_and_an_error_of_core_stays():
     whole_message = r"^'a' isn't ours: KeyError\('b'\)\.$"
-    with pytest.raises(CheckpointCorruptedError, match=whole_message), reported_as_damage("'a' isn't ours"):
+    with (
+        pytest.raises(CheckpointCorruptedError, match=whole_message),
+        reported_as_damage("'a' isn't ours"),
+    ):
         raise KeyError("b")
-    with pytest.raises(CheckpointNotFoundError, match=r"^nothing$"), reported_as_damage("'a' isn't ours"):
+    with (
+        pytest.raises(CheckpointNotFoundError, match=r"^nothing$"),
+        reported_as_damage("'a' isn't ours"),
+    ):
         raise CheckpointNotFoundError("nothing")

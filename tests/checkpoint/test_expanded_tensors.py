@@ -1,4 +1,6 @@
-"""Tensors that show more values than a file holds, and all other forms in which torch writes values."""
+"""Tensors that show more values than a file holds, and all other forms in which torch writes
+values.
+"""
 
 import re
 import subprocess
@@ -16,13 +18,15 @@ from core.contract import CheckpointCorruptedError
 
 
 @pytest.mark.parametrize(
-    "tensor", [torch.zeros(1).expand(1 << 40), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()]
+    "tensor",
+    [torch.zeros(1).expand(1 << 40), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()],
 )
 def test_a_mapped_file_has_no_tensor_that_shows_more_than_it_holds(tmp_path, tensor):
     path = tmp_path / "of-an-engine.pt"
     torch.save({"state": {0: {"w": tensor}}}, path)
     with pytest.raises(
-        CheckpointCorruptedError, match=r"pt' is missing or damaged: .*'state\.0\.w' of shape .* no dense"
+        CheckpointCorruptedError,
+        match=r"pt' is missing or damaged: .*'state\.0\.w' of shape .* no dense",
     ):
         load_mapped(path)
     torch.save(torch.arange(3.0), path)
@@ -32,7 +36,9 @@ def test_a_mapped_file_has_no_tensor_that_shows_more_than_it_holds(tmp_path, ten
 @pytest.mark.parametrize("name", ["folder", "weights.safetensors"])
 def test_a_tensor_that_repeats_values_is_converted(tmp_path, name):
     path, target = tmp_path / "last.pt", tmp_path / name
-    writer = SafetensorsCheckpointIO() if name.endswith(".safetensors") else DistributedCheckpointIO()
+    writer = (
+        SafetensorsCheckpointIO() if name.endswith(".safetensors") else DistributedCheckpointIO()
+    )
     torch.save({"model": {"w": torch.ones(2, 1).expand(2, 1000)}}, path)
     convert_checkpoint(path, target, writer)
     assert load_checkpoint(target)["model"]["w"].sum() == 2000
@@ -42,8 +48,22 @@ def test_a_tensor_that_repeats_values_is_converted(tmp_path, name):
 def test_what_torch_writes_is_read(tmp_path, is_new):
     """All that it writes by calls, in both forms of its files."""
     path, table = tmp_path / "last.pt", torch.nn.Parameter(torch.zeros(1).expand(1 << 30))
-    plain = [b"bytes", b"", bytearray(b"x"), {1, 2}, 1 + 2j, torch.Size([2]), torch.device("cpu", 0), 2**300]
-    state = {"table": table, "sparse": torch.eye(3).to_sparse(), "plain": plain, "ordered": OrderedDict(a=1)}
+    plain = [
+        b"bytes",
+        b"",
+        bytearray(b"x"),
+        {1, 2},
+        1 + 2j,
+        torch.Size([2]),
+        torch.device("cpu", 0),
+        2**300,
+    ]
+    state = {
+        "table": table,
+        "sparse": torch.eye(3).to_sparse(),
+        "plain": plain,
+        "ordered": OrderedDict(a=1),
+    }
     torch.save(state, path, _use_new_zipfile_serialization=is_new)
     loaded = load_checkpoint(path)
     assert (loaded["plain"], loaded["ordered"]) == (plain, {"a": 1})
@@ -54,8 +74,11 @@ def test_what_torch_writes_is_read(tmp_path, is_new):
 @pytest.mark.slow
 def test_a_file_with_a_jagged_tensor_is_inspected(tmp_path):
     path = tmp_path / "jagged.pt"
-    torch.save({"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)}, path)
-    # A process of its own: torch reads such a tensor where its compiler was imported, and other tests may have done so.
+    torch.save(
+        {"x": torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)}, path
+    )
+    # A process of its own: torch reads such a tensor where its compiler was imported, and other
+    # tests may have done so.
     command = [sys.executable, "-m", "core", "checkpoint", "inspect", path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")

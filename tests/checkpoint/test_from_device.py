@@ -1,11 +1,18 @@
-"""Saves from a CUDA device, and loads into it; it is simulated, and does everything as late as it may."""
+"""Saves from a CUDA device, and loads into it; it is simulated, and does everything as late as it
+may.
+"""
 
 import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from core import Fabric
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, await_copies, load_checkpoint
+from core.checkpoint import (
+    AsyncCheckpointIO,
+    DistributedCheckpointIO,
+    await_copies,
+    load_checkpoint,
+)
 from core.contract import CheckpointError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import save_state
 from support.late_cuda import CUDA, MAIN_EARLY, MAIN_LATE, late, simulate
@@ -15,7 +22,11 @@ IN_BOTH_ORDERS = pytest.mark.parametrize("saving", [MAIN_LATE, MAIN_EARLY], indi
 
 def leaf(tensor):
     """A state may name tensors of torch's own class only, or parts of any."""
-    return ShardedLeaf(tuple(tensor.shape), tensor.dtype, (Chunk((0,) * tensor.dim(), tuple(tensor.shape), tensor),))
+    return ShardedLeaf(
+        tuple(tensor.shape),
+        tensor.dtype,
+        (Chunk((0,) * tensor.dim(), tuple(tensor.shape), tensor),),
+    )
 
 
 class Saving:
@@ -23,14 +34,18 @@ class Saving:
 
     def __init__(self, folder, **options):
         self.folder = folder
-        self.weights = [torch.nn.Parameter(late(torch.full(shape, 1.0))) for shape in ((3 << 20,), (5, 7), ())]
+        self.weights = [
+            torch.nn.Parameter(late(torch.full(shape, 1.0))) for shape in ((3 << 20,), (5, 7), ())
+        ]
         self.buffer = late(torch.full((300, 4), 1.0, dtype=torch.float16))
         self.optimizer = torch.optim.SGD(self.weights, lr=1.0)
         self.io = AsyncCheckpointIO(DistributedCheckpointIO(), **options)
         self.io.stepped_tensors = lambda: self.weights
 
     def save(self, name="a.ckpt"):
-        tensors = {f"w{number}": leaf(weight.detach()) for number, weight in enumerate(self.weights)}
+        tensors = {
+            f"w{number}": leaf(weight.detach()) for number, weight in enumerate(self.weights)
+        }
         tensors["transposed"] = leaf(self.weights[1].detach().t())
         save_state(self.folder / name, tensors | {"buffer": leaf(self.buffer)}, self.io)
 
@@ -78,7 +93,9 @@ def test_the_forward_goes_on_while_weights_are_copied(saving):
     seen = []
     CUDA.main.enqueue(lambda: seen.append("forward"))
     assert seen == ["forward"]
-    assert CUDA.streams[1].num_done == copied_at_once < len(CUDA.streams[1].queue), "weights are still to be copied"
+    assert CUDA.streams[1].num_done == copied_at_once < len(CUDA.streams[1].queue), (
+        "weights are still to be copied"
+    )
     saving.step()
     assert CUDA.streams[1].num_done == len(CUDA.streams[1].queue)
     assert saving.saved() == ONES
@@ -98,7 +115,9 @@ def test_weights_that_something_else_changes_meanwhile_are_an_error_and_no_check
     with torch.no_grad():
         saving.weights[0].fill_(5)
     CUDA.gate.set()
-    with pytest.raises(CheckpointError, match="changed while a save was copying them, by something else than their"):
+    with pytest.raises(
+        CheckpointError, match="changed while a save was copying them, by something else than their"
+    ):
         saving.io.teardown()
     assert not (saving.folder / "a.ckpt").exists()
 
@@ -119,7 +138,11 @@ def test_memory_is_locked_once_and_of_the_size_that_is_needed(tmp_path, monkeypa
     for number in range(3):
         saving.save(f"{number}.ckpt")
     (num_bytes,) = CUDA.locked.values()
-    own = sum(weight.nbytes for weight in saving.weights) + saving.weights[1].nbytes + saving.buffer.nbytes
+    own = (
+        sum(weight.nbytes for weight in saving.weights)
+        + saving.weights[1].nbytes
+        + saving.buffer.nbytes
+    )
     assert own < num_bytes < own + 10 * 64
     saving.io.teardown()
     assert not CUDA.locked
@@ -146,13 +169,23 @@ def test_a_load_fills_one_buffer_while_the_device_reads_the_other(tmp_path, is_p
     targets = {name: late(torch.zeros_like(value)) for name, value in values.items()}
     is_pinned.clear()
     load_checkpoint(tmp_path / "a.ckpt", targets)
-    assert all(torch.equal(targets[name].as_subclass(torch.Tensor), value) for name, value in values.items())
-    assert CUDA.copies == CUDA.num_waits == 4, "three parts of at most 4 MiB, and a small one; each is waited for"
+    assert all(
+        torch.equal(targets[name].as_subclass(torch.Tensor), value)
+        for name, value in values.items()
+    )
+    assert CUDA.copies == CUDA.num_waits == 4, (
+        "three parts of at most 4 MiB, and a small one; each is waited for"
+    )
     assert is_pinned == [True, True]
 
 
 def test_a_save_that_waits_reads_one_buffer_while_the_device_fills_the_other(tmp_path, is_pinned):
-    values = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7), "z": torch.randn(700, 900).t(), "0": torch.ones(())}
+    values = {
+        "x": torch.randn(3 << 20),
+        "y": torch.randn(5, 7),
+        "z": torch.randn(700, 900).t(),
+        "0": torch.ones(()),
+    }
     state = {name: leaf(late(value)) for name, value in values.items()}
     save_state(tmp_path / "a.ckpt", state)
     loaded = load_checkpoint(tmp_path / "a.ckpt")
@@ -165,11 +198,17 @@ def test_a_session_names_what_only_optimizers_change(tmp_path):
     io = AsyncCheckpointIO()
     fabric = Fabric(accelerator="cpu", devices=1, plugins=io)
     trained, frozen = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
-    module, optimizer = fabric.setup(torch.nn.Sequential(trained, frozen), torch.optim.Adam(trained.parameters()))
+    module, optimizer = fabric.setup(
+        torch.nn.Sequential(trained, frozen), torch.optim.Adam(trained.parameters())
+    )
     fabric.backward(module(torch.ones(1, 3)).sum())
     optimizer.step()
     fabric.save(tmp_path / "a.ckpt", {"model": module, "optimizer": optimizer})
-    moments = [entry[name] for entry in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq", "step")]
+    moments = [
+        entry[name]
+        for entry in optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq", "step")
+    ]
     expected = {tensor.data_ptr() for tensor in (*trained.parameters(), *moments)}
     assert {tensor.data_ptr() for tensor in io.stepped_tensors()} == expected
     fabric.teardown()

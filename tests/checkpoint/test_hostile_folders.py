@@ -1,4 +1,6 @@
-"""Folders whose digests are right, and whose content nobody has written: the same state, or a CheckpointError."""
+"""Folders whose digests are right, and whose content nobody has written: the same state, or a
+CheckpointError.
+"""
 
 import contextlib
 import json
@@ -84,7 +86,9 @@ def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, rand
     write_index(path, json.dumps(content).encode())
     state = loaded_or_refused(path)
     if state is not None:
-        assert max(all_bytes(state), default=0) < 64, "bytes that no file has: memory that nobody has filled"
+        assert max(all_bytes(state), default=0) < 64, (
+            "bytes that no file has: memory that nobody has filled"
+        )
         assert_same(there_and_back(state), state)
 
 
@@ -102,7 +106,11 @@ def refused(path, match):
 def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
     save_state(path, {"x": np.float64(0.5) if tag == "$scalar" else np.ones(2)})
     rewrite(path, lambda content: content["tree"]["x"][tag].__setitem__(0, code))
-    refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
+    refused(
+        path,
+        r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings "
+        r"in native",
+    )
 
 
 @pytest.mark.parametrize("value", [{"$dict": [[[1], 2]]}, {"$dtype": "float31"}, {"$nosuch": 1}])
@@ -139,18 +147,26 @@ def chunked(path, places):
 )
 def test_chunks_that_do_not_cover_a_tensor_are_refused(path, places):
     chunked(path, places)
-    refused(path, r"last\.ckpt' is incomplete: the parts of 'w' in its files don't cover its shape \(4, 4\), each")
+    refused(
+        path,
+        r"last\.ckpt' is incomplete: the parts of 'w' in its files don't cover its shape \(4, 4\), "
+        r"each",
+    )
     with pytest.raises(CheckpointCorruptedError, match="incomplete"):
         load_checkpoint(path, {"w": torch.zeros(4, 4)})
 
 
-@pytest.mark.parametrize("places", [[([0, 0], [2, 4]), ([2, 0], [-2, -4])], [([0, 0], [4, 4]), ([0, 0], [0, 4])]])
+@pytest.mark.parametrize(
+    "places", [[([0, 0], [2, 4]), ([2, 0], [-2, -4])], [([0, 0], [4, 4]), ([0, 0], [0, 4])]]
+)
 def test_chunks_that_are_none_are_refused(path, places):
     chunked(path, places)
     refused(path, r"00000\.json' is not an index that core has written")
 
 
-@pytest.mark.parametrize("firsts", [{"w": (0, 1)}, {"hole": (0,), "w": (0, 2, 2)}], ids=["overlap", "hole and overlap"])
+@pytest.mark.parametrize(
+    "firsts", [{"w": (0, 1)}, {"hole": (0,), "w": (0, 2, 2)}], ids=["overlap", "hole and overlap"]
+)
 def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path, firsts):
     """Nor is a hole in one tensor filled by what another has twice."""
 
@@ -158,7 +174,9 @@ def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path, firsts):
         chunks = tuple(Chunk((number, 0), (2, 4), torch.zeros(2, 4)) for number in numbers)
         return ShardedLeaf((4, 4), torch.float32, chunks)
 
-    with pytest.raises(CheckpointError, match=r"The chunks of 'w' overlap, or leave its shape \(4, 4\)"):
+    with pytest.raises(
+        CheckpointError, match=r"The chunks of 'w' overlap, or leave its shape \(4, 4\)"
+    ):
         save_state(path, {name: rows(numbers) for name, numbers in firsts.items()})
     assert list(path.parent.iterdir()) == []
 
@@ -190,7 +208,10 @@ def claimed_array(content):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (claimed_tensor([2**60]), r"00000\.data' is too short for 'x', of shape \(1152921504606846976,\)"),
+        (
+            claimed_tensor([2**60]),
+            r"00000\.data' is too short for 'x', of shape \(1152921504606846976,\)",
+        ),
         (claimed_tensor([2**40]), r"is too short for 'x'"),
         (claimed_tensor([2**31, 2**31]), r"is too short for 'x'"),
         (claimed_tensor([2**64]), "is not an index"),
@@ -211,17 +232,23 @@ def test_what_is_nested_as_deeply_as_can_be_comes_back(path):
 
     save_state(path, {"x": nested(128), "y": 1})
     assert load_checkpoint(path) == {"x": nested(128), "y": 1}
-    with pytest.raises(CheckpointError, match="nested too deeply to be saved, more than 128 levels"):
+    with pytest.raises(
+        CheckpointError, match="nested too deeply to be saved, more than 128 levels"
+    ):
         save_state(path, {"x": nested(129)})
 
 
 @pytest.mark.parametrize("depth", [129, 900, 1_000_000])
 def test_nesting_is_bounded(path, depth):
     save_state(path, {"x": 1})
-    write_index(path, b'{"leaves":{},"blocks":[],"tree":{"x":' + b"[" * depth + b"]" * depth + b"}}")
+    write_index(
+        path, b'{"leaves":{},"blocks":[],"tree":{"x":' + b"[" * depth + b"]" * depth + b"}}"
+    )
     with bounded_memory(64 * MIB):
         refused(path, r"RecursionError")
-    (path / "manifest.json").write_bytes(b'{"title":"core checkpoint","x":' + b"[" * depth + b"]" * depth + b"}")
+    (path / "manifest.json").write_bytes(
+        b'{"title":"core checkpoint","x":' + b"[" * depth + b"]" * depth + b"}"
+    )
     refused(path, r"manifest\.json' is damaged")
 
 
@@ -237,7 +264,8 @@ def test_files_with_terabytes_of_nothing_are_not_read(path, name):
 def test_what_nobody_would_read_is_not_written(path, monkeypatch):
     monkeypatch.setattr(manifest, "MAX_INDEX_BYTES", 1000)
     with pytest.raises(
-        CheckpointError, match=r"takes 3,0\d\d bytes, and may take 1,000. Put large lists and texts into"
+        CheckpointError,
+        match=r"takes 3,0\d\d bytes, and may take 1,000. Put large lists and texts into",
     ):
         save_state(path, {"x": "a" * 3000})
     assert list(path.parent.iterdir()) == []
@@ -265,7 +293,9 @@ def test_what_is_no_file_is_refused_at_once(path, make, kind, name):
     file.unlink()
     make(file)
     refused(path, rf"{name}' is {kind}, where a file was expected")
-    with pytest.warns(UserWarning, match=f"is {kind}, where a file was expected. Looking for an older one"):
+    with pytest.warns(
+        UserWarning, match=f"is {kind}, where a file was expected. Looking for an older one"
+    ):
         assert newest_valid(path.parent) is None
 
 
@@ -273,5 +303,7 @@ def test_what_is_no_file_is_refused_at_once(path, make, kind, name):
 def test_what_is_no_file_is_no_checkpoint(path, make, kind):
     make(path)
     refused(path, r"last\.ckpt' is neither a folder nor a file")
-    with pytest.warns(UserWarning, match="is neither a folder nor a file. Looking for an older one"):
+    with pytest.warns(
+        UserWarning, match="is neither a folder nor a file. Looking for an older one"
+    ):
         assert newest_valid(path.parent) is None

@@ -1,4 +1,6 @@
-"""What is loaded into tensors that exist: read once, hashed meanwhile, and without memory of its own."""
+"""What is loaded into tensors that exist: read once, hashed meanwhile, and without memory of its
+own.
+"""
 
 import os
 
@@ -58,14 +60,18 @@ def saved(path):
 
 @pytest.mark.parametrize("most", [None, 77_777])
 def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, saved, most):
-    """Places of every kind, from one file that is read once, front to back; also where the system reads in part."""
+    """Places of every kind, from one file that is read once, front to back; also where the system
+    reads in part.
+    """
     part, columns = torch.zeros(700, COLS), torch.zeros(ROWS, 300)
     targets = {
         "same": torch.zeros(ROWS, COLS),
         "turned": torch.zeros(COLS, ROWS).t(),
         "cast": torch.zeros(ROWS, COLS, dtype=torch.float64),
         "part": ShardedLeaf((ROWS, COLS), torch.float32, (Chunk((1500, 0), (700, COLS), part),)),
-        "columns": ShardedLeaf((ROWS, COLS), torch.float32, (Chunk((0, 600), (ROWS, 300), columns),)),
+        "columns": ShardedLeaf(
+            (ROWS, COLS), torch.float32, (Chunk((0, 600), (ROWS, 300), columns),)
+        ),
         "long": torch.zeros(4 * ROWS * COLS)[::2],
         "conjugate": torch.zeros(10, dtype=torch.complex64).conj(),
         "list": [torch.zeros(5)],
@@ -74,14 +80,18 @@ def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, save
     counted = Counted(monkeypatch, most)
     loaded = load_checkpoint(path, targets)
     ends = [position + size for position, size in counted.calls]
-    assert all(begin >= end for end, (begin, _) in zip(ends, counted.calls[1:], strict=False)), "each byte once"
+    assert all(begin >= end for end, (begin, _) in zip(ends, counted.calls[1:], strict=False)), (
+        "each byte once"
+    )
     assert torch.equal(part, saved["part"][1500:2200])
     assert torch.equal(columns, saved["columns"][:, 600:900])
     for name in ("same", "turned", "cast", "long", "conjugate"):
         assert loaded[name] is targets[name]
         assert torch.equal(targets[name], saved[name].to(targets[name].dtype)), name
     assert loaded["list"][0] is targets["list"][0]
-    assert [value.tolist() for value in loaded["list"]] == [[0, 1, 2, 3, 4], 7], "what has no place is read, too"
+    assert [value.tolist() for value in loaded["list"]] == [[0, 1, 2, 3, 4], 7], (
+        "what has no place is read, too"
+    )
 
 
 def test_blocks_of_which_nothing_is_wanted_are_passed_over(path, monkeypatch, saved):
@@ -97,7 +107,9 @@ def test_blocks_of_which_nothing_is_wanted_are_passed_over(path, monkeypatch, sa
     assert sum(size for _, size in counted.calls) <= 4 * BLOCK
 
 
-def test_what_shares_bytes_in_the_file_may_lie_apart_here_and_what_is_tied_here_is_read_once(path, monkeypatch):
+def test_what_shares_bytes_in_the_file_may_lie_apart_here_and_what_is_tied_here_is_read_once(
+    path, monkeypatch
+):
     weight = torch.randn(BLOCK // 4 + 100)
     save_state(path, {"a": weight, "b": weight, "step": torch.tensor(3)})
     apart = {"a": torch.zeros_like(weight), "b": torch.zeros_like(weight)}
@@ -137,8 +149,13 @@ def trained(fabric, width):
 def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
     def memories(state):
         module, optimizer = state["model"].module, state["optimizer"].optimizer
-        moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
-        return [tensor.data_ptr() for tensor in (*module.parameters(), *moments)], [*module.parameters(), *moments]
+        moments = [
+            entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ]
+        return [tensor.data_ptr() for tensor in (*module.parameters(), *moments)], [
+            *module.parameters(),
+            *moments,
+        ]
 
     fabric = Fabric(accelerator="cpu")
     state = trained(fabric, 1600)  # 61 MB, of which 41 are moments
@@ -158,7 +175,9 @@ def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_what_a_failed_load_has_overwritten_is_not_saved_until_it_is_made_good(path, monkeypatch, is_interrupted):
+def test_what_a_failed_load_has_overwritten_is_not_saved_until_it_is_made_good(
+    path, monkeypatch, is_interrupted
+):
     def interrupted(stream, reads):
         raise KeyboardInterrupt
 
@@ -177,7 +196,9 @@ def test_what_a_failed_load_has_overwritten_is_not_saved_until_it_is_made_good(p
         with pytest.raises(CheckpointCorruptedError, match="is overwritten in part") as caught:
             fabric.load(path, state)
         assert caught.value.overwritten
-    with pytest.raises(CheckpointError, match=r"Sequential can't be saved: the load of .*ckpt' .*make it anew"):
+    with pytest.raises(
+        CheckpointError, match=r"Sequential can't be saved: the load of .*ckpt' .*make it anew"
+    ):
         fabric.save(later, state)
     fabric.load(other, state)
     fabric.save(later, state)
@@ -207,7 +228,9 @@ def test_a_trainer_does_not_go_on_with_a_module_that_is_half_loaded(tmp_path):
     module, trainer = Tiny(), make_trainer(tmp_path, max_epochs=2)
     with pytest.raises(CheckpointCorruptedError, match=r"bad.ckpt/.* is overwritten in part"):
         trainer.fit(module, loader(), loader(), ckpt_path=bad)
-    with pytest.raises(CheckpointError, match=r"Tiny can't be trained: the load of .*bad\.ckpt' failed"):
+    with pytest.raises(
+        CheckpointError, match=r"Tiny can't be trained: the load of .*bad\.ckpt' failed"
+    ):
         trainer.fit(module, loader(), loader())
     with pytest.raises(CheckpointError, match="Tiny can't be evaluated"):
         make_trainer(tmp_path).validate(module, loader())

@@ -49,12 +49,17 @@ def test_only_where_files_of_ours_are_a_save_did_not_end(tmp_path):
     path = tmp_path / "last.ckpt"
     save_state(path, {"x": torch.ones(2)})
     (path / "manifest.json").unlink()
-    assert "without manifest.json: a checkpoint that was never completed. Load an earlier checkpoint." in refused(path)
+    assert (
+        "without manifest.json: a checkpoint that was never completed. Load an earlier checkpoint."
+        in refused(path)
+    )
 
 
 def test_a_folder_of_a_store():
     fsspec.filesystem("memory").pipe("/theirs/config.json", b"{}")
-    assert refused("memory://theirs").endswith(f"{OURS}. If something in it was meant, name that: config.json")
+    assert refused("memory://theirs").endswith(
+        f"{OURS}. If something in it was meant, name that: config.json"
+    )
 
 
 class AcmeReader(CheckpointReader):
@@ -89,7 +94,10 @@ def test_an_installed_reader_names_its_command(readers, tmp_path):
     expected = f"{OURS}. It looks like Acme's. `acme read {path}` reads it."
     with pytest.warns(RuntimeWarning, match="'a_broken_one' .* was left out. TypeError"):
         assert refused(path).endswith(expected)
-    with pytest.warns(RuntimeWarning), pytest.raises(CheckpointCorruptedError, match="It looks like Acme's"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(CheckpointCorruptedError, match="It looks like Acme's"),
+    ):
         Fabric(accelerator="cpu").load(path, {})
 
 
@@ -97,7 +105,10 @@ def test_the_command_line_says_so_too(tmp_path):
     from click.testing import CliRunner
 
     path = make(tmp_path / "theirs", "config.json")
-    for done in (CliRunner().invoke(command, ["checkpoint", name, str(path)]) for name in ("inspect", "verify")):
+    for done in (
+        CliRunner().invoke(command, ["checkpoint", name, str(path)])
+        for name in ("inspect", "verify")
+    ):
         assert done.exit_code == 1
         assert OURS in f"{done.output}{done.exception}"
         assert "completed" not in done.output

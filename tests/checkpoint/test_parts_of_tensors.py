@@ -1,4 +1,6 @@
-"""Plain tensors that are parts of larger ones, as torch 2.15's `CheckpointableTensor` describes them."""
+"""Plain tensors that are parts of larger ones, as torch 2.15's `CheckpointableTensor` describes
+them.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,12 @@ from support.checkpoint_collectives import save_state
 def part(values, shape, there, here, sizes):
     """A tensor with the four attributes of the protocol: boxes of a tensor of such a shape."""
     tensor = torch.tensor(values, dtype=torch.float64)
-    tensor.global_shape, tensor.global_offsets, tensor.local_offsets, tensor.local_sizes = shape, there, here, sizes
+    tensor.global_shape, tensor.global_offsets, tensor.local_offsets, tensor.local_sizes = (
+        shape,
+        there,
+        here,
+        sizes,
+    )
     return tensor
 
 
@@ -25,9 +32,13 @@ def halves(rank):
 
 def test_parts_are_saved_and_loaded_in_boxes(tmp_path):
     def otherwise(rank):
-        """The first and the last row, or those between, into a tensor that holds them in another order."""
+        """The first and the last row, or those between, into a tensor that holds them in another
+        order.
+        """
         if rank == 0:
-            return part([[-1.0], [-1.0]], (4, 1), ((3, 0), (0, 0)), ((0, 0), (1, 0)), ((1, 1), (1, 1)))
+            return part(
+                [[-1.0], [-1.0]], (4, 1), ((3, 0), (0, 0)), ((0, 0), (1, 0)), ((1, 1), (1, 1))
+            )
         return part([[-1.0], [-1.0]], (4, 1), ((1, 0),), ((0, 0),), ((2, 1),))
 
     def save_and_load(io, path):
@@ -48,7 +59,9 @@ def test_parts_are_saved_and_loaded_in_boxes(tmp_path):
 
 
 def test_one_file_has_no_place_for_them(tmp_path):
-    with pytest.raises(CheckpointError, match=r"state\['column'\] is this rank's part of a tensor\. Save it with"):
+    with pytest.raises(
+        CheckpointError, match=r"state\['column'\] is this rank's part of a tensor\. Save it with"
+    ):
         save_state(tmp_path / "saved", {"column": halves(0)}, TorchCheckpointIO())
     assert not (tmp_path / "saved").exists()
 
@@ -58,5 +71,7 @@ def test_a_module_of_them_is_refused_by_name(tmp_path):
     layer = nn.Linear(1, 2, bias=False)
     layer.weight.global_shape, layer.weight.global_offsets = (4, 1), ((0, 0),)
     module = fabric.setup_module(layer)
-    with pytest.raises(CheckpointError, match="'weight' is a rank's part of a tensor, which state_dict"):
+    with pytest.raises(
+        CheckpointError, match="'weight' is a rank's part of a tensor, which state_dict"
+    ):
         fabric.save(tmp_path / "saved", {"module": module})

@@ -24,8 +24,19 @@ scalars = st.one_of(
     text,
     st.binary(max_size=10),
     st.binary(max_size=10).map(bytearray),
-    st.sampled_from([np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_(""), random.getstate()]),
-    st.sampled_from([{1, 2}, OrderedDict(a=1), Counter("aab"), torch.float16, torch.Size([1, 2]), torch.device("cpu")]),
+    st.sampled_from(
+        [np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_(""), random.getstate()]
+    ),
+    st.sampled_from(
+        [
+            {1, 2},
+            OrderedDict(a=1),
+            Counter("aab"),
+            torch.float16,
+            torch.Size([1, 2]),
+            torch.device("cpu"),
+        ]
+    ),
 )
 keys = st.one_of(st.integers(), text, st.binary(max_size=5), st.tuples(text, st.integers()))
 array_types = st.one_of(
@@ -38,7 +49,11 @@ array_types = st.one_of(
 some_arrays = arrays.arrays(array_types, arrays.array_shapes(min_dims=0, min_side=0, max_side=3))
 states = st.recursive(
     scalars | some_arrays,
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(keys, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(keys, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 

@@ -1,4 +1,6 @@
-"""A checkpoint written under any configuration loads under any other, and training goes on as if nothing had been."""
+"""A checkpoint written under any configuration loads under any other, and training goes on as if
+nothing had been.
+"""
 
 import functools
 
@@ -21,7 +23,12 @@ GROUPS = {
         Configuration("model_parallel", 4, "fsdp+tp", options=TENSOR),
     ],
 }
-PAIRS = [(group, writer.name, reader.name) for group, among in GROUPS.items() for writer in among for reader in among]
+PAIRS = [
+    (group, writer.name, reader.name)
+    for group, among in GROUPS.items()
+    for writer in among
+    for reader in among
+]
 
 
 @pytest.fixture(scope="module")

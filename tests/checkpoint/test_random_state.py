@@ -31,7 +31,13 @@ class DeviceWithGenerator(CPUAccelerator):
 
 
 def draw():
-    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *torch.rand(2).tolist()]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        *torch.rand(2).tolist(),
+    ]
 
 
 @pytest.mark.parametrize("burn", [0, 3])
@@ -77,13 +83,18 @@ def test_a_random_state_is_saved_in_one_go(tmp_path, storage):
     of_core = os.path.join(os.path.dirname(core.__file__), "")
     fabric = Fabric(accelerator="cpu", devices=1, plugins=storage)
     model = fabric.setup(torch.nn.Linear(1, 1))
-    half_loaded.mark(fabric.session, {"model": model.module}, "a damaged one")  # which saves look out for
+    # which saves look out for
+    half_loaded.mark(fabric.session, {"model": model.module}, "a damaged one")
     fabric.save(tmp_path / "first", {})  # imports what saving needs
     called = []
 
     def watch(frame, event, _):
         if event == "call" and frame.f_code.co_filename.startswith(of_core):
-            called.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name)
+            called.append(
+                frame.f_code.co_qualname
+                if hasattr(frame.f_code, "co_qualname")
+                else frame.f_code.co_name
+            )
 
     sys.setprofile(watch)
     try:

@@ -36,7 +36,9 @@ def test_a_tensor_that_does_not_lie_in_one_piece_is_filled(lossy):
 
 @pytest.fixture
 def lossy(monkeypatch):
-    """A store of its own whose calls, once named, do what they are asked to, or read nothing, and fail all the same."""
+    """A store of its own whose calls, once named, do what they are asked to, or read nothing, and
+    fail all the same.
+    """
     lost = set()
 
     def losing(name, method):
@@ -89,7 +91,9 @@ def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch,
 def test_a_save_whose_answer_is_lost_has_happened_all_the_same(lossy, kind):
     checkpoint_io, path = kind(), "memory://run/last.ckpt"
     save_state(path, {"step": 1}, checkpoint_io)
-    for step, lost in enumerate([("pipe_file",), ("mv",), ("rm_file",), ("pipe_file", "mv", "rm_file")], 2):
+    for step, lost in enumerate(
+        [("pipe_file",), ("mv",), ("rm_file",), ("pipe_file", "mv", "rm_file")], 2
+    ):
         lossy(*lost)
         save_state(path, {"step": step}, checkpoint_io)
         assert load_checkpoint(path) == {"step": step}
@@ -102,8 +106,8 @@ def test_a_save_that_can_not_be_told_to_have_happened_does_not_claim_that_it_has
     with pytest.raises(CheckpointError) as raised:
         save_state(path, {"step": 2}, checkpoint_io)
     assert str(raised.value) == (
-        f"The checkpoint '{path}' may be in its place, and can't be read back: OSError: the answer was lost. "
-        "Look after the storage, and save again."
+        f"The checkpoint '{path}' may be in its place, and can't be read back: OSError: the answer "
+        "was lost. Look after the storage, and save again."
     )
     lossy()
     assert load_checkpoint(path) == {"step": 2}, "what the manifest names was deleted"

@@ -59,9 +59,15 @@ def test_other_programs_read_it(path):
 
 
 def test_several_modules_keep_apart(path):
-    state = {"model": {"w": torch.zeros(1)}, "model.ema": {"w": torch.ones(1)}, "critic": {"ema.w": torch.ones(2)}}
+    state = {
+        "model": {"w": torch.zeros(1)},
+        "model.ema": {"w": torch.ones(1)},
+        "critic": {"ema.w": torch.ones(2)},
+    }
     loaded = save_and_load(state, path)
-    assert {key: {name: value.tolist() for name, value in part.items()} for key, part in loaded.items()} == {
+    assert {
+        key: {name: value.tolist() for name, value in part.items()} for key, part in loaded.items()
+    } == {
         "model": {"w": [0]},
         "model.ema": {"w": [1]},
         "critic": {"ema.w": [1, 1]},
@@ -69,11 +75,15 @@ def test_several_modules_keep_apart(path):
 
 
 def test_each_tensor_of_very_many_entries_is_looked_up_once(path):
-    """By the calls, not by the time: to look through all entries for each tensor takes the square of their number."""
+    """By the calls, not by the time: to look through all entries for each tensor takes the square
+    of their number.
+    """
     save_and_load({f"m{n:04}": {"w": torch.zeros(1)} for n in range(400)}, path)
     calls = Counter()
     sys.setprofile(
-        lambda frame, event, what: calls.update([getattr(what, "__name__", "")] if event == "c_call" else [])
+        lambda frame, event, what: calls.update(
+            [getattr(what, "__name__", "")] if event == "c_call" else []
+        )
     )
     try:
         loaded = load_checkpoint(path)
@@ -115,7 +125,10 @@ def test_fabric_saves_and_loads_modules(path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"epoch": 3, "optimizer": {"state": {}}}, r"no weights to write .* none of \['epoch', 'optimizer'\]"),
+        (
+            {"epoch": 3, "optimizer": {"state": {}}},
+            r"no weights to write .* none of \['epoch', 'optimizer'\]",
+        ),
         ({"model": {}}, "no weights to write"),
         ({"model": {"w": torch.ones(1)}, "hook": print}, r"state\['hook'\] is a builtins"),
         ({"model": {"w": torch.ones(1, dtype=torch.complex128)}}, "can't be written"),
@@ -131,7 +144,9 @@ def test_what_cannot_be_written_leaves_what_was_there(path, state, message):
 
 def test_what_is_no_such_file_is_named(path):
     path.write_bytes(b"not at all")
-    with pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors' is not a file of safetensors"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"weights\.safetensors' is not a file of safetensors"
+    ):
         load_checkpoint(path)
 
 
@@ -143,10 +158,18 @@ def test_the_name_does_not_have_to_tell_what_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lost", [{"moment": torch.zeros(0), "step": 1}, [torch.ones(1)], ({"a": np.ones(2)},), {"a": {"b": torch.ones(1)}}]
+    "lost",
+    [
+        {"moment": torch.zeros(0), "step": 1},
+        [torch.ones(1)],
+        ({"a": np.ones(2)},),
+        {"a": {"b": torch.ones(1)}},
+    ],
 )
 def test_nothing_is_lost_without_a_word(path, lost):
-    with pytest.raises(CheckpointError, match=r"'other' would be lost, with tensors .* save_weights_only=True"):
+    with pytest.raises(
+        CheckpointError, match=r"'other' would be lost, with tensors .* save_weights_only=True"
+    ):
         save({"model": {"w": torch.ones(2)}, "other": lost}, path)
     assert not path.exists()
 

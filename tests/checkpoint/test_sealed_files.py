@@ -21,7 +21,9 @@ def test_a_sealed_file_is_alone_and_torch_reads_it(tmp_path):
     SealedIO().write_file(STATE, path)
     assert os.listdir(tmp_path) == ["last.ckpt"]
     assert torch.equal(torch.load(path, weights_only=True)["model"]["w"], STATE["model"]["w"])
-    assert torch.equal(torch.load(path, weights_only=True, mmap=True)["model"]["w"], STATE["model"]["w"])
+    assert torch.equal(
+        torch.load(path, weights_only=True, mmap=True)["model"]["w"], STATE["model"]["w"]
+    )
     assert torch.equal(load_checkpoint(path)["model"]["w"], STATE["model"]["w"])
     assert verify_checkpoint(path) is None
     with path.open("rb") as file:

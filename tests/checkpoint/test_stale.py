@@ -39,7 +39,9 @@ def damage(path):
 
 
 def leave(folder):
-    """What saves and removals leave that are killed at their worst moments; beside it, something of the user's."""
+    """What saves and removals leave that are killed at their worst moments; beside it, something of
+    the user's.
+    """
     save(folder / "last.ckpt", 1)
     stage = folder / ".last.ckpt.01234567.partial"
     stage.mkdir()
@@ -80,7 +82,9 @@ def test_the_next_run_begins_with_a_clean_folder(tmp_path):
 
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, AsyncCheckpointIO])
 def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
-    """Each save from the second on is damaged when it is in its place, by a disk that says nothing of it."""
+    """Each save from the second on is damaged when it is in its place, by a disk that says nothing
+    of it.
+    """
 
     class Lossy(DistributedCheckpointIO):
         def save_checkpoint(self, state, path, *, collectives):
@@ -89,9 +93,12 @@ def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
                 damage(tmp_path.joinpath(path))
 
     storage = Lossy() if kind is DistributedCheckpointIO else AsyncCheckpointIO(Lossy())
-    trainer = make_trainer(tmp_path, ModelCheckpoint(tmp_path, "{epoch}"), plugins=storage, max_epochs=2)
+    trainer = make_trainer(
+        tmp_path, ModelCheckpoint(tmp_path, "{epoch}"), plugins=storage, max_epochs=2
+    )
     with pytest.warns(
-        UserWarning, match=r"epoch=0.ckpt' is kept, though it was to be replaced: .*epoch=1.ckpt/.*is da"
+        UserWarning,
+        match=r"epoch=0.ckpt' is kept, though it was to be replaced: .*epoch=1.ckpt/.*is da",
     ):
         trainer.fit(Tiny(), loader(), loader())
     with pytest.warns(UserWarning, match="passes over what is no whole checkpoint"):
@@ -107,7 +114,9 @@ def forget(monkeypatch):
 @pytest.mark.parametrize("find", [newest_valid, lambda folder: load_checkpoint(f"{folder}/a.ckpt")])
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
 def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch, kind, find):
-    """In this process, and in another that goes on from it: it has found it, or the user has named it."""
+    """In this process, and in another that goes on from it: it has found it, or the user has named
+    it.
+    """
     save(tmp_path / "b.ckpt", 1, kind)
     monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
     save(tmp_path / "a.ckpt", 2, kind)
@@ -120,7 +129,11 @@ def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    [("here", DistributedCheckpointIO), ("here", TorchCheckpointIO), ("memory://set-back", DistributedCheckpointIO)],
+    [
+        ("here", DistributedCheckpointIO),
+        ("here", TorchCheckpointIO),
+        ("memory://set-back", DistributedCheckpointIO),
+    ],
 )
 def test_the_newest_is_that_of_a_process_that_has_found_nothing(tmp_path, monkeypatch, place, kind):
     folder = tmp_path if place == "here" else place
@@ -131,14 +144,16 @@ def test_the_newest_is_that_of_a_process_that_has_found_nothing(tmp_path, monkey
     assert newest_valid(folder) == f"{folder}/a.ckpt"
 
 
-# core checkpoint ls and gc --------------------------------------------------------------------------------------------
+# core checkpoint ls and gc ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def run():
     from click.testing import CliRunner
 
-    return lambda *arguments: CliRunner().invoke(command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "200"})
+    return lambda *arguments: CliRunner().invoke(
+        command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "200"}
+    )
 
 
 def cells(done):
@@ -156,13 +171,22 @@ def test_ls(run, tmp_path):
     assert sorted(found) == ["Checkpoint", "a.ckpt", "b.pt", "best.ckpt", "c.ckpt"]
     assert [found[name][1] for name in ("a.ckpt", "b.pt")] == ["1,200", "-"]
     assert found["a.ckpt"][3].endswith("KiB")
-    assert [found[name][4] for name in ("a.ckpt", "best.ckpt", "c.ckpt")] == ["complete", "link", "damaged"]
+    assert [found[name][4] for name in ("a.ckpt", "best.ckpt", "c.ckpt")] == [
+        "complete",
+        "link",
+        "damaged",
+    ]
     assert "c.ckpt' is a folder without manifest.json" in run("ls", tmp_path).output
     damage(tmp_path / "a.ckpt")
     assert cells(run("ls", tmp_path / "a.ckpt"))[1][-1] == "complete", "of the right size"
     described = json.loads(run("ls", tmp_path, "--verify", "--json").output)
     states = {row["path"].rpartition("/")[2]: row["state"] for row in described}
-    assert states == {"a.ckpt": "damaged", "b.pt": "verified", "best.ckpt": "link", "c.ckpt": "damaged"}
+    assert states == {
+        "a.ckpt": "damaged",
+        "b.pt": "verified",
+        "best.ckpt": "link",
+        "c.ckpt": "damaged",
+    }
 
 
 def test_ls_of_a_run_and_where_none_are(run, tmp_path):
@@ -175,8 +199,17 @@ def test_ls_of_a_run_and_where_none_are(run, tmp_path):
 
 def test_ls_shows_ages(run, tmp_path, monkeypatch):
     save(tmp_path / "a.ckpt", 1)
-    saved_at_s = json.loads((tmp_path / "a.ckpt" / "manifest.json").read_bytes())["saved_at_ns"] / 1e9
-    ages = {-61: "ahead of this clock", 60: "60 s", 7199: "120 min", 7200: "2 h", 172799: "48 h", 172800: "2 d"}
+    saved_at_s = (
+        json.loads((tmp_path / "a.ckpt" / "manifest.json").read_bytes())["saved_at_ns"] / 1e9
+    )
+    ages = {
+        -61: "ahead of this clock",
+        60: "60 s",
+        7199: "120 min",
+        7200: "2 h",
+        172799: "48 h",
+        172800: "2 d",
+    }
     for age_s, shown in ages.items():
         monkeypatch.setattr("time.time", lambda age_s=age_s: saved_at_s + age_s)
         assert shown in cells(run("ls", tmp_path))[1]
@@ -205,23 +238,33 @@ def test_gc_keeps_the_newest_that_verify(run, tmp_path):
     for name in ("0.ckpt", "2.ckpt", "3.ckpt"):
         damage(tmp_path / name)
     assert run("gc", tmp_path, "--keep", 1).output == "Nothing is left over.\n"
-    assert names(tmp_path) == ["0.ckpt", "2.ckpt", "3.ckpt", "best.ckpt"], "none verifies, so none goes"
+    assert names(tmp_path) == ["0.ckpt", "2.ckpt", "3.ckpt", "best.ckpt"], (
+        "none verifies, so none goes"
+    )
 
 
 @pytest.fixture
 def store(monkeypatch):
-    """A store of its own, with a checkpoint; what a save has left in it that is no more, or may still go on."""
+    """A store of its own, with a checkpoint; what a save has left in it that is no more, or may
+    still go on.
+    """
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
     save("memory://gc/last.ckpt", 1)
     filesystem = fsspec.filesystem("memory")
-    for name in ("last.ckpt/01234567-00000.data", "next.ckpt/01234567-00000.data", "whole.pt.01234567.partial"):
+    for name in (
+        "last.ckpt/01234567-00000.data",
+        "next.ckpt/01234567-00000.data",
+        "whole.pt.01234567.partial",
+    ):
         filesystem.pipe_file(f"/gc/{name}", b"half")
     return filesystem
 
 
 def test_gc_behind_a_url(run, store):
-    """By the store's own times; files of a save that may still go on stay, unless the user says that none does."""
+    """By the store's own times; files of a save that may still go on stay, unless the user says
+    that none does.
+    """
     assert run("gc", "memory://gc").output == "Nothing is left over.\n"
     assert run("gc", "memory://gc", "--stopped").output.count("would delete") == 3
     for name in ("last.ckpt/01234567-00000.data", "next.ckpt/01234567-00000.data"):
@@ -231,7 +274,9 @@ def test_gc_behind_a_url(run, store):
     verify_checkpoint("memory://gc/last.ckpt")
     assert len(store.ls("/gc/last.ckpt")) == 3
     found = json.loads(run("ls", "memory://gc", "--json").output)
-    assert [(row["path"], row["step"], row["state"]) for row in found] == [("memory://gc/last.ckpt", 1, "complete")]
+    assert [(row["path"], row["step"], row["state"]) for row in found] == [
+        ("memory://gc/last.ckpt", 1, "complete")
+    ]
 
 
 def test_gc_leaves_what_the_store_tells_no_age_of(run, store, monkeypatch):
@@ -240,7 +285,9 @@ def test_gc_leaves_what_the_store_tells_no_age_of(run, store, monkeypatch):
 
     def ls_without_times(self, path, detail=True, **options):
         entries = real(self, path, detail=True, **options)
-        ageless = [{name: value for name, value in entry.items() if name != "created"} for entry in entries]
+        ageless = [
+            {name: value for name, value in entry.items() if name != "created"} for entry in entries
+        ]
         return ageless if detail else [entry["name"] for entry in entries]
 
     monkeypatch.setattr(MemoryFileSystem, "ls", ls_without_times)

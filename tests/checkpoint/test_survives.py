@@ -1,4 +1,6 @@
-"""A checkpoint is the previous one or the new one, whole, whatever happens to its writer and below it."""
+"""A checkpoint is the previous one or the new one, whole, whatever happens to its writer and below
+it.
+"""
 
 import errno
 import io
@@ -20,7 +22,10 @@ from core.checkpoint.storage import disk
 from core.contract import CheckpointError
 from core_testing.waiting import wait_until
 
-WHOLE = {DistributedCheckpointIO: ["last.ckpt"], TorchCheckpointIO: [".last.ckpt.digest", "last.ckpt"]}
+WHOLE = {
+    DistributedCheckpointIO: ["last.ckpt"],
+    TorchCheckpointIO: [".last.ckpt.digest", "last.ckpt"],
+}
 """All that there is when nothing is left over."""
 IN_EACH_FORM = pytest.mark.parametrize("kind", WHOLE)
 ON_EACH_GROUND = pytest.mark.parametrize("before", ["nothing", "checkpoint"])
@@ -104,10 +109,14 @@ def test_a_remover_may_die_before_any_change(path, kind, monkeypatch):
 
 @IN_EACH_FORM
 @ON_EACH_GROUND
-def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path, kind, before, tmp_path, monkeypatch):
+def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(
+    path, kind, before, tmp_path, monkeypatch
+):
     prepare(path, before, kind)
     seen = set()
-    states = crashes(path.parent, lambda: save(path, 2, kind), tmp_path / "found", monkeypatch, more_than=10)
+    states = crashes(
+        path.parent, lambda: save(path, 2, kind), tmp_path / "found", monkeypatch, more_than=10
+    )
     for found, has_returned in states:
         step = found_step(found / "last.ckpt")
         assert step == 2 or not has_returned, "a save that has returned is lost"
@@ -121,7 +130,9 @@ def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path,
 def test_any_change_may_fail(path, kind, before, error, monkeypatch):
     """Each change of the disk fails in turn, with all that come after it."""
     seen, old = set(), None if before == "nothing" else 1
-    for told in failures(lambda: prepare(path, before, kind), lambda: save(path, 2, kind), error, monkeypatch):
+    for told in failures(
+        lambda: prepare(path, before, kind), lambda: save(path, 2, kind), error, monkeypatch
+    ):
         assert found_step(path) == (2 if "is in its place" in told else old), told
         assert error.strerror in told, "and not what torch makes of it"
         seen.add(found_step(path))
@@ -165,7 +176,9 @@ def test_a_digest_whose_file_is_gone_goes_with_the_next_save(path):
 
 
 def test_a_living_writers_file_is_not_swept(path):
-    """While one saves slowly, another saves to the same path: neither loses its file, and the last one counts."""
+    """While one saves slowly, another saves to the same path: neither loses its file, and the last
+    one counts.
+    """
 
     def write(file):
         save(path, 1, TorchCheckpointIO)
@@ -241,8 +254,9 @@ def test_a_folder_that_another_program_deletes_is_told_of(path):
     with pytest.raises(CheckpointError) as raised:
         save(path, 1, collectives=Meanwhile(delete))
     assert re.fullmatch(
-        rf"The checkpoint '{path}' can't be written: .*/\.last\.ckpt\..{{8}}\.partial was made by rank 0, and isn't on "
-        rf".* If it is shared, another program deletes in {path.parent}\. What was there is untouched\.",
+        rf"The checkpoint '{path}' can't be written: .*/\.last\.ckpt\..{{8}}\.partial was made by "
+        rf"rank 0, and isn't on .* If it is shared, another program deletes in {path.parent}\. "
+        r"What was there is untouched\.",
         str(raised.value),
     )
 

@@ -63,21 +63,28 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
         flipped = bytearray(content)
         flipped[position] ^= 1 << position % 8
         path.write_bytes(flipped)
-        with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt' is damaged.*last.ckpt.digest. Load an earlier"):
+        with pytest.raises(
+            CheckpointCorruptedError,
+            match=r"last.ckpt' is damaged.*last.ckpt.digest. Load an earlier",
+        ):
             load_checkpoint(path)
 
 
 def test_a_damaged_digest_is_named(path):
     save(path, {"x": 1})
     (path.parent / ".last.ckpt.digest").write_bytes(b"\xff\x00 rubbish")
-    with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt.digest is damaged.*Delete it to load"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"last.ckpt.digest is damaged.*Delete it to load"
+    ):
         load_checkpoint(path)
 
 
 def test_a_file_from_elsewhere_is_loaded_and_can_be_replaced_and_verifying_tells_of_it(path):
     torch.save({"weight": torch.ones(2)}, path)
     assert load_checkpoint(path)["weight"].tolist() == [1, 1]
-    with pytest.warns(UserWarning, match=r"has no digest beside it.*damage to it would not be seen"):
+    with pytest.warns(
+        UserWarning, match=r"has no digest beside it.*damage to it would not be seen"
+    ):
         verify_checkpoint(path)
     save(path, {"weight": torch.zeros(2)})
     assert load_checkpoint(path)["weight"].tolist() == [0, 0]
@@ -115,9 +122,14 @@ def test_a_file_that_holds_no_state(path):
 
 def test_a_folder_is_no_file(path):
     path.mkdir()
-    with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json: no checkpoint of core"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"is a folder without manifest.json: no checkpoint of core"
+    ):
         load_checkpoint(path)
-    with pytest.raises(CheckpointError, match=r"can't be written: Is a directory.* Expected no folder there: move it"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"can't be written: Is a directory.* Expected no folder there: move it",
+    ):
         save(path, {"x": 1})
     assert sorted(os.listdir(path.parent)) == [".last.ckpt.digest", "last.ckpt"]
 
@@ -136,7 +148,10 @@ def test_a_remote_file_and_its_digest_are_alone_and_damage_is_found(url):
     filesystem = fsspec.filesystem("memory")
     save(url, {"x": 1})
     save(url, {"x": 2})
-    assert sorted(filesystem.ls("/folder", detail=False)) == ["/folder/.last.ckpt.digest", "/folder/last.ckpt"]
+    assert sorted(filesystem.ls("/folder", detail=False)) == [
+        "/folder/.last.ckpt.digest",
+        "/folder/last.ckpt",
+    ]
     content = bytearray(filesystem.cat_file("/folder/last.ckpt"))
     content[len(content) // 2] ^= 1
     filesystem.pipe_file("/folder/last.ckpt", bytes(content))
@@ -156,7 +171,9 @@ def test_a_remote_file_from_elsewhere(url):
 
 
 def test_an_unknown_protocol_is_told():
-    with pytest.raises(CheckpointError, match=r"'nosuch://x' can't be read: ValueError: Protocol not known: nosuch"):
+    with pytest.raises(
+        CheckpointError, match=r"'nosuch://x' can't be read: ValueError: Protocol not known: nosuch"
+    ):
         load_checkpoint("nosuch://x")
 
 
@@ -196,21 +213,36 @@ def array_of(kind, content=b"A" * 8):
         Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)),
         Pickled(SCALAR, (type_of("O8"), b"A" * 8)),
         Pickled(RECONSTRUCT, (np.ndarray, (0,), b"b")),
-        torch.sparse_coo_tensor(torch.tensor([[0, 500]]), torch.ones(2), (3,), check_invariants=False),
+        torch.sparse_coo_tensor(
+            torch.tensor([[0, 500]]), torch.ones(2), (3,), check_invariants=False
+        ),
     ],
 )
 def test_no_value_makes_an_access_to_other_memory(path, value):
     torch.save({"x": value}, path)
-    with pytest.raises(CheckpointCorruptedError, match=r"last\.ckpt' is not a checkpoint that can be loaded"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"last\.ckpt' is not a checkpoint that can be loaded"
+    ):
         load_checkpoint(path)
 
 
 def test_numpys_own_types_are_never_made_whatever_the_program_allows(path):
     """One with fields of objects would take bytes of the file for pointers."""
     forged = array_of(type_of("f8", POINTERS))
-    allowed = [np.dtype, np.ndarray, np.dtypes.Float64DType, np.dtypes.ObjectDType, RECONSTRUCT, (SCALAR, "numpy.x")]
+    allowed = [
+        np.dtype,
+        np.ndarray,
+        np.dtypes.Float64DType,
+        np.dtypes.ObjectDType,
+        RECONSTRUCT,
+        (SCALAR, "numpy.x"),
+    ]
     with torch.serialization.safe_globals(allowed):
-        for value in (forged, Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)), Pickled(np.dtypes.ObjectDType, ())):
+        for value in (
+            forged,
+            Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)),
+            Pickled(np.dtypes.ObjectDType, ()),
+        ):
             torch.save({"x": value}, path)
             with pytest.raises(CheckpointCorruptedError, match=r"NumPy's type 'O8'|ObjectDType"):
                 load_checkpoint(path)
@@ -240,5 +272,7 @@ def test_a_pipe_is_not_waited_for(path, name):
     shutil.copy(path, path.with_name("weights.safetensors"))
     path.with_name(name).unlink(missing_ok=True)
     os.mkfifo(path.with_name(name))
-    with pytest.raises(CheckpointCorruptedError, match=r"is something else, where a|is neither a folder nor a file"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"is something else, where a|is neither a folder nor a file"
+    ):
         load_checkpoint(path.with_name(name.removeprefix(".").removesuffix(".digest")))

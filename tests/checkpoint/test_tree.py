@@ -1,4 +1,6 @@
-"""The JSON form of a state: whatever is accepted comes back, tried with states that nobody thought of."""
+"""The JSON form of a state: whatever is accepted comes back, tried with states that nobody thought
+of.
+"""
 
 import json
 
@@ -27,7 +29,9 @@ def test_whatever_is_accepted_comes_back(state):
     assert_same(there_and_back({"state": state}), {"state": state})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, complex("nan-infj")])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), -0.0, 5e-324, complex("nan-infj")]
+)
 def test_every_number_comes_back(value):
     assert repr(there_and_back([value])) == repr([value])
 
@@ -38,5 +42,10 @@ def test_keys_that_look_like_tags_are_keys():
 
 
 def test_places_of_leaves_are_told_apart():
-    tensors = {1: torch.zeros(1), "1": torch.ones(1), (1,): torch.tensor([2.0]), "a": [torch.tensor([3.0])]}
+    tensors = {
+        1: torch.zeros(1),
+        "1": torch.ones(1),
+        (1,): torch.tensor([2.0]),
+        "a": [torch.tensor([3.0])],
+    }
     assert [value.item() for value in [*list(there_and_back(tensors).values())[:3]]] == [0, 1, 2]

@@ -1,4 +1,6 @@
-"""What fails, or dies, on either of two ranks at any call leaves the previous checkpoint or the new one."""
+"""What fails, or dies, on either of two ranks at any call leaves the previous checkpoint or the new
+one.
+"""
 
 import contextlib
 import errno
@@ -35,7 +37,9 @@ def half_of(step, rank):
 
 
 def save_half(path, step, collectives):
-    DistributedCheckpointIO().save_checkpoint(half_of(step, collectives.rank), path, collectives=collectives)
+    DistributedCheckpointIO().save_checkpoint(
+        half_of(step, collectives.rank), path, collectives=collectives
+    )
 
 
 def on_two_ranks(work):
@@ -117,7 +121,9 @@ class Url(str):
 @pytest.mark.parametrize(("victim", "least"), [(0, 8), (1, 2)])
 def test_any_call_of_a_store_may_fail_on_either_rank(memory, victim, least, lasts, is_lost):
     def patch_store(is_due, patches, is_lost):
-        """Calls of an object store fail: before they have done anything, or when they have, and the answer is lost."""
+        """Calls of an object store fail: before they have done anything, or when they have, and the
+        answer is lost.
+        """
 
         def losing(real):
             def call(*arguments, **options):
@@ -131,7 +137,16 @@ def test_any_call_of_a_store_may_fail_on_either_rank(memory, victim, least, last
 
             return call
 
-        for name in ("pipe_file", "rm_file", "cat_file", "ls", "_open", "makedirs", "isfile", "exists"):
+        for name in (
+            "pipe_file",
+            "rm_file",
+            "cat_file",
+            "ls",
+            "_open",
+            "makedirs",
+            "isfile",
+            "exists",
+        ):
             patches.setattr(MemoryFileSystem, name, losing(getattr(MemoryFileSystem, name)))
 
     path, clear = Url("memory://run/last.ckpt"), MemoryFileSystem.store.clear
@@ -168,7 +183,9 @@ def test_either_rank_may_die_before_any_call(tmp_path, victim, least):
             return None
 
     def dies(path, victim, number):
-        """Save from two processes, of which one kills itself before its n-th change; whether it got that far."""
+        """Save from two processes, of which one kills itself before its n-th change; whether it got
+        that far.
+        """
         pipe, processes = Pipe(), []
         for rank in range(2):
             process = os.fork()
@@ -216,32 +233,46 @@ def test_two_runs_save_to_one_place_behind_a_url(memory):
     save(path, 2, collectives=pauses)
     assert pauses.num_pauses > 3
     assert loaded_step(path) == 2
-    # One whose files are deleted while it writes doesn't replace what is there by a checkpoint without them.
+    # One whose files are deleted while it writes doesn't replace what is there by a checkpoint
+    # without them.
 
     def delete():
         for name in [name for name in MemoryFileSystem.store if name.endswith(".data")][1:]:
             del MemoryFileSystem.store[name]
 
     save(path, 1)
-    with pytest.raises(CheckpointError, match=r"is gone: another program deletes in memory://run/last.ckpt\. What was"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is gone: another program deletes in memory://run/last.ckpt\. What was",
+    ):
         save(path, 2, collectives=Meanwhile(delete))
     assert loaded_step(path) == 1
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
-@pytest.mark.parametrize("part", ["-00000.data", "-00001.data", "-00001.json", "manifest.json", ".partial"])
+@pytest.mark.parametrize(
+    "part", ["-00000.data", "-00001.data", "-00001.json", "manifest.json", ".partial"]
+)
 def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp_path, monkeypatch):
-    """A checkpoint that is saved again under its own name, as `last.ckpt` is, on storage that damages and is silent."""
+    """A checkpoint that is saved again under its own name, as `last.ckpt` is, on storage that
+    damages and is silent.
+    """
 
     class SilentDamage:
-        """Changes a bit of the first file that has a name, when it has been written, and says nothing of it."""
+        """Changes a bit of the first file that has a name, when it has been written, and says
+        nothing of it.
+        """
 
         def __init__(self, part, patches):
             self.part, self.num_struck = part, 0
-            patches.setattr(disk, "sync", self._after(disk.sync, lambda file: self._strike(file.name, file)))
+            patches.setattr(
+                disk, "sync", self._after(disk.sync, lambda file: self._strike(file.name, file))
+            )
             if part == "manifest.json":  # it is read before it is written
                 patches.setattr(
-                    MemoryFileSystem, "pipe_file", self._after(MemoryFileSystem.pipe_file, self._strike_piped)
+                    MemoryFileSystem,
+                    "pipe_file",
+                    self._after(MemoryFileSystem.pipe_file, self._strike_piped),
                 )
             else:
                 patches.setattr(MemoryFile, "close", lambda file: self._strike(file.path, file))
@@ -281,7 +312,10 @@ def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp
         damage = SilentDamage(part, patches)
         told = save_again(2)
     assert damage.num_struck == 1
-    assert all("something else comes back when it is read. What was there is untouched." in each for each in told), told
+    assert all(
+        "something else comes back when it is read. What was there is untouched." in each
+        for each in told
+    ), told
     assert loaded_step(path) == 1
     assert not any(save_again(3))
     assert loaded_step(path) == 3
@@ -302,7 +336,9 @@ def read_back(monkeypatch):
 
 def retire(path, successor):
     storage = DistributedCheckpointIO()
-    told = on_two_ranks(lambda collectives: storage.retire_checkpoint(path, successor, collectives=collectives))
+    told = on_two_ranks(
+        lambda collectives: storage.retire_checkpoint(path, successor, collectives=collectives)
+    )
     assert told == ["", ""]
 
 
@@ -315,12 +351,16 @@ def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_pat
     assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
     (data,) = newer.glob("*-00001.data")
     data.write_bytes(bytes(data.stat().st_size))
-    with pytest.warns(UserWarning, match=r"2.ckpt' is kept, .*: On rank 1: .*3.ckpt/.*-00001.data' is damaged"):
+    with pytest.warns(
+        UserWarning, match=r"2.ckpt' is kept, .*: On rank 1: .*3.ckpt/.*-00001.data' is damaged"
+    ):
         retire(new, newer)
     assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
 
 
-def test_what_another_machines_file_system_does_not_show_yet_is_no_damage(tmp_path, read_back, monkeypatch):
+def test_what_another_machines_file_system_does_not_show_yet_is_no_damage(
+    tmp_path, read_back, monkeypatch
+):
     """Rank 0 reads all."""
     real = formats.verify_checkpoint
 

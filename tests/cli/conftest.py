@@ -13,7 +13,9 @@ from support.fake_distributions import make_distribution
 
 @pytest.fixture
 def core_cli(tmp_path, monkeypatch, capfd):
-    """Runs the command in an empty folder, with fake distributions on the path, which are imported anew each time."""
+    """Runs the command in an empty folder, with fake distributions on the path, which are imported
+    anew each time.
+    """
     working, packages = tmp_path / "cwd", tmp_path / "site"
     working.mkdir()
     packages.mkdir()
@@ -28,14 +30,17 @@ def core_cli(tmp_path, monkeypatch, capfd):
             patch.chdir(working)
             patch.setattr(sys, "path", [str(packages), *sys.path])
             patch.setattr(sys, "argv", ["core", *arguments])
-            patch.setattr(manager, "_manager", None)  # the command finds what is installed, and warns of it, itself
+            # the command finds what is installed, and warns of it, itself
+            patch.setattr(manager, "_manager", None)
             discover(refresh=True)
             with pytest.raises(SystemExit) as ended:
                 main()
         for name in {*sys.modules} - modules:
             if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
                 del sys.modules[name]
-        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr())
+        return subprocess.CompletedProcess(
+            arguments, int(ended.value.code or 0), *capfd.readouterr()
+        )
 
     call.working, call.packages = working, packages
     call.install = lambda name, entry_points="", **options: make_distribution(

@@ -16,7 +16,9 @@ from support.hostile import SPOOF, assert_tame
 def path(tmp_path):
     state = {
         "model": {"weight": torch.ones(300, 200), "bias": torch.zeros(200, dtype=torch.bfloat16)},
-        "optimizers": [{"state": {"weight": {"exp_avg": torch.ones(300, 200)}}, "param_groups": [{"lr": 0.1}]}],
+        "optimizers": [
+            {"state": {"weight": {"exp_avg": torch.ones(300, 200)}}, "param_groups": [{"lr": 0.1}]}
+        ],
         "progress": {"epoch": 3},
         "format": {"version": 1},
     }
@@ -28,7 +30,9 @@ def path(tmp_path):
 def run():
     from click.testing import CliRunner
 
-    return lambda *arguments: CliRunner().invoke(command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "80"})
+    return lambda *arguments: CliRunner().invoke(
+        command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "80"}
+    )
 
 
 def test_inspect(run, path):
@@ -53,7 +57,12 @@ def test_inspect_as_json(run, path):
     described = json.loads(run("inspect", path, "--json").output)
     assert (described["form"], described["world_size"]) == ("folder", 1)
     assert described["writer"]["strategy"]["alias"] == "single_device"
-    assert described["tensors"][1] == {"name": "model.bias", "shape": [200], "dtype": "bfloat16", "size_bytes": 400}
+    assert described["tensors"][1] == {
+        "name": "model.bias",
+        "shape": [200],
+        "dtype": "bfloat16",
+        "size_bytes": 400,
+    }
 
 
 def test_verify(run, path):
@@ -71,7 +80,9 @@ def test_verify(run, path):
 
 def test_long_work_is_shown_on_a_terminal_alone(path, capsys):
     screen, seen = io.StringIO(), []
-    with working(f"Verifying {SPOOF}", Console(file=screen, force_terminal=True, width=200)) as report:
+    with working(
+        f"Verifying {SPOOF}", Console(file=screen, force_terminal=True, width=200)
+    ) as report:
         verify_checkpoint(path, lambda *position: (seen.append(position), report(*position)))
     (total,) = {total for _, total in seen}
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
@@ -98,7 +109,10 @@ def test_consolidate_and_back(run, path, tmp_path):
 def test_weights_for_other_programs(run, path, tmp_path):
     from safetensors.torch import load_file
 
-    with pytest.warns(UserWarning, match=r"model\.safetensors' holds weights and plain values. Left out: 'optimizers'"):
+    with pytest.warns(
+        UserWarning,
+        match=r"model\.safetensors' holds weights and plain values. Left out: 'optimizers'",
+    ):
         assert run("convert", path, tmp_path / "model.safetensors").exit_code == 0
     weights = load_file(tmp_path / "model.safetensors")
     assert sorted(weights) == ["bias", "weight"]
@@ -142,8 +156,12 @@ class AcmeIndex(Acme):
     def convert_checkpoint(self, source, target, *, reader, collectives):
         Path(target).write_text(",".join(json.loads(Path(source).read_text())))
 """
-    entry_points = "[core.checkpoint_ios]\nacme = core_acme:Acme\nacme_index = core_acme:AcmeIndex\n"
-    core_cli.install("core-acme", entry_points, requires=("core-training>=0.1",), modules={"core_acme": acme})
+    entry_points = (
+        "[core.checkpoint_ios]\nacme = core_acme:Acme\nacme_index = core_acme:AcmeIndex\n"
+    )
+    core_cli.install(
+        "core-acme", entry_points, requires=("core-training>=0.1",), modules={"core_acme": acme}
+    )
     torch.save({"model": {"bias": torch.ones(2)}}, tmp_path / "last.pt")
 
     def convert(*arguments):

@@ -17,15 +17,29 @@ def test_version(core_cli):
 def test_help_shows_examples_in_whole_lines(core_cli):
     done = core_cli("--help")
     assert done.returncode == 0
-    assert "core explain --strategy ddp --devices 2   what a run would use, and why\n" in done.stdout
+    assert (
+        "core explain --strategy ddp --devices 2   what a run would use, and why\n" in done.stdout
+    )
     assert max(map(len, done.stdout.splitlines())) <= 80
-    commands = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line[2:3].strip()]
-    assert {"describe", "doctor", "explain", "list-plugins", "list-strategies", "list-checkpoint-ios"} <= set(commands)
+    commands = [
+        line.split()[0]
+        for line in done.stdout.partition("Commands:")[2].splitlines()
+        if line[2:3].strip()
+    ]
+    assert {
+        "describe",
+        "doctor",
+        "explain",
+        "list-plugins",
+        "list-strategies",
+        "list-checkpoint-ios",
+    } <= set(commands)
 
 
 @pytest.mark.parametrize("command", ["check", "describe", "doctor", "list-loggers"])
 def test_every_command_has_examples(core_cli, command):
-    done = core_cli(command, "--help")  # not -h: click keeps what a command was called with first, by other tests
+    # not -h: click keeps what a command was called with first, by other tests
+    done = core_cli(command, "--help")
     assert done.returncode == 0
     assert f"  core {command}" in done.stdout.partition("Examples:")[2]
 
@@ -79,5 +93,7 @@ def test_color_on_a_terminal_only(core_cli):
 def test_a_warning_is_one_line(core_cli):
     done = core_cli("list-strategies", CORE_DISABLE_PLUGINS="core-acmee")
     assert done.returncode == 0
-    assert done.stderr.startswith("Warning: CORE_DISABLE_PLUGINS names 'core-acmee', which is neither")
+    assert done.stderr.startswith(
+        "Warning: CORE_DISABLE_PLUGINS names 'core-acmee', which is neither"
+    )
     assert ".py" not in done.stderr

@@ -60,7 +60,12 @@ def acme_slow(delay_s: float = 1.0):
 def acme(core_cli):
     aliases = {"acme": "AcmeStrategy", "acme_fast": "acme_fast", "acme_slow": "acme_slow"}
     lines = "".join(f"{alias} = core_acme:{attribute}\n" for alias, attribute in aliases.items())
-    core_cli.install("core-acme", f"[core.strategies]\n{lines}", modules={"core_acme": ACME}, summary="Acme for core")
+    core_cli.install(
+        "core-acme",
+        f"[core.strategies]\n{lines}",
+        modules={"core_acme": ACME},
+        summary="Acme for core",
+    )
     return core_cli
 
 
@@ -68,7 +73,8 @@ def test_options_of_a_class_and_its_bases(acme):
     done = acme("describe", "Acme")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(
-        "acme: a strategy of core-acme 1.0\nAcme for core\n\ncore_acme.AcmeStrategy\n    Trains with acme.\n\nOptions\n"
+        "acme: a strategy of core-acme 1.0\nAcme for core\n\ncore_acme.AcmeStrategy\n    Trains "
+        "with acme.\n\nOptions\n"
         "  level: str | None\n      how hard to try.\n  verbose: bool = False\n      say more.\n"
         "  period: int = 4\n      steps between two exchanges; zero is never.\n"
         "  accelerator: Accelerator | None = None\n"
@@ -78,7 +84,10 @@ def test_options_of_a_class_and_its_bases(acme):
 
 def test_a_preset(acme):
     text = acme("describe", "acme_fast").stdout
-    assert "A preset of core_acme.AcmeStrategy(level='high', period=16)\n    Trains with acme.\n" in text
+    assert (
+        "A preset of core_acme.AcmeStrategy(level='high', period=16)\n    Trains with acme.\n"
+        in text
+    )
     assert "  level: str | None = 'high' (set by this alias)\n" in text
     assert "  period: int = 16 (set by this alias)\n" in text
 
@@ -97,7 +106,9 @@ def test_without_options(core_cli):
 
 def test_an_alias_of_several_kinds(core_cli):
     core_cli.install(
-        "core-acme", "[core.precisions]\nacme = a:A\n[core.checkpoint_ios]\nacme = a:B\n", modules={"a": ""}
+        "core-acme",
+        "[core.precisions]\nacme = a:A\n[core.checkpoint_ios]\nacme = a:B\n",
+        modules={"a": ""},
     )
     done = core_cli("describe", "acme")
     assert done.returncode == 1
@@ -109,11 +120,15 @@ def test_an_alias_of_several_kinds(core_cli):
 def test_a_misspelt_alias(core_cli):
     done = core_cli("describe", "single_devise")
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: Nothing is called 'single_devise'. Did you mean 'single_device'")
+    assert done.stderr.startswith(
+        "Error: Nothing is called 'single_devise'. Did you mean 'single_device'"
+    )
 
 
 def test_a_plugin_that_cannot_be_imported(core_cli):
-    core_cli.install("core-bad", "[core.strategies]\nbad = core_bad:S\n", modules={"core_bad": "1 / 0"})
+    core_cli.install(
+        "core-bad", "[core.strategies]\nbad = core_bad:S\n", modules={"core_bad": "1 / 0"}
+    )
     done = core_cli("describe", "bad")
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr

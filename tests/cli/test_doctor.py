@@ -26,7 +26,11 @@ def test_a_machine_in_order(core_cli):
     assert findings["torch"]["detail"].startswith(torch.__version__)
     assert findings["accelerator cpu"]["state"] == "ok"
     assert findings["gloo"]["state"] == "ok"
-    assert findings["mpi"] == {"subject": "mpi", "state": "absent", "detail": "this torch was built without it"}
+    assert findings["mpi"] == {
+        "subject": "mpi",
+        "state": "absent",
+        "detail": "this torch was built without it",
+    }
     assert findings["cluster local"]["state"] == "ok"
     assert findings["plugin core-training"]["state"] == "ok"
 
@@ -52,7 +56,11 @@ def test_what_is_tested_is_what_the_environments_have(core_cli):
     environments = (root / "tox.ini").read_text(encoding="utf-8")
     pinned = [
         re.search(r"oldest: torch==(\d+\.\d+)\.", environments)[1],
-        re.search(r"^torch==(\d+\.\d+)\.", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[1],
+        re.search(
+            r"^torch==(\d+\.\d+)\.",
+            (root / "constraints.txt").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )[1],
         re.search(r"newest: torch{env:CORE_TORCH:==(\d+\.\d+)\.", environments)[1],
     ]
     assert pinned == list(TESTED_TORCH)
@@ -63,7 +71,9 @@ def test_what_is_tested_is_what_the_environments_have(core_cli):
 
 
 def test_broken_things_are_named_and_counted(core_cli):
-    core_cli.install("core-old", "[core.strategies]\nold = core_old:S\n", requires=("core-training>=99",))
+    core_cli.install(
+        "core-old", "[core.strategies]\nold = core_old:S\n", requires=("core-training>=99",)
+    )
     core_cli.install("core-bad", "[core.strategies]\nbad = no target\n")
     core_cli.install(
         "core-card",
@@ -88,7 +98,11 @@ def test_broken_things_are_named_and_counted(core_cli):
         class Cluster(ClusterEnvironment):
             detect = world_size = global_rank = local_rank = node_rank = main_address = main_port = exit
     """
-    core_cli.install("core-exits", "[core.cluster_environments]\nexits = exits:Cluster\n", modules={"exits": exits})
+    core_cli.install(
+        "core-exits",
+        "[core.cluster_environments]\nexits = exits:Cluster\n",
+        modules={"exits": exits},
+    )
     done = core_cli("doctor")
     assert done.returncode == 1
     last = " ".join(done.stdout.partition("\nBroken: ")[2].split())
@@ -110,13 +124,17 @@ def test_damaged_metadata_that_torch_stumbles_over(core_cli):
     assert "that of other is damaged (see below)" in findings["torch"]["detail"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in findings["torch"]["detail"]
     assert "'malformed'" in findings["plugin other"]["detail"]
-    findings = findings_of(run_command(core_cli.packages, "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    findings = findings_of(
+        run_command(core_cli.packages, "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    )
     assert findings["torch"]["state"] == "ok"
     assert findings["accelerator cpu"]["state"] == "ok"
 
 
 def test_the_variables_in_force(core_cli):
-    findings = findings_of(core_cli("doctor", "--json", CORE_PLUGINS="", CORE_DISABLE_PLUGINS="mps"))
+    findings = findings_of(
+        core_cli("doctor", "--json", CORE_PLUGINS="", CORE_DISABLE_PLUGINS="mps")
+    )
     assert findings["CORE_PLUGINS"]["detail"] == "is set and empty"
     assert findings["CORE_DISABLE_PLUGINS"]["detail"] == "'mps' is in force"
     assert "accelerator mps" in findings
@@ -128,7 +146,9 @@ def test_the_folder_where_the_user_stands(core_cli):
     folder.mkdir()
     (folder / "model.py").touch()
     findings = findings_of(core_cli("doctor", "--json"))
-    assert findings["another core"]["detail"].startswith(f"{folder} has no __init__.py, and so hides nothing")
+    assert findings["another core"]["detail"].startswith(
+        f"{folder} has no __init__.py, and so hides nothing"
+    )
 
 
 def test_a_core_that_hides_this_one(core_cli):
@@ -153,7 +173,9 @@ def test_another_distribution_that_brings_a_core(core_cli, name):
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
-    """The first import of ours that runs says so: pip lets the files of two distributions mix, in any order."""
+    """The first import of ours that runs says so: pip lets the files of two distributions mix, in
+    any order.
+    """
     (tmp_path / "core").mkdir()
     for path in Path(core.__file__).parent.iterdir():
         (tmp_path / "core" / path.name).symlink_to(path)
@@ -164,9 +186,14 @@ def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
         info = make_distribution(tmp_path, "another", "9.9")
         (info / "RECORD").write_text("core/__init__.py,,\n")
         expected = "another 9.9 has overwritten or removed it"
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from core.strategies import SingleDeviceStrategy"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from core.strategies import "
+        "SingleDeviceStrategy"
+    )
     # Without site-packages, where the whole one is.
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True
+    )
     last = done.stderr.splitlines()[-1]
     assert f"{tmp_path}/core/__init__.py is not core-training's: {expected}" in last
 
@@ -177,7 +204,9 @@ def test_the_command_where_another_core_comes_first(tmp_path, brought_by):
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "__init__.py").touch()
     if brought_by == "another":
-        (make_distribution(tmp_path, "another", "9.9") / "RECORD").write_text("core/__init__.py,,\n")
+        (make_distribution(tmp_path, "another", "9.9") / "RECORD").write_text(
+            "core/__init__.py,,\n"
+        )
     done = run_command(tmp_path)
     assert done.stderr == (
         f"{tmp_path}/core/__init__.py hides core-training's package `core`. "
@@ -202,4 +231,6 @@ def test_the_command_where_another_core_has_overwritten_this_one(tmp_path):
 def run_command(folder, *options, **variables):
     """The command as its script begins, with a folder before the others on the path."""
     command = [sys.executable, "-c", "from core_training import main; main()", "doctor", *options]
-    return subprocess.run(command, cwd=folder, env=os.environ | variables, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True
+    )

@@ -36,7 +36,9 @@ def test_json(core_cli):
             "launcher",
         )
     ]
-    assert all(decision.keys() == {"subject", "choice", "reason", "provider"} for decision in decisions)
+    assert all(
+        decision.keys() == {"subject", "choice", "reason", "provider"} for decision in decisions
+    )
 
 
 def test_parts_by_name(core_cli):
@@ -52,7 +54,9 @@ def test_a_broken_third_party_accelerator_is_a_warning(core_cli):
     )
     done = core_cli("explain", "--devices", "1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("Warning: The accelerator 'acme' of core-acme 1.0 was not considered. ")
+    assert done.stderr.startswith(
+        "Warning: The accelerator 'acme' of core-acme 1.0 was not considered. "
+    )
     assert "OSError: no libacme" in done.stderr
 
 
@@ -92,8 +96,12 @@ def explain_model(core_cli, name):
 def test_units_of_a_model(core_cli):
     done = explain_model(core_cli, "nets:Net")
     assert done.returncode == 0, done.stderr
-    assert "units 12 x Block (h.0 ... 11) from its largest ModuleList" in " ".join(done.stdout.split())
-    assert "units none Linear has no ModuleList" in " ".join(explain_model(core_cli, "nets:build").stdout.split())
+    assert "units 12 x Block (h.0 ... 11) from its largest ModuleList" in " ".join(
+        done.stdout.split()
+    )
+    assert "units none Linear has no ModuleList" in " ".join(
+        explain_model(core_cli, "nets:build").stdout.split()
+    )
 
 
 def test_what_is_no_model(core_cli):
@@ -127,7 +135,9 @@ class Told(Strategy):
 
 @pytest.fixture
 def explain_told(core_cli):
-    core_cli.install("core-acme", "[core.strategies]\ntold = core_acme:Told\n", modules={"core_acme": TOLD})
+    core_cli.install(
+        "core-acme", "[core.strategies]\ntold = core_acme:Told\n", modules={"core_acme": TOLD}
+    )
     (core_cli.working / "nets.py").write_text(MODEL)
     return partial(core_cli, "explain", "--accelerator", "cpu", "--devices", "1")
 
@@ -151,13 +161,26 @@ def test_options_that_a_strategy_does_not_have(explain_told):
 
 
 def test_a_strategy_that_explains_nothing(core_cli):
-    done = core_cli("explain", "--accelerator", "cpu", "--devices", "2", "--strategy", "ddp", "static_graph=True")
+    done = core_cli(
+        "explain",
+        "--accelerator",
+        "cpu",
+        "--devices",
+        "2",
+        "--strategy",
+        "ddp",
+        "static_graph=True",
+    )
     assert done.returncode == 0, done.stderr
-    assert "layout unknown DDPStrategy is no core.contract.ExplainsLayout" in " ".join(done.stdout.split())
+    assert "layout unknown DDPStrategy is no core.contract.ExplainsLayout" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_the_time_limit_of_finding_devices_is_not_for_the_import_of_torch(tmp_path):
-    """From a cold disk that takes longer, and a torch that is imported in part can't be imported again."""
+    """From a cold disk that takes longer, and a torch that is imported in part can't be imported
+    again.
+    """
     (tmp_path / "torch.py").touch()
     program = """
 import sys
@@ -168,5 +191,7 @@ core.resolve.resolve = lambda **arguments: sys.exit("torch" in sys.modules and "
 sys.argv[1:] = ["explain"]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stderr == "imported before\n"

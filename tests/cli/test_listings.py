@@ -17,7 +17,17 @@ class AcmeStrategy(Strategy):
     '''A strategy of acme.'''
 """
 
-FIELDS = {"kind", "alias", "target", "provider", "version", "status", "detail", "summary", "location"}
+FIELDS = {
+    "kind",
+    "alias",
+    "target",
+    "provider",
+    "version",
+    "status",
+    "detail",
+    "summary",
+    "location",
+}
 
 
 def acme(core_cli, name="core-acme", alias="acme", module="core_acme", source=STRATEGY, **options):
@@ -41,15 +51,26 @@ def test_a_plugin_with_package_and_version(core_cli):
     assert done.returncode == 0
     assert re.search(r"^acme +AcmeStrategy +core-acme +2\.5 +ok$", done.stdout, re.MULTILINE)
     assert re.search(r"^Alias +Class +Package +Version +Status$", done.stdout, re.MULTILINE)
-    assert re.search(r"^single_device +SingleDeviceStrategy +core-training ", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^single_device +SingleDeviceStrategy +core-training ", done.stdout, re.MULTILINE
+    )
 
 
 def test_presets_are_folded_into_the_row_of_their_class(core_cli):
-    lines = ["acme = core_acme:AcmeStrategy", "acme_slow = core_acme:acme_slow", "acme_quick = core_acme:acme_quick"]
-    core_cli.install("core-acme", "[core.strategies]\n" + "\n".join([*lines, "other_slow = core_acme:other_slow"]))
+    lines = [
+        "acme = core_acme:AcmeStrategy",
+        "acme_slow = core_acme:acme_slow",
+        "acme_quick = core_acme:acme_quick",
+    ]
+    core_cli.install(
+        "core-acme",
+        "[core.strategies]\n" + "\n".join([*lines, "other_slow = core_acme:other_slow"]),
+    )
     core_cli.install("core-bold", "[core.strategies]\nacme_bold = core_bold:acme_bold\n")
     folded = core_cli("list-strategies").stdout
-    assert re.search(r"^acme +AcmeStrategy .+\n    and its 2 presets, such as acme_slow$", folded, re.MULTILINE)
+    assert re.search(
+        r"^acme +AcmeStrategy .+\n    and its 2 presets, such as acme_slow$", folded, re.MULTILINE
+    )
     shown = {"acme_bold", "other_slow"}  # of nobody's class
     hidden = {"acme_quick", "acme_slow"}
     assert {*re.findall(r"^\w+(?= +preset)", folded, re.MULTILINE)} & (shown | hidden) == shown
@@ -79,10 +100,17 @@ def test_the_unusable_are_counted_and_shown_on_request(core_cli):
     short = core_cli("list-strategies", CORE_DISABLE_PLUGINS="core-shut")
     assert "acme" not in short.stdout
     hint = " ".join(short.stderr.split())
-    assert "Not shown: 1 blocked, 2 broken, 2 conflict, 1 incompatible. See `core list-strategies --all`." in hint
+    assert (
+        "Not shown: 1 blocked, 2 broken, 2 conflict, 1 incompatible. See `core list-strategies "
+        "--all`." in hint
+    )
     long = core_cli("list-strategies", "--all", CORE_DISABLE_PLUGINS="core-shut")
-    assert "core-shut 1.0 blocked CORE_DISABLE_PLUGINS names 'core-shut'" in " ".join(long.stdout.split())
-    statuses = {row["status"] for row in json.loads(core_cli("list-strategies", "--all", "--json").stdout)}
+    assert "core-shut 1.0 blocked CORE_DISABLE_PLUGINS names 'core-shut'" in " ".join(
+        long.stdout.split()
+    )
+    statuses = {
+        row["status"] for row in json.loads(core_cli("list-strategies", "--all", "--json").stdout)
+    }
     assert statuses >= {"ok", "conflict", "incompatible", "broken"}
 
 
@@ -122,14 +150,20 @@ def test_check_as_text(core_cli):
     acme(core_cli, source=RAISING)
     done = core_cli("list-strategies", "--check", CORE_PLUGINS="core-acme")
     assert done.returncode == 1
-    assert re.search(r"^acme\s+AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^acme\s+AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE
+    )
     assert "OSError: libacme.so is missing" in " ".join(done.stdout.split())
-    assert re.search(r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("columns", [30, 120])
 @pytest.mark.parametrize(
-    "arguments", [["list-strategies", "--all"], ["list-plugins", "--all"]], ids=lambda words: words[0]
+    "arguments",
+    [["list-strategies", "--all"], ["list-plugins", "--all"]],
+    ids=lambda words: words[0],
 )
 def test_nothing_is_cut_off_at_any_width(core_cli, columns, arguments):
     long = "acme_with_a_name_that_goes_on_for_a_while_true"
@@ -142,7 +176,9 @@ def test_nothing_is_cut_off_at_any_width(core_cli, columns, arguments):
         assert long in done.stdout.split()
         assert "SingleDeviceStrategy" in done.stdout.split()
     lines = done.stdout.splitlines()
-    assert not [line for line in lines if len(line) > columns and len(line.split()) > 1], done.stdout
+    assert not [line for line in lines if len(line) > columns and len(line.split()) > 1], (
+        done.stdout
+    )
 
 
 def test_more_is_a_pip_install_away(core_cli):
@@ -173,14 +209,19 @@ def test_a_long_list_into_a_pipe_that_closes(core_cli):
 def test_list_plugins(core_cli):
     acme(core_cli, version="2.5", summary="Acme for core")
     core_cli.install("core-events", "[core.hooks]\nprinter = core_events\n")
-    core_cli.install("core-bad", "[core.strategies]\nthis line is malformed\n[core.loggers]\nbad = core_bad:Bad\n")
+    core_cli.install(
+        "core-bad",
+        "[core.strategies]\nthis line is malformed\n[core.loggers]\nbad = core_bad:Bad\n",
+    )
     done = core_cli("list-plugins")
     assert re.search(r"^core-acme +2\.5 +ok +1 strategy$", done.stdout, re.MULTILINE)
     assert re.search(r"^core-events +1\.0 +ok +1 event hook$", done.stdout, re.MULTILINE)
     problems = " ".join(done.stdout.partition("Problems")[2].split())
     assert problems.startswith("core-bad broken ")
     assert "line 2 of entry_points.txt is 'this line is malformed'" in problems
-    entries = {entry["provider"]: entry for entry in json.loads(core_cli("list-plugins", "--json").stdout)}
+    entries = {
+        entry["provider"]: entry for entry in json.loads(core_cli("list-plugins", "--json").stdout)
+    }
     assert entries["core-acme"]["offers"] == {"strategy": 1}
     assert entries["core-acme"]["summary"] == "Acme for core"
     assert entries["core-acme"]["location"] == str(core_cli.packages)
@@ -188,10 +229,16 @@ def test_list_plugins(core_cli):
 
 def test_what_a_package_says_of_itself_reaches_no_terminal_raw(core_cli):
     target = "core_spoof:Strategy" + SPOOF.replace("\r", "")  # which would end the line
-    core_cli.install("core-spoof", f"[core.strategies]\nspoof = {target}\n", summary=f"good {SPOOF}")
-    core_cli.install(f"core-{SPOOF}", "[core.strategies]\nddr = core_ddr:Ddr\n", folder="core_ddr-1.dist-info")
     core_cli.install(
-        "core-late", "[core.loggers]\nlate = core_late:Late\n", requires=(f"core-training==={SPOOF.split()[0]}9",)
+        "core-spoof", f"[core.strategies]\nspoof = {target}\n", summary=f"good {SPOOF}"
+    )
+    core_cli.install(
+        f"core-{SPOOF}", "[core.strategies]\nddr = core_ddr:Ddr\n", folder="core_ddr-1.dist-info"
+    )
+    core_cli.install(
+        "core-late",
+        "[core.loggers]\nlate = core_late:Late\n",
+        requires=(f"core-training==={SPOOF.split()[0]}9",),
     )
     lines = f"[core.loggers]\ngood = core_lines:Good\n{SPOOF}"
     core_cli.install("core-lines", lines, folder=f"core_lines-1{SPOOF}.dist-info")

@@ -56,7 +56,9 @@ def test_its_errors_are_their_messages(core_cli, hello):
 
 def test_describe_shows_its_help(core_cli, hello):
     hello()
-    assert core_cli("describe", "say-hello").stdout.startswith("Usage: core say-hello [OPTIONS] NAME")
+    assert core_cli("describe", "say-hello").stdout.startswith(
+        "Usage: core say-hello [OPTIONS] NAME"
+    )
 
 
 @pytest.mark.parametrize("name", ["check", "new-plugin", "core-testing:check"])
@@ -76,7 +78,10 @@ def test_two_of_one_name_are_an_error_that_names_both(core_cli, hello):
     assert done.returncode == 1
     assert '"core-acme:say_hello" or "core-bolt:say_hello"' in done.stderr.replace("\n", " ")
     assert core_cli("core-bolt:say-hello", "you").stdout == "Hello, you.\n"
-    statuses = {row["alias"]: row["status"] for row in json.loads(core_cli("list-commands", "--all", "--json").stdout)}
+    statuses = {
+        row["alias"]: row["status"]
+        for row in json.loads(core_cli("list-commands", "--all", "--json").stdout)
+    }
     assert (statuses["say_hello"], statuses["doctor"]) == ("conflict", "ok")
 
 
@@ -97,9 +102,13 @@ def test_a_broken_one_breaks_nothing_else(core_cli, hello, source, said):
 
 
 def test_the_name_of_a_built_in_one_is_taken(core_cli):
-    core_cli.install("core-evil", "[core.commands]\ndoctor = core_evil:doctor\n", modules={"core_evil": HELLO})
+    core_cli.install(
+        "core-evil", "[core.commands]\ndoctor = core_evil:doctor\n", modules={"core_evil": HELLO}
+    )
     assert core_cli("doctor", "--help").stdout.startswith("Usage: core doctor")
     (row,) = (
-        row for row in json.loads(core_cli("list-commands", "--all", "--json").stdout) if row["provider"] == "core-evil"
+        row
+        for row in json.loads(core_cli("list-commands", "--all", "--json").stdout)
+        if row["provider"] == "core-evil"
     )
     assert row["status"] == "reserved"

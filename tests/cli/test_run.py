@@ -27,7 +27,9 @@ BY_TORCHRUN = ("--max-restarts", "0")
 
 
 def core_run(folder, *arguments):
-    return programs.run([*programs.CORE, "run", *arguments], cwd=folder, timeout=100, forks_others=False)
+    return programs.run(
+        [*programs.CORE, "run", *arguments], cwd=folder, timeout=100, forks_others=False
+    )
 
 
 @pytest.mark.slow
@@ -47,7 +49,10 @@ def test_a_folder_whose_own_core_hides_this_one(core_cli, name):
     done = core_cli("run", "--devices", "1", "train.py", columns=1000)
     assert done.returncode == 2
     folder = core_cli.working
-    assert f"{folder / name} hides the package `core` from processes that start in {folder}" in done.stderr
+    assert (
+        f"{folder / name} hides the package `core` from processes that start in {folder}"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,12 +66,16 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path, way, end, ended):
     (tmp_path / "fails.py").write_text(f"import os\nif os.environ['RANK'] == '1': {end}")
     done = core_run(tmp_path, "--devices", "2", *way, "fails.py")
     assert done.returncode == 1
-    assert re.fullmatch(rf"core run: Rank 1 \(pid \d+\) {ended}.*, and the run with it.\n", done.stderr)
+    assert re.fullmatch(
+        rf"core run: Rank 1 \(pid \d+\) {ended}.*, and the run with it.\n", done.stderr
+    )
 
 
 @pytest.mark.slow
 def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
-    (tmp_path / "train.py").write_text("from core import Fabric\nFabric(accelerator='cpu', devices=3)")
+    (tmp_path / "train.py").write_text(
+        "from core import Fabric\nFabric(accelerator='cpu', devices=3)"
+    )
     done = core_run(tmp_path, "--devices", "1", "train.py")
     assert done.returncode == 1
     assert "core run started 1 process" in done.stderr
@@ -77,12 +86,18 @@ def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
     ("arguments", "message"),
     [
         (["--devices", "0", "train.py"], "or auto; got '0'"),
-        (["--num-nodes", "2", "--node-rank", "2", "train.py"], "expected at most 1, got 2: nodes count from 0"),
+        (
+            ["--num-nodes", "2", "--node-rank", "2", "train.py"],
+            "expected at most 1, got 2: nodes count from 0",
+        ),
         ([], "Missing argument 'SCRIPT'"),
         (["--nproc_per_node=two", "train.py"], "or auto; got 'two'"),
         (["--node-rnak", "1", "train.py"], "No such option '--node-rnak'"),
         (["--devices", "2", "nofile.py"], "there is no file 'nofile.py' in"),
-        (["--devices", "2", "-m", "no_such.module"], "there is no module 'no_such' here, nor is one installed"),
+        (
+            ["--devices", "2", "-m", "no_such.module"],
+            "there is no module 'no_such' here, nor is one installed",
+        ),
     ],
 )
 def test_a_command_line_that_cannot_be_meant(core_cli, arguments, message):
@@ -93,7 +108,9 @@ def test_a_command_line_that_cannot_be_meant(core_cli, arguments, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "how", "when"), [((), ["bug.py"], "late"), (BY_TORCHRUN, ["-m", "bug"], "early")])
+@pytest.mark.parametrize(
+    ("way", "how", "when"), [((), ["bug.py"], "late"), (BY_TORCHRUN, ["-m", "bug"], "early")]
+)
 def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, way, when, how):
     bug = """
 import sys
@@ -111,15 +128,21 @@ load()
     (tmp_path / "bug.py").write_text(bug)
     done = core_run(tmp_path, "--devices", "2", *way, *how, when)
     lines = done.stderr.splitlines()
-    assert [line.strip() for line in lines if "File" not in line and "~" not in line and "^" not in line] == [
+    assert [
+        line.strip() for line in lines if "File" not in line and "~" not in line and "^" not in line
+    ] == [
         "Traceback (most recent call last):",
         "load()",
         'return {}["labels"]',
         "KeyError: 'labels'",
         lines[-1],
     ]
-    assert lines[1] == f'  File "{tmp_path}/bug.py", line {8 if when == "early" else 12}, in <module>'
-    assert re.fullmatch(r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1])
+    assert (
+        lines[1] == f'  File "{tmp_path}/bug.py", line {8 if when == "early" else 12}, in <module>'
+    )
+    assert re.fullmatch(
+        r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1]
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +161,8 @@ def test_the_script_is_the_main_module(tmp_path):
     (tmp_path / "main.py").write_text(
         "import sys, atexit, pickle, part\n"
         "class Own: pass\n"
-        "print(__name__, __file__, part.name, sys.argv, type(pickle.loads(pickle.dumps(Own()))) is Own)\n"
+        "print(__name__, __file__, part.name, sys.argv, type(pickle.loads(pickle.dumps(Own()))) is "
+        "Own)\n"
         "atexit.register(lambda: print(sys.modules['__main__'].__file__, Own.__name__))\n"
     )
     command = [sys.executable, "-m", "core.cli.rank_program", "", "main.py", "--lr=1"]
@@ -190,7 +214,10 @@ class Run:
     def ends(self):
         """Its code, once no process is left."""
         code = self.process.wait(60 * slowness())
-        wait_until(lambda: not any(map(is_at_work, [*self.pids.values(), *self.children])), "end of all ranks")
+        wait_until(
+            lambda: not any(map(is_at_work, [*self.pids.values(), *self.children])),
+            "end of all ranks",
+        )
         return code
 
 
@@ -211,7 +238,9 @@ def waits(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("way", "number"), [((), signal.SIGTERM), ((), signal.SIGINT), (BY_TORCHRUN, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("way", "number"), [((), signal.SIGTERM), ((), signal.SIGINT), (BY_TORCHRUN, signal.SIGTERM)]
+)
 def test_a_signal_is_handed_on_and_awaited(waits, way, number):
     run = waits("answers", *way)
     os.kill(run.process.pid, number)
@@ -258,7 +287,9 @@ def test_a_rank_that_fails_ends_the_others_and_its_error_comes_last(waits, tmp_p
     assert run.process.output().count("answered 15") == 1
     *_, error, line = run.process.errors().splitlines()
     assert error == "KeyError: 'labels'"
-    assert re.fullmatch(rf"core run: Rank 1 \(pid {run.pids[1]}\) exited with code 1, and the run with it.", line)
+    assert re.fullmatch(
+        rf"core run: Rank 1 \(pid {run.pids[1]}\) exited with code 1, and the run with it.", line
+    )
 
 
 @pytest.mark.slow
@@ -270,7 +301,12 @@ def test_a_rank_that_goes_on_all_the_same_is_ended(waits):
 
 
 def test_ranks_cannot_tell_who_has_started_them(tmp_path, monkeypatch):
-    of_a_run = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
+    of_a_run = {
+        "MASTER_PORT",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
     shows = """
 import json, os
 os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)  # torchrun sets it for itself
@@ -283,7 +319,9 @@ print(json.dumps({each: os.environ[each] for each in [*names, "MASTER_PORT", "OM
         (folder / "shows.py").write_text(shows)
         done = core_run(folder, "--devices", "2", *options, "shows.py")
         assert done.returncode == 0, done.stderr
-        return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"])
+        return sorted(
+            (json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["RANK"]
+        )
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ours, torchruns = variables(tmp_path), variables(tmp_path, *BY_TORCHRUN)
@@ -304,14 +342,17 @@ print(json.dumps({each: os.environ[each] for each in [*names, "MASTER_PORT", "OM
         ("auto", 1, None, "PATH", True),
     ],
 )
-def test_torchrun_is_used_where_it_is_asked_for(monkeypatch, devices, num_nodes, restarts, variable, by_torchrun):
+def test_torchrun_is_used_where_it_is_asked_for(
+    monkeypatch, devices, num_nodes, restarts, variable, by_torchrun
+):
     monkeypatch.setattr(os, "environ", {variable: "/"})
     assert bool(_torchrun(devices, num_nodes, 0, "127.0.0.1", 29400, restarts)) == by_torchrun
 
 
 def test_a_failed_run_begins_again_where_that_is_asked_for(tmp_path):
     (tmp_path / "fails.py").write_text(
-        "import os\nround = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint(round)\nassert round == '1'"
+        "import os\nround = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint(round)\nassert round "
+        "== '1'"
     )
     done = core_run(tmp_path, "--nproc_per_node=2", "--max-restarts", "1", "fails.py")
     assert (done.returncode, sorted(set(done.stdout.split()))) == (0, ["0", "1"]), done.stderr
@@ -322,18 +363,26 @@ def test_a_failed_run_begins_again_where_that_is_asked_for(tmp_path):
 def test_a_prelude_is_called_in_each_rank(tmp_path, monkeypatch, options):
     begin = "import os\ndef begin(): print('begun', os.environ['RANK'])"
     entry_points = "[core.preludes]\nacme = acme_prelude:begin\n"
-    make_distribution(tmp_path, "core-acme", entry_points_text=entry_points, modules={"acme_prelude": begin})
+    make_distribution(
+        tmp_path, "core-acme", entry_points_text=entry_points, modules={"acme_prelude": begin}
+    )
     (tmp_path / "train.py").write_text("print('trained')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = core_run(tmp_path, "--devices", "2", *options, "train.py")
-    assert sorted(done.stdout.splitlines()) == ["begun 0", "begun 1", "trained", "trained"], done.stderr
+    assert sorted(done.stdout.splitlines()) == ["begun 0", "begun 1", "trained", "trained"], (
+        done.stderr
+    )
 
 
 def test_the_process_that_waits_for_ranks_imports_no_torch(tmp_path):
     (tmp_path / "train.py").write_text("pass")
     program = (
-        "import atexit, sys\nfrom core.cli import main\nsys.argv = ['core', 'run', '--devices', '2', 'train.py']\n"
-        "atexit.register(lambda: print('torch' in sys.modules, 'core.launch.stop_others' in sys.modules))\nmain()"
+        "import atexit, sys\nfrom core.cli import main\nsys.argv = ['core', 'run', '--devices', "
+        "'2', 'train.py']\n"
+        "atexit.register(lambda: print('torch' in sys.modules, 'core.launch.stop_others' in "
+        "sys.modules))\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "False True\n"), done.stderr

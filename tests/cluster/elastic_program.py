@@ -2,9 +2,9 @@
 
 python elastic_program.py FOLDER [STRATEGY]
 
-STRATEGY is `ddp`, `fsdp`, `hsdp` or `zero3`. Each rank tells in FOLDER/steps-PID where it begins and what it has
-done; at the end there are the weights, of `ddp` in one file that rank 0 writes. A step takes as many seconds as
-FOLDER/pace says.
+STRATEGY is `ddp`, `fsdp`, `hsdp` or `zero3`. Each rank tells in FOLDER/steps-PID where it begins
+and what it has done; at the end there are the weights, of `ddp` in one file that rank 0 writes. A
+step takes as many seconds as FOLDER/pace says.
 """
 
 import os
@@ -22,7 +22,9 @@ from core.callbacks import MemoryCheckpoint, ModelCheckpoint
 FOLDER = Path(sys.argv[1])
 # In the memory of nodes, if they say where that is; else in a folder that all of them have.
 IN_MEMORY = "CORE_MEMORY_FOLDER" in os.environ
-KEEPER = MemoryCheckpoint() if IN_MEMORY else ModelCheckpoint(FOLDER / "saved", every_n_train_steps=2)
+KEEPER = (
+    MemoryCheckpoint() if IN_MEMORY else ModelCheckpoint(FOLDER / "saved", every_n_train_steps=2)
+)
 STRATEGY = sys.argv[2] if len(sys.argv) > 2 else "ddp"
 FORMAT = torch.float32 if STRATEGY == "zero3" else torch.float64
 NUM_SAMPLES = 90
@@ -80,7 +82,11 @@ def main():
         default_root_dir=FOLDER,
     )
     module = Net()
-    trainer.fit(module, DataLoader(TensorDataset(inputs, inputs.sum(1, True)), 4, shuffle=True), ckpt_path="last")
+    trainer.fit(
+        module,
+        DataLoader(TensorDataset(inputs, inputs.sum(1, True)), 4, shuffle=True),
+        ckpt_path="last",
+    )
     if STRATEGY != "ddp":
         trainer.save_checkpoint(FOLDER / "whole", weights_only=True)
     elif trainer.is_global_zero:

@@ -44,7 +44,9 @@ SRUN = {
     "SLURM_JOB_NODELIST": "gpu[003,007]",
 }
 # In a batch script before srun: the batch step has ranks too, but no step number of its own.
-SBATCH = {name: SRUN[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_NNODES")} | {
+SBATCH = {
+    name: SRUN[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_NNODES")
+} | {
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "0",
@@ -84,8 +86,27 @@ PYTORCHJOB = {
 
 @pytest.fixture(autouse=True)
 def no_scheduler(monkeypatch):
-    prefixes = ("SLURM", "OMPI", "PMI", "MPI_", "MV2", "LSB_", "JSM_", "PET_", "TORCHELASTIC", "CORE_")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
+    prefixes = (
+        "SLURM",
+        "OMPI",
+        "PMI",
+        "MPI_",
+        "MV2",
+        "LSB_",
+        "JSM_",
+        "PET_",
+        "TORCHELASTIC",
+        "CORE_",
+    )
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "MASTER_ADDR",
+    )
     for name in list(os.environ):
         if name.startswith(prefixes) or name in (*names, "MASTER_PORT", "LOCAL_SIZE", "CROSS_RANK"):
             monkeypatch.delenv(name)
@@ -120,7 +141,10 @@ def given(monkeypatch):
         # srun --mpi=pmi2 sets PMI's rank, but no local one.
         (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "4"}, SLURMEnvironment),
         (SBATCH, LocalEnvironment),
-        (SRUN | {"SLURM_JOB_NAME": "bash", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, LocalEnvironment),
+        (
+            SRUN | {"SLURM_JOB_NAME": "bash", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"},
+            LocalEnvironment,
+        ),
         (SRUN | {"SLURM_PTY_PORT": "40000"}, LocalEnvironment),
         # salloc names the job "interactive", and srun inside starts ordinary tasks.
         (SRUN | {"SLURM_JOB_NAME": "interactive"}, SLURMEnvironment),
@@ -162,7 +186,11 @@ def test_torchrun(given):
     given(TORCHRUN)
     environment = TorchElasticEnvironment()
     assert described(environment) == ("10.0.0.1", 29400, 4, 3, 1, 1)
-    assert (environment.restart_count, environment.store_is_hosted, environment.job_id()) == (2, True, "job7")
+    assert (environment.restart_count, environment.store_is_hosted, environment.job_id()) == (
+        2,
+        True,
+        "job7",
+    )
     environment.validate(num_devices=2, num_nodes=2)
     with pytest.raises(ConfigurationError) as caught:
         environment.validate(num_devices=1, num_nodes=2)
@@ -178,7 +206,8 @@ def test_torchrun_that_started_more_on_a_node_than_devices(given, left_out):
     with pytest.raises(ConfigurationError) as caught:
         TorchElasticEnvironment().validate(num_devices=1, num_nodes=4)
     assert str(caught.value).startswith(
-        "torchrun started 2 processes on this node, but devices=1 and num_nodes=4 have room for 1 on each. Pass "
+        "torchrun started 2 processes on this node, but devices=1 and num_nodes=4 have room for 1 "
+        "on each. Pass "
     )
 
 
@@ -209,7 +238,10 @@ def test_slurm(given):
         "srun started 4 processes (SLURM_NTASKS=4), but devices=8 and num_nodes=2 ask for 16. "
         "Pass devices=2 and num_nodes=2, or ask SLURM for --nodes=2 --ntasks-per-node=8."
     )
-    with pytest.raises(ConfigurationError, match=r"srun runs this step on 2 nodes \(SLURM_NNODES=2\), but num_nodes=1"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"srun runs this step on 2 nodes \(SLURM_NNODES=2\), but num_nodes=1",
+    ):
         environment.validate(num_devices=4, num_nodes=1)
 
 
@@ -238,7 +270,10 @@ def test_the_users_meeting_point_is_honored(given, kind):
 )
 def test_first_host_of_a_nodelist(nodelist, host):
     assert first_host(nodelist) == host
-    with pytest.raises(ConfigurationError, match=r"should be a list of hosts such as 'node\[01-04\]', but it is 'n\[1"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"should be a list of hosts such as 'node\[01-04\]', but it is 'n\[1",
+    ):
         first_host("n[1")
 
 
@@ -263,9 +298,14 @@ def test_mpi_on_one_node(given, variables):
     environment = MPIEnvironment()
     assert described(environment) == ("127.0.0.1", 20000, 2, 1, 1, 0)
     environment.validate(num_devices=2, num_nodes=1)
-    with pytest.raises(ConfigurationError, match=r"mpirun started 2 processes .* ask for 1\. Pass devices=2"):
+    with pytest.raises(
+        ConfigurationError, match=r"mpirun started 2 processes .* ask for 1\. Pass devices=2"
+    ):
         environment.validate(num_devices=1, num_nodes=1)
-    with pytest.raises(ConfigurationError, match=r"mpirun started 2 processes on this node, but devices=1 and num_n"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"mpirun started 2 processes on this node, but devices=1 and num_n",
+    ):
         environment.validate(num_devices=1, num_nodes=2)
 
 
@@ -279,7 +319,9 @@ def test_all_ranks_of_open_mpi_derive_the_same_port(given):
 def test_mpi_over_several_nodes_has_to_be_told_where(given, monkeypatch):
     given(OPEN_MPI, OMPI_COMM_WORLD_SIZE="4")
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
-    with pytest.raises(ConfigurationError, match=r"Set MASTER_ADDR \(host of rank 0\) and MASTER_PORT .* mpi4py"):
+    with pytest.raises(
+        ConfigurationError, match=r"Set MASTER_ADDR \(host of rank 0\) and MASTER_PORT .* mpi4py"
+    ):
         _ = MPIEnvironment().main_address
 
 
@@ -291,7 +333,9 @@ def test_ranks_that_are_dealt_out_in_turn_are_refused(given):
 
 def test_lsf(given, tmp_path):
     given(JSRUN)
-    with pytest.raises(ConfigurationError, match="LSB_DJOB_RANKFILE names '/nowhere', which can't be read"):
+    with pytest.raises(
+        ConfigurationError, match="LSB_DJOB_RANKFILE names '/nowhere', which can't be read"
+    ):
         _ = LSFEnvironment().main_address
     own = socket.gethostname()
     rankfile = tmp_path / "rankfile"
@@ -314,7 +358,9 @@ def test_lsf_with_ip_addresses(given, tmp_path, own):
     given(JSRUN, LSB_DJOB_RANKFILE=str(rankfile))
     assert (LSFEnvironment().main_address, LSFEnvironment().node_rank()) == ("203.0.113.2", 2)
     rankfile.write_text("203.0.113.1\n203.0.113.2\n")
-    with pytest.raises(ConfigurationError, match=f"lists 203.0.113.2, but this host is '{socket.gethostname()}'"):
+    with pytest.raises(
+        ConfigurationError, match=f"lists 203.0.113.2, but this host is '{socket.gethostname()}'"
+    ):
         LSFEnvironment().node_rank()
 
 
@@ -326,7 +372,9 @@ def test_a_pod_is_a_node_whose_processes_the_launcher_makes(given, variables):
     assert environment.num_nodes() == 3
     assert described(environment) == ("job-node-0-0.job", 29500, 3, 2, 0, 2)
     environment.validate(num_devices=8, num_nodes=3)
-    with pytest.raises(ConfigurationError, match=r"Kubeflow started 3 pods \(PET_NNODES\), but num_nodes=1"):
+    with pytest.raises(
+        ConfigurationError, match=r"Kubeflow started 3 pods \(PET_NNODES\), but num_nodes=1"
+    ):
         environment.validate(num_devices=1, num_nodes=1)
     given({"CORE_GLOBAL_RANK": "5"})
     assert environment.global_rank() == 5, "as its launcher has announced"
@@ -336,9 +384,13 @@ def test_local_takes_the_world_from_the_launcher_and_meets_it_at_one_port(monkey
     monkeypatch.setattr(LocalEnvironment, "_meeting_port", None)
     first, second = LocalEnvironment(), LocalEnvironment()
     assert first.main_address == "127.0.0.1"
-    assert first.main_port == first.main_port != LocalEnvironment().main_port, "one that is free now"
+    assert first.main_port == first.main_port != LocalEnvironment().main_port, (
+        "one that is free now"
+    )
     first.set_world(world_size=4, global_rank=3, local_rank=1, node_rank=1)
-    assert second.main_port == first.main_port, "processes that exist for the whole script know one port"
+    assert second.main_port == first.main_port, (
+        "processes that exist for the whole script know one port"
+    )
     assert described(first)[2:] == (4, 3, 1, 1)
     assert not first.creates_processes
 
@@ -357,7 +409,9 @@ def test_several_nodes_by_hand(given):
 
 def test_a_variable_that_is_empty_is_named(given):
     given(TORCHRUN, RANK="")
-    with pytest.raises(ConfigurationError, match=r"RANK is needed here and is not set\. torchrun sets it"):
+    with pytest.raises(
+        ConfigurationError, match=r"RANK is needed here and is not set\. torchrun sets it"
+    ):
         TorchElasticEnvironment().global_rank()
 
 

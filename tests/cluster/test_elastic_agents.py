@@ -32,13 +32,33 @@ class Nodes:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4"),
             *("--nproc-per-node", str(self.num_ranks)),
-            *("--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--monitor-interval", "0.2"),
-            *("--rdzv-endpoint", f"127.0.0.1:{self.store.port}", "--local-addr", "127.0.0.1", "--rdzv-conf"),
+            *(
+                "--max-restarts",
+                "5",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-id",
+                "elastic",
+                "--monitor-interval",
+                "0.2",
+            ),
+            *(
+                "--rdzv-endpoint",
+                f"127.0.0.1:{self.store.port}",
+                "--local-addr",
+                "127.0.0.1",
+                "--rdzv-conf",
+            ),
             "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
             *(PROGRAM, self.folder, self.strategy),
         ]
-        # With the shared store of torch 2.13 an agent that joins later waits in vain for its address.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | variables
+        # With the shared store of torch 2.13 an agent that joins later waits in vain for its
+        # address.
+        environment = (
+            os.environ
+            | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            | variables
+        )
         self.agents.append(programs.start(command, env=environment, merge_errors=True))
 
     def set_pace(self, step_s):
@@ -46,14 +66,18 @@ class Nodes:
         (self.folder / "new-pace").rename(self.folder / "pace")
 
     def lines(self):
-        return [line for path in self.folder.glob("steps-*") for line in path.read_text().splitlines()]
+        return [
+            line for path in self.folder.glob("steps-*") for line in path.read_text().splitlines()
+        ]
 
     def await_steps(self, num_steps, world_size):
         """Wait until the run is so far, on so many ranks."""
 
         def newest():
             done = [line.split() for line in self.lines()]
-            there = [int(line[1]) for line in done if line[0] == "does" and int(line[3]) == world_size]
+            there = [
+                int(line[1]) for line in done if line[0] == "does" and int(line[3]) == world_size
+            ]
             ended = [agent for agent in self.agents if agent.poll() not in (None, -signal.SIGKILL)]
             assert not ended, ended[0].communicate()[0]
             return max((step for step in there if step >= num_steps), default=0)

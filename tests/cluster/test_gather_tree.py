@@ -8,7 +8,9 @@ from core.strategies.group_collectives import GroupCollectives
 from core_testing import in_one_process
 
 
-@pytest.mark.parametrize(("size", "fan", "most"), [(1, 3, 0), (3, 3, 2), (7, 3, 4), (9, 3, 4), (10, 3, 5)])
+@pytest.mark.parametrize(
+    ("size", "fan", "most"), [(1, 3, 0), (3, 3, 2), (7, 3, 4), (9, 3, 4), (10, 3, 5)]
+)
 def test_rank_zero_hears_of_all_and_is_told_by_few(size, fan, most):
     told = []
 
@@ -27,7 +29,10 @@ def test_rank_zero_hears_of_all_and_is_told_by_few(size, fan, most):
 
         return group_collectives.gather_in_branches(f"from {rank}", rank, size, gather_from, fan)
 
-    assert in_one_process(one, ranks=size) == [[f"from {rank}" for rank in range(size)], *[None] * (size - 1)]
+    assert in_one_process(one, ranks=size) == [
+        [f"from {rank}" for rank in range(size)],
+        *[None] * (size - 1),
+    ]
     assert sum(told) == most
 
 

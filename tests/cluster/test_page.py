@@ -1,4 +1,6 @@
-"""The file for SLURM of docs/several-nodes.md, smaller, on real daemons: to its limit of time, and on."""
+"""The file for SLURM of docs/several-nodes.md, smaller, on real daemons: to its limit of time, and
+on.
+"""
 
 import json
 import os
@@ -19,9 +21,15 @@ def test_the_file_for_slurm_runs_to_its_limit_and_goes_on(slurm, tmp_path):
     guide = Path(__file__).parents[2] / "docs" / "several-nodes.md"
 
     def page_file():
-        """The page's batch file, on two nodes that are this machine's, with a minute before it is warned."""
+        """The page's batch file, on two nodes that are this machine's, with a minute before it is
+        warned.
+        """
         page = guide.read_text(encoding="utf-8")
-        (text,) = [each for each in re.findall(r"^```bash\n(.*?)^```$", page, re.M | re.S) if "#SBATCH" in each]
+        (text,) = [
+            each
+            for each in re.findall(r"^```bash\n(.*?)^```$", page, re.M | re.S)
+            if "#SBATCH" in each
+        ]
         changes = {
             "--ntasks-per-node=8": "--ntasks-per-node=1",
             "--cpus-per-task=12": "--cpus-per-task=1",
@@ -78,14 +86,17 @@ trainer = Trainer(
 )
 trainer.fit(Line(), DataLoader(torch.ones(2000, 1)), ckpt_path="last")
 """
-    # A minute, of which SLURM may take all for its signal; two, in which it lets a requeued job wait; and a second run.
+    # A minute, of which SLURM may take all for its signal; two, in which it lets a requeued job
+    # wait; and a second run.
     limit_s = 600
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"} | slurm
     (tmp_path / "train.py").write_text(program)
     (tmp_path / "line.sh").write_text(page_file())
 
     def call(*command):
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
 
     job = call("sbatch", "--parsable", "line.sh").strip()
     log = tmp_path / f"line-{job}.log"
@@ -98,7 +109,10 @@ trainer.fit(Line(), DataLoader(torch.ones(2000, 1)), ckpt_path="last")
     wait_until(has_gone_on, "end of the second run", timeout_s=limit_s)
     told = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("told-*")}
     for rank in (0, 1):
-        (first, (begin, stopped)), (second, (resumed, end)) = told[f"told-0-{rank}"], told[f"told-1-{rank}"]
+        (first, (begin, stopped)), (second, (resumed, end)) = (
+            told[f"told-0-{rank}"],
+            told[f"told-1-{rank}"],
+        )
         assert first == ["SLURMEnvironment", 0, 2, 2]
         assert second == ["SLURMEnvironment", 1, 2, 2]
         assert (begin, end) == (0, 500)

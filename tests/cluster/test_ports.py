@@ -1,4 +1,6 @@
-"""A port that is reserved for the store of the ranks: nobody else gets it before the store listens there."""
+"""A port that is reserved for the store of the ranks: nobody else gets it before the store listens
+there.
+"""
 
 import socket
 

@@ -1,4 +1,6 @@
-"""The built-in parts beside strategies, each class of them once: without what says nothing of one, or is of a GPU."""
+"""The built-in parts beside strategies, each class of them once: without what says nothing of one,
+or is of a GPU.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ ONE_A_PACKAGE = (
     "test_import_leaves_heavy_libraries_alone",
     "test_import_changes_nothing",
 )
-COMPUTES = ("test_computes", "test_keeps_random_state", "test_reports_memory_by_units", "test_trains")
+COMPUTES = (
+    "test_computes",
+    "test_keeps_random_state",
+    "test_reports_memory_by_units",
+    "test_trains",
+)
 SAYS_NOTHING = {
     "TestCUDA": () if torch.cuda.is_available() else COMPUTES,
     "TestMPS": () if torch.backends.mps.is_available() else COMPUTES,
@@ -20,7 +27,8 @@ SAYS_NOTHING = {
     "TestTorchFile": ("test_shards_come_back",),
     "TestInPlace": ("test_a_killed_rank_is_named",),
 }
-OF_OTHER_FORMATS = ("TestDouble", "TestHalf", "TestMixedHalf")  # those of TestSingle and TestMixedBFloat16
+# those of TestSingle and TestMixedBFloat16
+OF_OTHER_FORMATS = ("TestDouble", "TestHalf", "TestMixedHalf")
 
 
 def alone(suite, function):

@@ -1,13 +1,16 @@
-"""Runs the conformance kit, keeps its results in the packages' cards, and writes these into docs/support.md.
+"""Runs the conformance kit, keeps its results in the packages' cards, and writes these into
+docs/support.md.
 
-    python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
-    python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
-    python tests/conformance/write_support.py cuda.json           # what another machine's `core check --json` printed
-    python tests/conformance/write_support.py report.json         # what `benchmarks/gpu.py` wrote there
-    python tests/conformance/write_support.py                     # nothing new: the page as its records are
+    python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a
+    simulator, on that python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin
+    of a package python tests/conformance/write_support.py cuda.json           # what another
+    machine's `core check --json` printed python tests/conformance/write_support.py report.json
+    # what `benchmarks/gpu.py` wrote there python tests/conformance/write_support.py
+    # nothing new: the page as its records are
 
-Each plugin's newest result, on each kind of device, is kept in the card of its package. A run replaces the results of
-what it has tested, and leaves the others, with the date on which they were found.
+Each plugin's newest result, on each kind of device, is kept in the card of its package. A run
+replaces the results of what it has tested, and leaves the others, with the date on which they were
+found.
 """
 
 import argparse
@@ -40,15 +43,25 @@ MOST_TESTS = 1
 
 
 def _read_facts():
-    """Beside each package's tests, `support.toml`: its simulator, what has stand-ins, and what needs hardware."""
+    """Beside each package's tests, `support.toml`: its simulator, what has stand-ins, and what
+    needs hardware.
+    """
     simulators, stand_ins, needs_hardware = {}, {}, []
-    for path in [Path(__file__).with_name("support.toml"), *sorted(ROOT.glob("plugins/*/tests/support.toml"))]:
+    for path in [
+        Path(__file__).with_name("support.toml"),
+        *sorted(ROOT.glob("plugins/*/tests/support.toml")),
+    ]:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
         if simulator := facts.get("simulator"):
-            simulators[f"core-{path.parents[1].name}"] = (path.parent / simulator["folder"], simulator["variables"])
+            simulators[f"core-{path.parents[1].name}"] = (
+                path.parent / simulator["folder"],
+                simulator["variables"],
+            )
         for each in facts.get("stand_ins", ()):
             stand_ins[each["kind"], each["alias"]] = (each["state"], each.get("tests", ""))
-        needs_hardware += [(each["what"], each["needs"], each["why"]) for each in facts.get("needs_hardware", ())]
+        needs_hardware += [
+            (each["what"], each["needs"], each["why"]) for each in facts.get("needs_hardware", ())
+        ]
     return simulators, stand_ins, needs_hardware
 
 
@@ -68,7 +81,9 @@ The [conformance kit](conformance.md) has found these results. "Tests" are those
 
 
 def check(name):
-    """The report of `core check` on a package or a plugin of it; on simulated devices if it has some."""
+    """The report of `core check` on a package or a plugin of it; on simulated devices if it has
+    some.
+    """
     folder, variables = SIMULATORS.get(name.partition(":")[0], (None, {}))
     environment = os.environ | variables
     for variable, path in (("PYTHONPATH", folder), ("PATH", folder / "bin")) if folder else ():
@@ -83,7 +98,11 @@ def check(name):
 def card_of(package, root):
     """Where the card of a distribution of ours lies."""
     name = package.removeprefix("core-")
-    return root / "core" / "card.json" if name == "training" else root / f"plugins/{name}/core_{name}/card.json"
+    return (
+        root / "core" / "card.json"
+        if name == "training"
+        else root / f"plugins/{name}/core_{name}/card.json"
+    )
 
 
 def cards_below(root):
@@ -92,7 +111,9 @@ def cards_below(root):
 
 
 def state_of(record):
-    """`hardware`, `CPU`, `simulated`; where the kit could not run it, what other tests have shown."""
+    """`hardware`, `CPU`, `simulated`; where the kit could not run it, what other tests have
+    shown.
+    """
     needs_device = record["kind"] in ("accelerator", "precision", "strategy")
     if not (record["met_device"] if needs_device else any(record["outcomes"].values())):
         state, folder = STAND_INS.get((record["kind"], record["alias"]), ("not run", ""))
@@ -103,7 +124,11 @@ def state_of(record):
 def counts(record):
     passed, failed, known = (record["outcomes"][name] for name in ("passed", "failed", "xfailed"))
     number = f"{passed} of {passed + failed + known}" if passed + failed + known else "none ran"
-    return number + (f", **{failed} failed**" if failed else "") + (f", {known} known to fail" if known else "")
+    return (
+        number
+        + (f", **{failed} failed**" if failed else "")
+        + (f", {known} known to fail" if known else "")
+    )
 
 
 def table(headers, rows):
@@ -167,7 +192,12 @@ def strategies(records):
     presets = [row(record) for record in records if not record["is_whole"]]
     yield "### Strategies\n"
     yield table([*COLUMNS, "proven", "declared, not proven here"], joined(whole))
-    proven = {name for record in records for name, state in record["capabilities"].items() if state == "proven"}
+    proven = {
+        name
+        for record in records
+        for name, state in record["capabilities"].items()
+        if state == "proven"
+    }
     if proven:
         letters = ", ".join(f"{LETTERS[name]} `{name}`" for name in sorted(proven, key=LETTERS.get))
         yield "\n" + textwrap.fill(f"Proven: {letters}.", 128)
@@ -191,7 +221,10 @@ def failures(records):
     for record in records:
         for outcome, reason, test in record["failures"]:
             found[record["alias"], outcome, reason.replace("|", r"\|")].append(f"`{test}`")
-    rows = [[f"`{alias}`", OUTCOMES[outcome], listed(names), why] for (alias, outcome, why), names in found.items()]
+    rows = [
+        [f"`{alias}`", OUTCOMES[outcome], listed(names), why]
+        for (alias, outcome, why), names in found.items()
+    ]
     yield "### What fails\n"
     yield table(["alias", "", "tests", "why"], joined(rows)) if rows else "Nothing."
 
@@ -202,7 +235,9 @@ def listed(names):
 
 
 def machine(record):
-    return f"- {record['date']}: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return f"- {record['date']}: " + ", ".join(
+        f"{name} {version}" for name, version in record["versions"].items()
+    )
 
 
 def page(records):
@@ -217,10 +252,14 @@ def page(records):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sources", nargs="*", metavar="PACKAGE | PACKAGE:ALIAS | REPORT.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "support.md")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the folder that holds core and plugins")
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="the folder that holds core and plugins"
+    )
     arguments = parser.parse_args()
     for source in arguments.sources:
         report = json.loads(Path(source).read_text()) if source.endswith(".json") else check(source)
@@ -229,7 +268,10 @@ def main():
         for each in report.get("kit", [report]):  # one of `benchmarks/gpu.py` has several
             for package, found in groupby(results_of(each), lambda result: result["provider"]):
                 write(card_of(package, arguments.root), found)
-    cards = [json.loads(path.read_text(encoding="utf-8"))["results"] for path in cards_below(arguments.root)]
+    cards = [
+        json.loads(path.read_text(encoding="utf-8"))["results"]
+        for path in cards_below(arguments.root)
+    ]
     records = list(chain.from_iterable(cards))
     before, _, rest = arguments.page.read_text(encoding="utf-8").partition(BEGIN)
     reports = "\n".join([BEGIN, *page(records)]).rstrip() + f"\n{END}"

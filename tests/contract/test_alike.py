@@ -1,4 +1,6 @@
-"""The errors of ranks that have built different modules. Real ranks: the tests of core-ddp and core-fsdp."""
+"""The errors of ranks that have built different modules. Real ranks: the tests of core-ddp and
+core-fsdp.
+"""
 
 from core.strategies.refusals import describe_difference
 
@@ -13,7 +15,9 @@ def test_a_difference_names_the_tensor_and_who_has_what():
 
 def test_another_order_is_a_difference():
     rows = [("a", "(4,) float32"), ("b", "(4,) float32")]
-    assert describe_difference([rows, rows[::-1]]).endswith("  tensor 0 is 'a' on rank 0\n  tensor 0 is 'b' on rank 1")
+    assert describe_difference([rows, rows[::-1]]).endswith(
+        "  tensor 0 is 'a' on rank 0\n  tensor 0 is 'b' on rank 1"
+    )
 
 
 def test_many_differences_are_counted():

@@ -4,7 +4,15 @@ import pickle
 
 import pytest
 
-from core import AliasConflictError, ConfigurationError, CoreError, HangError, Spec, UnknownAliasError, WorkerError
+from core import (
+    AliasConflictError,
+    ConfigurationError,
+    CoreError,
+    HangError,
+    Spec,
+    UnknownAliasError,
+    WorkerError,
+)
 from core.contract import errors
 
 SPEC = Spec("strategy", "acme", "core_acme:Acme", "core-acme")
@@ -28,13 +36,19 @@ def test_an_error_survives_pickling_whole(error):
 
 
 def test_every_error_is_in_the_tree_of_the_docstring():
-    classes = [item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, CoreError)]
+    classes = [
+        item
+        for item in vars(errors).values()
+        if isinstance(item, type) and issubclass(item, CoreError)
+    ]
     assert len(classes) > 15
     for item in classes:
         assert item.__name__ in errors.__doc__
 
 
-@pytest.mark.parametrize("kind", [ConfigurationError, errors.CheckpointNotFoundError, UnknownAliasError])
+@pytest.mark.parametrize(
+    "kind", [ConfigurationError, errors.CheckpointNotFoundError, UnknownAliasError]
+)
 def test_the_text_of_an_error_moves_no_cursor(kind):
     arguments = {"kind": "", "alias": ""} if kind is UnknownAliasError else {}
     error = kind("no \x1b[2J\x9b1A\r\u202e\x85section\n\tof two lines", **arguments)
@@ -44,7 +58,9 @@ def test_the_text_of_an_error_moves_no_cursor(kind):
 
 @pytest.mark.parametrize("foreign", ["x", "\x1b"])
 def test_the_text_of_an_error_has_a_length_whatever_it_quotes(foreign):
-    error = ConfigurationError(f"expected a name, and this came: {foreign * 100_000}. Choose a shorter one.")
+    error = ConfigurationError(
+        f"expected a name, and this came: {foreign * 100_000}. Choose a shorter one."
+    )
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert 2900 < len(str(one)) <= 3000
         assert str(one).startswith("expected a name, and this came: ")

@@ -43,7 +43,9 @@ class Unsure:
         SimpleNamespace(batch_size=5),
         SimpleNamespace(batch_size=torch.Size([5, 2])),
         pack_sequence([torch.zeros(length) for length in (4, 3, 3, 2, 1)]),
-        torch.nested.nested_tensor([torch.zeros(2 + length) for length in range(5)], layout=torch.jagged),
+        torch.nested.nested_tensor(
+            [torch.zeros(2 + length) for length in range(5)], layout=torch.jagged
+        ),
         torch.eye(5).to_sparse(),
     ],
     ids=lambda batch: type(batch).__name__,
@@ -64,13 +66,16 @@ def test_one_sample(batch):
 
 
 @pytest.mark.parametrize(
-    "batch", [None, {}, ["a", "b"], [SCALAR], object(), Unsure(), SimpleNamespace(batch_size=SCALAR)]
+    "batch",
+    [None, {}, ["a", "b"], [SCALAR], object(), Unsure(), SimpleNamespace(batch_size=SCALAR)],
 )
 def test_nobody_knows(batch):
     assert size_of(batch) is None
 
 
-@pytest.mark.parametrize("batch", [[torch.zeros(3, 8, 8), [torch.zeros(2, 4)]], {"a": FIVE, "b": torch.zeros(6)}])
+@pytest.mark.parametrize(
+    "batch", [[torch.zeros(3, 8, 8), [torch.zeros(2, 4)]], {"a": FIVE, "b": torch.zeros(6)}]
+)
 def test_tensors_that_differ(batch):
     assert is_ambiguous(batch)
 

@@ -1,11 +1,21 @@
-"""The number of an epoch comes to data sets: within others, and in workers that persist, which keep a copy of them."""
+"""The number of an epoch comes to data sets: within others, and in workers that persist, which keep
+a copy of them.
+"""
 
 import os
 from multiprocessing import active_children
 
 import pytest
 import torch
-from torch.utils.data import ChainDataset, ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+)
 
 from core import Fabric, Trainer
 from core.data import seed_samples, set_epoch, shard_loader
@@ -66,7 +76,11 @@ MAKERS = {
 
 def found(batches):
     """The epochs that came, and the processes that they came from."""
-    batches = [each for batch in batches for each in (batch.values() if isinstance(batch, dict) else [batch])]
+    batches = [
+        each
+        for batch in batches
+        for each in (batch.values() if isinstance(batch, dict) else [batch])
+    ]
     epochs, processes = torch.cat(batches).T.tolist()
     return set(epochs), set(processes)
 
@@ -75,10 +89,13 @@ WORKER = {"num_workers": 1, "persistent_workers": True}
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), [*((name, {}) for name in MAKERS), ("concatenated", WORKER), ("chained", WORKER)]
+    ("name", "workers"),
+    [*((name, {}) for name in MAKERS), ("concatenated", WORKER), ("chained", WORKER)],
 )
 def test_data_sets_and_those_within_are_told(name, workers):
-    loader = shard_loader(DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7)
+    loader = shard_loader(
+        DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7
+    )
     processes = set()
     for epoch in (0, 3, 4):
         set_epoch(loader, epoch)
@@ -104,7 +121,9 @@ def test_workers_that_were_there_before_learn_of_it_too(context):
     loader = DataLoader(Stream(), batch_size=2, worker_init_fn=Inits(), **options)
     assert found(loader)[0] == {-1}
     set_epoch(loader, 0)
-    assert found(loader)[0] == {-1}, "the user's own says what epoch it is, as the first one was told before"
+    assert found(loader)[0] == {-1}, (
+        "the user's own says what epoch it is, as the first one was told before"
+    )
     set_epoch(loader, 1)
     assert found(loader)[0] == {1}
 
@@ -140,7 +159,9 @@ def test_a_trainer_tells_several_loaders_and_goes_on_with_it(tmp_path):
     loaders = CombinedLoader([persistent(Subset(Epochs(), range(4))), persistent(Stream())])
     module, trainer, others = Keeps(), Trainer(max_epochs=2, **options), active_children()
     trainer.fit(module, loaders)
-    assert active_children() == others, "no worker is left to garbage collection, which waits for it"
+    assert active_children() == others, (
+        "no worker is left to garbage collection, which waits for it"
+    )
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     Trainer(max_epochs=4, **options).fit(module, loaders, ckpt_path=tmp_path / "end.ckpt")
     assert module.epochs == [[0, 0], [1, 1], [2, 2], [3, 3]]
@@ -150,4 +171,8 @@ def test_fabric_tells_each_iteration():
     """In this process: `Trainer` has workers."""
     fabric = Fabric(accelerator="cpu")
     loaders = fabric.setup_dataloaders(DataLoader(Subset(Epochs(), range(4))), DataLoader(Stream()))
-    assert [[found(loader)[0] for loader in loaders] for _ in range(3)] == [[{0}] * 2, [{1}] * 2, [{2}] * 2]
+    assert [[found(loader)[0] for loader in loaders] for _ in range(3)] == [
+        [{0}] * 2,
+        [{1}] * 2,
+        [{2}] * 2,
+    ]

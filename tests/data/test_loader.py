@@ -41,14 +41,20 @@ def flat(batches):
 def global_order(ranks):
     """The samples of all ranks, step by step."""
     steps = max(map(len, ranks))
-    return [sample for step in range(steps) for rank in ranks if step < len(rank) for sample in rank[step]]
+    return [
+        sample
+        for step in range(steps)
+        for rank in ranks
+        if step < len(rank)
+        for sample in rank[step]
+    ]
 
 
 def loader(num_samples=12, batch_size=2, **options):
     return DataLoader(range(num_samples), batch_size=batch_size, **options)
 
 
-# The user's order is kept -------------------------------------------------------------------------------------------
+# The user's order is kept -------------------------------------------------------------------------
 
 
 def test_a_sequential_loader_stays_sequential():
@@ -134,7 +140,9 @@ def test_the_users_own_generator_is_drawn_from():
 def test_with_the_users_generator_workers_are_seeded_as_without_us():
     def seeds(rank=None, size=1):
         generator = torch.Generator().manual_seed(3)
-        raw = DataLoader(Seeds(), shuffle=True, generator=generator, num_workers=1, persistent_workers=True)
+        raw = DataLoader(
+            Seeds(), shuffle=True, generator=generator, num_workers=1, persistent_workers=True
+        )
         return next(iter(raw if rank is None else share(raw, rank, size))).item()
 
     assert seeds(0) == seeds()
@@ -173,7 +181,9 @@ def test_a_subclass_of_batch_sampler_is_sharded_by_batches():
         """Shuffles in blocks, through the global generator of whatever it wraps."""
 
     def make():
-        return DataLoader(range(12), batch_sampler=Shuffled(RandomSampler(range(12)), 3, drop_last=False))
+        return DataLoader(
+            range(12), batch_sampler=Shuffled(RandomSampler(range(12)), 3, drop_last=False)
+        )
 
     assert flat(samples(share(make()))) == global_order(shares(make, 2))
     assert len(share(make(), 0, 2)) == 2
@@ -204,7 +214,7 @@ def test_epochs_and_seeds_differ_and_come_back():
     assert samples(share(loader(shuffle=True), seed=1)) != orders[0]
 
 
-# Every sample once --------------------------------------------------------------------------------------------------
+# Every sample once --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -214,7 +224,9 @@ def test_epochs_and_seeds_differ_and_come_back():
 def test_the_length_is_the_number_of_batches(size, batch_size, drop_last, stage):
     for num_samples in range(1, 20):
         for rank in range(size):
-            sharded = share(loader(num_samples, batch_size, drop_last=drop_last), rank, size, stage=stage)
+            sharded = share(
+                loader(num_samples, batch_size, drop_last=drop_last), rank, size, stage=stage
+            )
             assert len(sharded) == len(samples(sharded)), (num_samples, rank)
 
 
@@ -226,7 +238,7 @@ def test_in_evaluation_it_ends_a_batch_earlier():
     assert shares(lambda: loader(5, 1), 2, stage="validate") == [[[0], [2], [4]], [[1], [3]]]
 
 
-# Re-created loaders -------------------------------------------------------------------------------------------------
+# Re-created loaders -------------------------------------------------------------------------------
 
 
 def test_a_subclass_with_its_own_init_and_iter():
@@ -288,7 +300,7 @@ def test_workers_of_different_ranks_augment_differently():
     assert seeds(0, 0) == seeds(0, 0)
 
 
-# What isn't sharded -------------------------------------------------------------------------------------------------
+# What isn't sharded -------------------------------------------------------------------------------
 
 
 class Stream(IterableDataset):
@@ -296,9 +308,13 @@ class Stream(IterableDataset):
         return iter(range(4))
 
 
-@pytest.mark.parametrize(("unsharded", "name"), [(DataLoader(Stream()), "a DataLoader over Stream"), ([1, 2], "list")])
+@pytest.mark.parametrize(
+    ("unsharded", "name"), [(DataLoader(Stream()), "a DataLoader over Stream"), ([1, 2], "list")]
+)
 def test_an_iterable_is_left_alone_with_a_warning(unsharded, name):
-    with pytest.warns(UserWarning, match=f"{name} can't be sharded .*each of the 2 ranks reads all") as caught:
+    with pytest.warns(
+        UserWarning, match=f"{name} can't be sharded .*each of the 2 ranks reads all"
+    ) as caught:
         assert share(unsharded, 0, 2) is unsharded
     assert "use_distributed_sampler=False" in str(caught[0].message)
 
@@ -312,7 +328,9 @@ def test_one_warning_for_all_ranks_and_none_on_one_device():
 
 def test_a_loader_that_the_user_sharded_is_not_sharded_again():
     def make(rank):
-        return loader(8, sampler=DistributedSampler(range(8), num_replicas=2, rank=rank, shuffle=True))
+        return loader(
+            8, sampler=DistributedSampler(range(8), num_replicas=2, rank=rank, shuffle=True)
+        )
 
     for rank in range(2):
         raw, ours = make(rank), share(make(rank), rank, 2)
@@ -325,11 +343,13 @@ def test_a_loader_that_the_user_sharded_is_not_sharded_again():
 @pytest.mark.parametrize(("num_replicas", "own_rank"), [(1, 0), (2, 0)])
 def test_a_sampler_that_gives_another_share_is_named(num_replicas, own_rank):
     raw = loader(8, sampler=DistributedSampler(range(8), num_replicas, own_rank))
-    with pytest.warns(UserWarning, match=f"gives share 0 of {num_replicas} to a rank that has share 1 of 2"):
+    with pytest.warns(
+        UserWarning, match=f"gives share 0 of {num_replicas} to a rank that has share 1 of 2"
+    ):
         share(raw, 1, 2)
 
 
-# Position -----------------------------------------------------------------------------------------------------------
+# Position -----------------------------------------------------------------------------------------
 
 
 def take(sharded, number):
@@ -380,7 +400,9 @@ def test_an_epoch_goes_on_where_it_was_left(make, num_taken, before, after):
     assert samples(resumed) == expected[2]
 
 
-@pytest.mark.parametrize(("size", "other_size", "num_taken"), [(1, 2, 5), (2, 1, 2), (2, 3, 2), (2, 1, 0)])
+@pytest.mark.parametrize(
+    ("size", "other_size", "num_taken"), [(1, 2, 5), (2, 1, 2), (2, 3, 2), (2, 1, 0)]
+)
 def test_other_ranks_go_on_in_the_same_global_order(size, other_size, num_taken):
     whole = global_order(shares(shuffled, size))
     stopped = [share(shuffled(), rank, size) for rank in range(size)]
@@ -410,12 +432,15 @@ def test_the_same_epoch_keeps_its_position_and_another_begins_anew():
 
 def test_a_foreign_state_is_refused():
     with pytest.raises(
-        CheckpointError, match=r"A sampler's state has no \['generator', 'generator_after', 'position', 'seed'\]"
+        CheckpointError,
+        match=r"A sampler's state has no \['generator', 'generator_after', 'position', 'seed'\]",
     ):
         sampler_of(share(shuffled())).load_state_dict({"epoch": 1})
 
 
 def test_a_state_of_a_sampler_with_a_generator_needs_one():
     state = sampler_of(share(own_generator())).state_dict()
-    with pytest.raises(CheckpointError, match="had a generator of its own, and RandomSampler has none"):
+    with pytest.raises(
+        CheckpointError, match="had a generator of its own, and RandomSampler has none"
+    ):
         sampler_of(share(shuffled())).load_state_dict(state)

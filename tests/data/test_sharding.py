@@ -34,7 +34,10 @@ def test_where_steps_lend_no_rank_goes_without_a_batch(total, batch_size, size):
 
 @given(totals, st.integers(1, 6), sizes)
 def test_shares_of_a_step_are_even(total, batch_size, size):
-    for step in (*shard_samples(range(total), batch_size, size=size), *lending(total, batch_size, size)):
+    for step in (
+        *shard_samples(range(total), batch_size, size=size),
+        *lending(total, batch_size, size),
+    ):
         lengths = list(map(len, step))
         assert max(lengths) - min(lengths) <= 1
         assert max(lengths) <= batch_size
@@ -45,7 +48,10 @@ def test_a_step_is_the_batch_that_one_device_would_have(total, batch_size, size)
     """But for the last two, if the last has to borrow."""
     whole = batch_size * size
     alone = [list(range(total))[start : start + whole] for start in range(0, total, whole)]
-    steps, lent = shard_samples(range(total), batch_size, size=size), lending(total, batch_size, size)
+    steps, lent = (
+        shard_samples(range(total), batch_size, size=size),
+        lending(total, batch_size, size),
+    )
     assert [in_order([step]) for step in steps] == alone
     lent = [in_order([step]) for step in lent]
     assert len(lent) == len(alone)
@@ -62,16 +68,23 @@ def test_drop_last_leaves_whole_steps(total, batch_size, size):
 
 
 @given(totals, st.integers(1, 6), sizes, sizes, st.integers(0, 20))
-def test_going_on_repeats_the_steps_that_were_left_with_any_number_of_ranks(total, batch_size, size, other, num_steps):
+def test_going_on_repeats_the_steps_that_were_left_with_any_number_of_ranks(
+    total, batch_size, size, other, num_steps
+):
     steps = list(shard_samples(range(total), batch_size, size=size))
     position = len(in_order(steps[:num_steps]))
-    assert list(shard_samples(range(total), batch_size, size=size, position=position)) == steps[num_steps:]
+    assert (
+        list(shard_samples(range(total), batch_size, size=size, position=position))
+        == steps[num_steps:]
+    )
     after = shard_samples(range(total), batch_size, size=other, position=position)
     assert in_order(steps[:num_steps]) + in_order(after) == list(range(total))
 
 
 batches = st.lists(st.integers(1, 5), max_size=12).map(
-    lambda lengths: [[f"{number}{index}" for index in range(length)] for number, length in enumerate(lengths)]
+    lambda lengths: [
+        [f"{number}{index}" for index in range(length)] for number, length in enumerate(lengths)
+    ]
 )
 
 
@@ -80,13 +93,21 @@ def test_whole_batches_stay_whole_and_the_rest_is_shared_out(batches, size, num_
     steps = list(shard_batches(batches, size=size))
     assert in_order(steps) == in_order([batches])
     whole = len(batches) // size - 1
-    assert [share for step in steps[: max(0, whole)] for share in step] == batches[: max(0, whole) * size]
+    assert [share for step in steps[: max(0, whole)] for share in step] == batches[
+        : max(0, whole) * size
+    ]
     position = len(in_order(steps[:num_steps]))
-    assert in_order(shard_batches(batches, size=size, position=position)) == in_order(steps[num_steps:])
+    assert in_order(shard_batches(batches, size=size, position=position)) == in_order(
+        steps[num_steps:]
+    )
 
 
 def test_a_last_step_with_too_few_samples_leaves_a_rank_without_or_borrows_from_the_one_before():
-    assert list(shard_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
+    assert list(shard_samples(range(9), 2, size=2)) == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+        [[8], []],
+    ]
     assert lending(9, 2, 2) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
 
 

@@ -51,7 +51,10 @@ def x():
         ([x(), "text", {"y": x()}], 2),
         ((x(), "text", {"y": x()}), 2),
         (Pair(x(), [x()]), 2),
-        *((kind({"b": x(), "a": (x(), 3)}), 2) for kind in (dict, OrderedDict, UserDict, MappingProxyType)),
+        *(
+            (kind({"b": x(), "a": (x(), 3)}), 2)
+            for kind in (dict, OrderedDict, UserDict, MappingProxyType)
+        ),
         (defaultdict(list, y=x()), 1),
         (Sample(x(), "cat"), 1),
         (torch.ones(2, 2).max(dim=0), 2),
@@ -86,7 +89,9 @@ def test_what_is_no_tensor_is_kept_in_its_place():
 
 def test_a_frozen_attrs_class_is_rebuilt():
     attr = pytest.importorskip("attr")
-    sample = attr.make_class("Sample", ["image", "label"], frozen=True, slots=True)(torch.ones(2), "a")
+    sample = attr.make_class("Sample", ["image", "label"], frozen=True, slots=True)(
+        torch.ones(2), "a"
+    )
     moved = to_device(sample, META)
     assert (moved.image.device.type, moved.label, sample.image.device.type) == ("meta", "a", "cpu")
 
@@ -135,12 +140,16 @@ def to_half(tensor):
 
 
 def test_floating_point_tensors_are_converted_after_the_transfer():
-    moved = to_device({"image": x(), "label": torch.arange(2), "mask": torch.tensor([True])}, META, to_half)
+    moved = to_device(
+        {"image": x(), "label": torch.arange(2), "mask": torch.tensor([True])}, META, to_half
+    )
     assert [tensor.dtype for tensor in moved.values()] == [torch.float16, torch.int64, torch.bool]
     assert moved["image"].device == META
 
 
-@pytest.mark.parametrize("data", [Encoding({"pixels": x()}, source="disk"), pack_sequence([torch.ones(2)])])
+@pytest.mark.parametrize(
+    "data", [Encoding({"pixels": x()}, source="disk"), pack_sequence([torch.ones(2)])]
+)
 def test_a_container_that_moves_itself_is_converted_too(data):
     moved = to_device(data, CPU, to_half)
     assert type(moved) is type(data)
@@ -165,7 +174,10 @@ def test_on_the_cpu_without_conversion_nothing_has_to_be_called():
 
 
 def test_map_leaves_reaches_numbers_and_keeps_structure():
-    assert map_leaves(lambda leaf: leaf * 2, {"a": [1, 2.5], "b": Pair(3, "x")}) == {"a": [2, 5.0], "b": Pair(6, "xx")}
+    assert map_leaves(lambda leaf: leaf * 2, {"a": [1, 2.5], "b": Pair(3, "x")}) == {
+        "a": [2, 5.0],
+        "b": Pair(6, "xx"),
+    }
 
 
 @pytest.mark.gpu

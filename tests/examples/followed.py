@@ -1,15 +1,18 @@
-"""A page that is followed by the letter: the files that it shows, its commands, and what they print.
+"""A page that is followed by the letter: the files that it shows, its commands, and what they
+print.
 
-A block below a line that ends in a path and a colon is that file. In a console block, lines that begin with `$` are
-commands, and the others what they print: `...` in a line stands for any text, and alone for any lines; blanks count as
-one. Numbers in lines that tell a time stand for any.
+A block below a line that ends in a path and a colon is that file. In a console block, lines that
+begin with `$` are commands, and the others what they print: `...` in a line stands for any text,
+and alone for any lines; blanks count as one. Numbers in lines that tell a time stand for any.
 """
 
 import re
 
 from support.printed import lines_of
 
-BLOCK = re.compile(r"^(?:[^\n]*`(?P<path>[\w./-]+)`:\n\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?:[^\n]*`(?P<path>[\w./-]+)`:\n\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+)
 CLOCK = re.compile(r"\b\d+:\d\d\b")
 
 

@@ -1,4 +1,6 @@
-"""docs/contracts and docs/hooks.md say of every public member of each base class who calls it, and name no other."""
+"""docs/contracts and docs/hooks.md say of every public member of each base class who calls it, and
+name no other.
+"""
 
 import re
 from pathlib import Path
@@ -23,7 +25,8 @@ BASES = {
     "hooks": core.Callback,
 }
 TABLE = re.compile(r"^\| member \|.*\n\|[ |-]+\n((?:\|.*\n)+)", re.MULTILINE)
-PROVEN = sorted(BASES.keys() - {"checkpoint-reader", "launcher", "command", "hooks"})  # these say why not
+# these say why not
+PROVEN = sorted(BASES.keys() - {"checkpoint-reader", "launcher", "command", "hooks"})
 
 
 def read(name):
@@ -46,7 +49,9 @@ def test_a_page_names_every_public_member_and_no_other(name):
 
     def public_members(base):
         own = [kind for kind in base.__mro__ if kind.__module__.split(".")[0] == "core"]
-        names = {name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+        names = {
+            name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))
+        }
         return {name for name in names if not name.startswith("_")}
 
     members = members_on(read(name))
@@ -55,7 +60,12 @@ def test_a_page_names_every_public_member_and_no_other(name):
 
 @pytest.mark.parametrize("name", BASES)
 def test_a_page_says_which_must_be_overridden(name):
-    rows = [row for table in TABLE.findall(read(name)) for row in table.splitlines() if row.split("|")[2] == " must "]
+    rows = [
+        row
+        for table in TABLE.findall(read(name))
+        for row in table.splitlines()
+        if row.split("|")[2] == " must "
+    ]
     musts = {member for row in rows for member in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert musts == set(getattr(BASES[name], "__abstractmethods__", ()))
 

@@ -20,14 +20,18 @@ ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 def run_example(name, *arguments, starter=(sys.executable,)):
     """Output of an example that has to end well."""
     command = [*starter, EXAMPLES / name, *arguments]
-    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, preload=PRELOAD)
+    done = programs.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, preload=PRELOAD
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def accuracy(output, processes="2 processes"):
     """The percentage in the last line, which stands there once: rank 0 alone prints."""
-    (line,) = re.findall(r"^Accuracy on 360 digits that were not trained on: (.*)$", output, re.MULTILINE)
+    (line,) = re.findall(
+        r"^Accuracy on 360 digits that were not trained on: (.*)$", output, re.MULTILINE
+    )
     percent, _, rest = line.partition("%")
     assert rest == f" ({processes})"
     return float(percent)
@@ -35,9 +39,13 @@ def accuracy(output, processes="2 processes"):
 
 @pytest.mark.slow
 def test_the_demo_reads_as_many_digits_as_the_readme_says():
-    """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is 0.28 %."""
+    """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is
+    0.28 %.
+    """
     tox, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("tox.ini", "README.md"))
-    (arguments,) = re.findall(r"^    demo: python \"{tox_root}/examples/digits\.py\" (.*)$", tox, re.MULTILINE)
+    (arguments,) = re.findall(
+        r"^    demo: python \"{tox_root}/examples/digits\.py\" (.*)$", tox, re.MULTILINE
+    )
     output = run_example("digits.py", *arguments.split())
     assert accuracy(output) == pytest.approx(accuracy(readme), abs=2)
 
@@ -46,7 +54,12 @@ def test_the_demo_reads_as_many_digits_as_the_readme_says():
 @pytest.mark.parametrize(
     ("starter", "arguments", "processes", "least"),
     [
-        ((sys.executable,), (*ONE_PROCESS, "--precision", "bf16-mixed", "--epochs", "1"), "1 process", 85),
+        (
+            (sys.executable,),
+            (*ONE_PROCESS, "--precision", "bf16-mixed", "--epochs", "1"),
+            "1 process",
+            85,
+        ),
         (
             (*programs.TORCHRUN, "--standalone", "--nproc-per-node", "2"),
             ("--accelerator", "cpu", "--epochs", "2"),
@@ -75,7 +88,9 @@ def test_char_gpt_learns_in_two_processes_and_writes():
 
 @pytest.mark.slow
 def test_llama_learns_with_its_layers_cut_by_its_config():
-    pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
+    pytest.importorskip(
+        "transformers", reason="needs transformers, which the extra hugging-face brings"
+    )
     output = run_example("llama.py", *TWO_PROCESSES, "--parallel", "tensor=2", "--epochs", "1")
     (loss,) = re.findall(r"^Loss on 128 new sentences: ([\d.]+)$", output, re.MULTILINE)
     assert float(loss) < 3.2, "drawing from 32 words at random gives 3.5"
@@ -83,19 +98,25 @@ def test_llama_learns_with_its_layers_cut_by_its_config():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "where", [ONE_PROCESS, (*TWO_PROCESSES, "--parallel", "tensor=2")], ids=["single_device", "tensor"]
+    "where",
+    [ONE_PROCESS, (*TWO_PROCESSES, "--parallel", "tensor=2")],
+    ids=["single_device", "tensor"],
 )
 def test_a_pretrained_model_is_tuned_and_saved(where, tmp_path):
     pytest.importorskip("core_transformers", reason="needs core-transformers")
     output = run_example("pretrained.py", *where, "--folder", str(tmp_path))
-    first, tuned = map(float, re.findall(r"^Loss of \w+ on 128 new sentences: ([\d.]+)$", output, re.MULTILINE))
+    first, tuned = map(
+        float, re.findall(r"^Loss of \w+ on 128 new sentences: ([\d.]+)$", output, re.MULTILINE)
+    )
     assert tuned < first - 0.2
 
 
 @pytest.mark.slow
 def test_a_gan_comes_closer_to_the_digits():
     output = run_example("gan.py", *ONE_PROCESS, "--epochs", "15")
-    (distances,) = re.findall(r"^Distance from the real digits: ([\d.]+) before, ([\d.]+) after$", output, re.MULTILINE)
+    (distances,) = re.findall(
+        r"^Distance from the real digits: ([\d.]+) before, ([\d.]+) after$", output, re.MULTILINE
+    )
     before, after = map(float, distances)
     assert after < 0.6 * before
     drawn = output.splitlines()[-8:]
@@ -129,7 +150,9 @@ def test_unlabeled_digits_help_to_read():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("where", "num_files"), [(ONE_PROCESS, 29), (DDP, 30)], ids=["single_device", "ddp"])
+@pytest.mark.parametrize(
+    ("where", "num_files"), [(ONE_PROCESS, 29), (DDP, 30)], ids=["single_device", "ddp"]
+)
 def test_every_rank_writes_its_predictions(where, num_files):
     pytest.importorskip("core_predictions", reason="needs core-predictions")
     output = run_example("predict_to_disk.py", *where, "--epochs", "3")
@@ -140,7 +163,9 @@ def test_every_rank_writes_its_predictions(where, num_files):
 
 @pytest.mark.slow
 def test_hugging_face_learns_from_batches_of_its_tokenizer():
-    pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
+    pytest.importorskip(
+        "transformers", reason="needs transformers, which the extra hugging-face brings"
+    )
     output = run_example("hugging_face.py", *DDP)
     (percent,) = re.findall(r"^Accuracy on 128 new sentences: ([\d.]+)%$", output, re.MULTILINE)
     assert float(percent) > 90, "half of them by chance"
@@ -149,8 +174,13 @@ def test_hugging_face_learns_from_batches_of_its_tokenizer():
 @pytest.mark.slow
 def test_the_best_of_n_are_learned_from_a_process_that_generates():
     pytest.importorskip("core_weights", reason="needs core-weights")
-    output = run_example("best_of_n.py", "--accelerator", "cpu", "--strategy", "ddp", "--steps", "50")
-    rewards = [float(reward) for reward in re.findall(r"^step +\d+   reward ([\d.]+)$", output, re.MULTILINE)]
+    output = run_example(
+        "best_of_n.py", "--accelerator", "cpu", "--strategy", "ddp", "--steps", "50"
+    )
+    rewards = [
+        float(reward)
+        for reward in re.findall(r"^step +\d+   reward ([\d.]+)$", output, re.MULTILINE)
+    ]
     assert len(rewards) == 3
     assert rewards[0] < 0.2, "one digit in ten by chance"
     assert rewards[-1] > 0.6

@@ -1,8 +1,10 @@
-"""README and docs say what is true: programs run and print what stands below them, and links lead somewhere.
+"""README and docs say what is true: programs run and print what stands below them, and links lead
+somewhere.
 
-A Python block that imports `core` is a program: it runs in a process and a folder of its own, and if a `text` block
-follows, that is its output. Other Python blocks are fragments, which have to be Python; so are those that import
-nothing but the conformance kit, which does something under pytest only.
+A Python block that imports `core` is a program: it runs in a process and a folder of its own, and
+if a `text` block follows, that is its output. Other Python blocks are fragments, which have to be
+Python; so are those that import nothing but the conformance kit, which does something under pytest
+only.
 """
 
 import ast
@@ -22,7 +24,11 @@ from core_testing import programs
 from support.printed import lines_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIBRARIES = {
     "colossalai": "colossalai",
@@ -65,7 +71,9 @@ class Block:
 
     @property
     def is_program(self) -> bool:
-        imports_core = re.search(r"^\s*(from|import) core(?!_testing)", self.text, re.MULTILINE) is not None
+        imports_core = (
+            re.search(r"^\s*(from|import) core(?!_testing)", self.text, re.MULTILINE) is not None
+        )
         return imports_core or self.output is not None
 
     @property
@@ -87,9 +95,13 @@ def blocks_of(page):
         yield Block(page, content.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output)
 
 
-# The blocks of these pages are steps, which test_tutorial.py and test_write_a_strategy.py take one after the other.
+# The blocks of these pages are steps, which test_tutorial.py and test_write_a_strategy.py take one
+# after the other.
 BLOCKS = [
-    block for page in PAGES if page.name not in ("tutorial.md", "write-a-strategy.md") for block in blocks_of(page)
+    block
+    for page in PAGES
+    if page.name not in ("tutorial.md", "write-a-strategy.md")
+    for block in blocks_of(page)
 ]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 PROGRAMS = [block for block in PYTHON if block.is_program]
@@ -100,7 +112,9 @@ LACKING = {
     if word in block.text and not find_spec(name)
 }
 RUN_HERE = [block for block in PROGRAMS if block not in LACKING and not block.needs_devices]
-COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]
+COMMANDS = [
+    block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")
+]
 
 
 def run(command, folder):
@@ -121,9 +135,14 @@ def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
     clock = re.compile(r"\b\d+:\d\d\b")
 
     def comparable(output):
-        """Lines without trailing blanks; those that tell a time, which each machine has its own of, without numbers."""
+        """Lines without trailing blanks; those that tell a time, which each machine has its own of,
+        without numbers.
+        """
         lines = (line.rstrip() for line in lines_of(output))
-        return [re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if clock.search(line) else line for line in lines]
+        return [
+            re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if clock.search(line) else line
+            for line in lines
+        ]
 
     program = tmp_path / "program.py"
     program.write_text(block.text, encoding="utf-8")
@@ -138,7 +157,9 @@ def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
 def test_programs_of_libraries_that_are_not_here():
     """A tox environment of its own has most of them; the pages say how to install the others."""
     if LACKING:
-        pytest.skip(f"need {', '.join(sorted({*LACKING.values()}))}: {', '.join(map(str, LACKING))}")
+        pytest.skip(
+            f"need {', '.join(sorted({*LACKING.values()}))}: {', '.join(map(str, LACKING))}"
+        )
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if not block.is_program], ids=str)
@@ -148,11 +169,16 @@ def test_a_fragment_is_python(block):
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(block, marks=[pytest.mark.slow] * ("core check" in block.text)) for block in COMMANDS],
+    [
+        pytest.param(block, marks=[pytest.mark.slow] * ("core check" in block.text))
+        for block in COMMANDS
+    ],
     ids=str,
 )
 def test_a_command_prints_what_stands_below_it(block, tmp_path):
-    """Lines that are left out are shown as dots; columns are as wide as what else is installed needs."""
+    """Lines that are left out are shown as dots; columns are as wide as what else is installed
+    needs.
+    """
     first, *shown = block.text.splitlines()
     _, *arguments = shlex.split(first.removeprefix("$ "))
     printed = [line.split() for line in run([*programs.CORE, *arguments], tmp_path).splitlines()]

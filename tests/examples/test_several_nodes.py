@@ -1,4 +1,5 @@
-"""docs/several-nodes.md: its program on two nodes, as its commands and files start them, here on one machine.
+"""docs/several-nodes.md: its program on two nodes, as its commands and files start them, here on
+one machine.
 
 Its file for SLURM is run by tests/cluster, and what it says of Ray by the tests of core-ray.
 """
@@ -22,7 +23,9 @@ FILES = [yaml.safe_load(each) for each in re.findall(r"^```yaml\n(.*?)^```$", PA
 
 
 def run_nodes(folder, start):
-    """The page's program on two nodes: what it prints. `start(rank)` starts the node's command there."""
+    """The page's program on two nodes: what it prints. `start(rank)` starts the node's command
+    there.
+    """
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     (folder / "train.py").write_text(program, encoding="utf-8")
     nodes = [start(rank) for rank in ("0", "1")]
@@ -37,7 +40,11 @@ ENDED = ["2 nodes, 2 processes: y = 3.0 x + 1\n", ""]
 @pytest.mark.slow
 def test_a_program_runs_on_two_nodes(tmp_path, request):
     (command,) = re.findall(r"^core (run --num-nodes 2 .*) train\.py$", PAGE, re.M)
-    changed = {"--main-address": "127.0.0.1", "--main-port": str(reserve_port(request)), "--devices": "1"}
+    changed = {
+        "--main-address": "127.0.0.1",
+        "--main-port": str(reserve_port(request)),
+        "--devices": "1",
+    }
 
     def start(rank):
         words = command.split()
@@ -68,7 +75,9 @@ def test_skypilots_file_runs_on_two_nodes(tmp_path, request):
     def start(rank):
         env = os.environ | variables | path | {"SKYPILOT_NODE_RANK": rank}
         pipe = subprocess.PIPE
-        return subprocess.Popen(["bash", "-c", command], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            ["bash", "-c", command], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True
+        )
 
     assert run_nodes(tmp_path, start) == ENDED
 

@@ -1,4 +1,6 @@
-"""docs/tutorial.md, followed by the letter (followed.py), in one folder; what it installs is here already."""
+"""docs/tutorial.md, followed by the letter (followed.py), in one folder; what it installs is here
+already.
+"""
 
 import os
 import re
@@ -14,7 +16,10 @@ from examples.followed import prints, steps
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 PRELOAD = f"{programs.PRELOAD},sklearn.datasets"
 INSTALLS = ("python -m venv", "python -m pip", "cd ")
-LIBRARIES = {"publish.py": ["huggingface_hub", "safetensors"], "export.py": ["onnxscript", "onnxruntime"]}
+LIBRARIES = {
+    "publish.py": ["huggingface_hub", "safetensors"],
+    "export.py": ["onnxscript", "onnxruntime"],
+}
 
 
 def commands(folder):
@@ -49,7 +54,9 @@ def test_a_reader_who_follows_the_page_succeeds(tmp_path):
             assert done.returncode == 0, done.stdout + done.stderr
             assert prints(shown, done.stdout), f"$ {command}\n{done.stdout}\nshown:\n{shown}"
             outputs[command] = done.stdout
-    alone, two = (rows(outputs[command]) for command in ("python train.py", "python train.py --devices 2"))
+    alone, two = (
+        rows(outputs[command]) for command in ("python train.py", "python train.py --devices 2")
+    )
     assert len(alone) == 3 * len(("epoch", "step", "loss", "accuracy"))
     assert two == pytest.approx(alone, rel=1e-3)
     assert alone == pytest.approx(rows(PAGE.read_text(encoding="utf-8"))[: len(alone)], rel=0.02)
@@ -59,11 +66,21 @@ def test_a_reader_who_follows_the_page_succeeds(tmp_path):
 @pytest.mark.parametrize("program", LIBRARIES)
 def test_the_model_is_handed_on(program, tmp_path):
     def missing(command):
-        return [name for library in command.split() for name in LIBRARIES.get(library, ()) if not find_spec(name)]
+        return [
+            name
+            for library in command.split()
+            for name in LIBRARIES.get(library, ())
+            if not find_spec(name)
+        ]
 
     if lacking := missing(program):
         pytest.skip(f"needs {lacking[0]}, which the page installs at this step")
-    needed = ("python train.py", "python train.py --devices 2", "python train.py --resume", f"python {program}")
+    needed = (
+        "python train.py",
+        "python train.py --devices 2",
+        "python train.py --resume",
+        f"python {program}",
+    )
     for command, shown in commands(tmp_path):
         if command.startswith(needed):
             done = run(command, tmp_path)

@@ -27,9 +27,15 @@ def test_a_reader_who_follows_the_page_succeeds(tmp_path):
     binaries = tmp_path / "venv" / "bin"
     (binaries / "core").write_text(f'#!/bin/sh\nexec "{binaries}/python" -m core "$@"\n')
     (binaries / "core").chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON", "PYTEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CORE_", "PYTHON", "PYTEST_"))
+    }
     offline = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    environment = kept | offline | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = (
+        kept | offline | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    )
     folder = tmp_path / "work"
     folder.mkdir()
     for kind, what, text in steps(page.read_text(encoding="utf-8")):
@@ -38,7 +44,12 @@ def test_a_reader_who_follows_the_page_succeeds(tmp_path):
             (folder / what).write_text(text, encoding="utf-8")
             continue
         done = subprocess.run(
-            ["bash", "-c", what], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+            ["bash", "-c", what],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
         )
         told = f"$ {what}\n{done.stdout}{done.stderr}"
         assert (done.returncode == 0) == ("failed" not in text), told

@@ -1,7 +1,8 @@
-"""A backend of torch's process groups that ends as NCCL's does, for one rank: `shutdown` waits for what was begun.
+"""A backend of torch's process groups that ends as NCCL's does, for one rank: `shutdown` waits for
+what was begun.
 
-In torch 2.9 and later `ProcessGroupNCCL::shutdown` flushes all collectives and waits for them, and `abort` ends them
-(torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+In torch 2.9 and later `ProcessGroupNCCL::shutdown` flushes all collectives and waits for them, and
+`abort` ends them (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
 """
 
 import os

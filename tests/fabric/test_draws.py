@@ -1,11 +1,20 @@
-"""From launch until set-up ranks draw the same, without a seed too: a split made there is one split."""
+"""From launch until set-up ranks draw the same, without a seed too: a split made there is one
+split.
+"""
 
 import random
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    random_split,
+)
 
 from core import ConfigurationError, DataModule, Fabric, Trainer
 from core_testing import in_one_process
@@ -79,7 +88,9 @@ def test_a_trainers_hooks_draw_alike_and_its_steps_apart():
 
     def draw_in_hooks():
         module, data = DrawsApart(), Splits()
-        Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(module, datamodule=data)
+        Trainer(**QUIET | TWO, max_epochs=2, reload_dataloaders_every_n_epochs=1).fit(
+            module, datamodule=data
+        )
         return data.order, data.splits, module.drawn[-1]
 
     (order, splits, drawn), (other, others, apart) = in_one_process(draw_in_hooks)
@@ -122,5 +133,8 @@ def test_splits_that_differ_are_refused(make):
     """Those that were drawn before `launch`."""
     none, error = in_one_process(set_up_splits, make)
     assert none is None
-    assert "fit loader's Subset or SubsetRandomSampler has other samples on rank 1 than on rank 0" in error
+    assert (
+        "fit loader's Subset or SubsetRandomSampler has other samples on rank 1 than on rank 0"
+        in error
+    )
     assert "Split in DataModule.setup" in error

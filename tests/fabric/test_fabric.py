@@ -43,7 +43,7 @@ def sgd(module, **options):
     return torch.optim.SGD(module.parameters(), lr=0.1, **options)
 
 
-# The loop -----------------------------------------------------------------------------------------------------------
+# The loop -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -51,7 +51,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_gradients_come_of_it(valu
     fabric = Fabric(accelerator="cpu", devices=1, terminate_on_nan=True)
     model = fabric.setup(nn.Linear(2, 1))
     loss = model(torch.ones(2)).square().sum()
-    with pytest.raises(NonFiniteLossError, match=f"fabric.backward was given a loss of {value}, and") as caught:
+    with pytest.raises(
+        NonFiniteLossError, match=f"fabric.backward was given a loss of {value}, and"
+    ) as caught:
         fabric.backward(loss * value)
     assert model.weight.grad is None
     assert (caught.value.epoch, caught.value.global_step) == (None, None)
@@ -74,7 +76,12 @@ def test_launch_calls_a_function_with_this_fabric(fabric):
 
 
 def test_where_we_are(fabric):
-    assert (fabric.world_size, fabric.global_rank, fabric.local_rank, fabric.node_rank) == (1, 0, 0, 0)
+    assert (fabric.world_size, fabric.global_rank, fabric.local_rank, fabric.node_rank) == (
+        1,
+        0,
+        0,
+        0,
+    )
     assert fabric.is_global_zero
     assert fabric.device == torch.device("cpu")
     assert isinstance(fabric.strategy, SingleDeviceStrategy)
@@ -119,7 +126,9 @@ def test_a_strategy_knows_whether_other_ranks_end_with_it(how):
 
 
 def test_a_forked_copy_lets_a_fabric_go_without_a_word():
-    """A process that a library has forked collects its Fabric, and releases nothing that is another process's."""
+    """A process that a library has forked collects its Fabric, and releases nothing that is another
+    process's.
+    """
     released = []
 
     class Noting(SingleDeviceStrategy):
@@ -140,18 +149,27 @@ def test_a_forked_copy_lets_a_fabric_go_without_a_word():
 
 
 def test_nothing_outlives_a_fabric_that_nobody_has_any_more(tmp_path):
-    """Each keeps a copy of what it has saved in the background, and a thread, of which 100 held 191 MiB."""
+    """Each keeps a copy of what it has saved in the background, and a thread, of which 100 held 191
+    MiB.
+    """
     gone, num_threads = [], threading.active_count()
     for number in range(3):
         checkpoint_io = AsyncCheckpointIO()
         fabric = Fabric(accelerator="cpu", plugins=[checkpoint_io])
         fabric.save(tmp_path / f"{number}.ckpt", {"x": torch.ones(1000)})
-        gone += [weakref.ref(part) for part in (fabric, fabric.strategy, checkpoint_io, checkpoint_io._stage)]
+        gone += [
+            weakref.ref(part)
+            for part in (fabric, fabric.strategy, checkpoint_io, checkpoint_io._stage)
+        ]
         pending = [future for _, _, future in checkpoint_io._pending]
         del fabric, checkpoint_io
         wait(pending)
-        assert load_checkpoint(tmp_path / f"{number}.ckpt")["x"].sum() == 1000, "it finishes what was asked for"
-    await_collected(lambda: not any(part() for part in gone) and threading.active_count() <= num_threads)
+        assert load_checkpoint(tmp_path / f"{number}.ckpt")["x"].sum() == 1000, (
+            "it finishes what was asked for"
+        )
+    await_collected(
+        lambda: not any(part() for part in gone) and threading.active_count() <= num_threads
+    )
 
 
 def test_a_save_that_fails_after_its_fabric_is_gone_is_a_warning(tmp_path, monkeypatch):
@@ -165,7 +183,10 @@ def test_a_save_that_fails_after_its_fabric_is_gone_is_a_warning(tmp_path, monke
 
     monkeypatch.setattr("core.display.exit_code.fail", lambda: None)  # of this process
     (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match=r"that was being written is lost: .*x.ckpt' can't be written: File exists"):
+    with pytest.warns(
+        UserWarning,
+        match=r"that was being written is lost: .*x.ckpt' can't be written: File exists",
+    ):
         save_and_forget(tmp_path / "file" / "x.ckpt")
 
 
@@ -195,7 +216,10 @@ def test_a_context_that_is_not_entered_changes_nothing():
     fabric = Fabric(accelerator="cpu", precision="64-true")
     before = torch._C._len_torch_function_stack()
     made = [fabric.init_module(), fabric.init_module(empty_init=True), fabric.init_tensor()]
-    assert (torch._C._len_torch_function_stack(), torch.get_default_dtype()) == (before, torch.float32)
+    assert (torch._C._len_torch_function_stack(), torch.get_default_dtype()) == (
+        before,
+        torch.float32,
+    )
     with made[1]:
         assert torch._C._len_torch_function_stack() == before + 2
 
@@ -230,7 +254,10 @@ def clipped(fabric):
 
 def test_clipping_by_norm_and_by_value(clipped):
     norm, gradients = clipped(max_norm=1.0)
-    assert (norm.item(), gradients.norm().item()) == (pytest.approx(7.0), pytest.approx(1.0, abs=1e-5))
+    assert (norm.item(), gradients.norm().item()) == (
+        pytest.approx(7.0),
+        pytest.approx(1.0, abs=1e-5),
+    )
     assert clipped(max_norm=2.0, norm_type=float("inf"))[0].item() == 4.0
     none, gradients = clipped(clip_val=0.5)
     assert (none, gradients.tolist()) == (None, [0.5] * 4)
@@ -240,7 +267,9 @@ def test_clipping_by_norm_and_by_value(clipped):
 
 @pytest.mark.parametrize("limits", [{}, {"clip_val": 1.0, "max_norm": 2.0}])
 def test_clipping_needs_one_limit(clipped, limits):
-    with pytest.raises(ConfigurationError, match=r"clip_val=.* and max_norm=.*; pass one of the two"):
+    with pytest.raises(
+        ConfigurationError, match=r"clip_val=.* and max_norm=.*; pass one of the two"
+    ):
         clipped(**limits)
 
 
@@ -261,7 +290,7 @@ def test_a_scheduler_comes_back_last(fabric):
     assert fabric.setup(module, optimizer, scheduler=scheduler)[2] is scheduler
 
 
-# Loaders ------------------------------------------------------------------------------------------------------------
+# Loaders ------------------------------------------------------------------------------------------
 
 
 def batches(loader):
@@ -279,7 +308,9 @@ def test_every_iteration_is_an_epoch_also_a_broken_one(fabric):
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
 @pytest.mark.parametrize("num_taken", [5, 2])
 def test_an_epoch_can_be_read_again(fabric, num_taken, generator):
-    loader = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True, generator=generator))
+    loader = fabric.setup_dataloaders(
+        DataLoader(range(20), batch_size=4, shuffle=True, generator=generator)
+    )
     first = batches(islice(loader, num_taken))
     for _ in range(2):
         loader.set_epoch(0)
@@ -298,7 +329,9 @@ def test_telling_the_epoch_of_a_loaded_state_goes_on_within_it(fabric):
 
 
 def test_two_loaders_of_one_length_are_shuffled_apart(fabric):
-    one, two = fabric.setup_dataloaders(*(DataLoader(range(20), batch_size=4, shuffle=True) for _ in range(2)))
+    one, two = fabric.setup_dataloaders(
+        *(DataLoader(range(20), batch_size=4, shuffle=True) for _ in range(2))
+    )
     assert batches(one) != batches(two)
 
 
@@ -336,12 +369,13 @@ def test_a_state_of_another_kind_of_loader_is_refused(fabric):
     loader = fabric.setup_dataloaders(DataLoader(range(4)))
     state = fabric.setup_dataloaders([1, 2]).state_dict()
     with pytest.raises(
-        Exception, match=r"goes on from 'epoch' and 'sampler'; the checkpoint has \['epoch', 'loader'\]"
+        Exception,
+        match=r"goes on from 'epoch' and 'sampler'; the checkpoint has \['epoch', 'loader'\]",
     ):
         loader.load_state_dict(state)
 
 
-# Callbacks and loggers ----------------------------------------------------------------------------------------------
+# Callbacks and loggers ----------------------------------------------------------------------------
 
 
 class Notes(Logger):
@@ -358,14 +392,22 @@ def test_values_reach_every_logger():
     fabric.log("loss", torch.tensor([0.5]), step=3)
     fabric.log_dict({"a": 1, "b": np.float32(0.25)})
     fabric.log("loss", 0.25)
-    assert one.rows == two.rows == [(3, {"loss": 0.5}), (0, {"a": 1.0, "b": 0.25}), (1, {"loss": 0.25})]
+    assert (
+        one.rows
+        == two.rows
+        == [(3, {"loss": 0.5}), (0, {"a": 1.0, "b": 0.25}), (1, {"loss": 0.25})]
+    )
     assert fabric.logger is one
 
 
-@pytest.mark.parametrize(("value", "what"), [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "str '0.5'")])
+@pytest.mark.parametrize(
+    ("value", "what"), [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "str '0.5'")]
+)
 def test_only_numbers_can_be_logged(value, what):
     fabric = Fabric(accelerator="cpu", loggers=Notes())
-    with pytest.raises(ConfigurationError, match=rf"log\('loss'\): expected a number .*, got {what}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"log\('loss'\): expected a number .*, got {what}"
+    ):
         fabric.log("loss", value)
 
 
@@ -399,7 +441,7 @@ def test_callbacks_are_called_by_name():
     assert one.heard == two.heard == [((1,), {"a": 2})]
 
 
-# Seeds --------------------------------------------------------------------------------------------------------------
+# Seeds --------------------------------------------------------------------------------------------
 
 
 def test_seed_everything_seeds_all_generators(fabric):
@@ -417,7 +459,7 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
             call(seed)
 
 
-# Mistakes -----------------------------------------------------------------------------------------------------------
+# Mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,7 +470,11 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
             ModuleError,
             r"this Linear was set up already. Pass the module that you made, and once only",
         ),
-        (lambda fabric, module: fabric.setup(sgd(module)), ModuleError, r"expected an nn.Module first, got SGD"),
+        (
+            lambda fabric, module: fabric.setup(sgd(module)),
+            ModuleError,
+            r"expected an nn.Module first, got SGD",
+        ),
         (
             lambda fabric, module: fabric.setup(module, [sgd(module)]),
             ConfigurationError,
@@ -439,7 +485,11 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
             ConfigurationError,
             "This SGD was set up already",
         ),
-        (lambda fabric, _: fabric.setup_dataloaders(3), ConfigurationError, "int can't be iterated over"),
+        (
+            lambda fabric, _: fabric.setup_dataloaders(3),
+            ConfigurationError,
+            "int can't be iterated over",
+        ),
         (lambda fabric, _: fabric.setup_dataloaders(None), ConfigurationError, "NoneType can't be"),
         (
             lambda fabric, _: fabric.setup_dataloaders(fabric.setup_dataloaders([1])),
@@ -471,7 +521,10 @@ def test_a_mistake_is_told(fabric, mistake, error, told):
 def test_an_optimizer_of_another_module_is_refused(fabric):
     net, other = linear(), linear()
     shared = torch.optim.SGD([other.bias, net.bias], lr=0.1)
-    with pytest.raises(ConfigurationError, match=r"SGD has none of the param.*\(Linear\).*Make it from the parameters"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"SGD has none of the param.*\(Linear\).*Make it from the parameters",
+    ):
         fabric.setup(net, sgd(other))
     fabric.setup(other)
     fabric.setup_optimizers(sgd(other))
@@ -487,11 +540,17 @@ def test_a_strategy_that_sets_up_everything_together():
             return (super().capabilities | Capability.JOINT_SETUP) & ~Capability.SEVERAL_MODULES
 
         def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
-            return self.setup_module(module), [self.setup_optimizer(each) for each in optimizers], scheduler
+            return (
+                self.setup_module(module),
+                [self.setup_optimizer(each) for each in optimizers],
+                scheduler,
+            )
 
     fabric = Fabric(accelerator="cpu", strategy=Joint())
     module = linear()
-    with pytest.raises(UnsupportedError, match=r"use model, optimizer = fabric.setup\(model, optimizer\)") as raised:
+    with pytest.raises(
+        UnsupportedError, match=r"use model, optimizer = fabric.setup\(model, optimizer\)"
+    ) as raised:
         fabric.setup_optimizers(sgd(module))
     assert raised.value.capability == Capability.JOINT_SETUP
     with pytest.raises(ConfigurationError, match="SGD has none of the parameters"):
@@ -507,9 +566,15 @@ def test_parameters_of_no_module_are_told_where_ranks_train_them_apart(fabric, m
     optimizer = torch.optim.SGD([*module.parameters(), temperature, frozen], lr=0.1)
     fabric.setup(module)
     monkeypatch.setattr(type(fabric.strategy), "world_size", 2)
-    with pytest.warns(UserWarning, match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(3,\)\)\. Each rank"):
+    with pytest.warns(
+        UserWarning,
+        match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(3,\)\)\. Each rank",
+    ):
         added = fabric.setup_optimizers(optimizer)
-    with pytest.warns(UserWarning, match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(7,\)\)\. Each rank"):
+    with pytest.warns(
+        UserWarning,
+        match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(7,\)\)\. Each rank",
+    ):
         added.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
     module.layer = torch.nn.Linear(1, 1)
     added.add_param_group({"params": [*module.layer.parameters()]})

@@ -7,14 +7,17 @@ import sys
 import pytest
 
 ENDS = {
-    "of a global": "fabric = Fabric(accelerator='cpu', devices=1, plugins=checkpoint_io)\nsave(fabric)",
+    "of a global": "fabric = Fabric(accelerator='cpu', devices=1, "
+    "plugins=checkpoint_io)\nsave(fabric)",
     "of a function": "main()",
-    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, plugins=checkpoint_io)\nsave(fabric)",
+    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, "
+    "plugins=checkpoint_io)\nsave(fabric)",
 }
 
 
 @pytest.mark.parametrize(
-    "end", [pytest.param(end, marks=[] if end == "of a global" else [pytest.mark.slow]) for end in ENDS]
+    "end",
+    [pytest.param(end, marks=[] if end == "of a global" else [pytest.mark.slow]) for end in ENDS],
 )
 def test_a_save_that_fails_at_the_end_gives_the_process_another_code_than_0(tmp_path, end):
     script = """
@@ -38,7 +41,13 @@ checkpoint_io = AsyncCheckpointIO()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # By Python itself: what forks a process for a test doesn't end it as the interpreter does.
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert "saved" in done.stdout
     assert done.returncode == 120, done.stderr

@@ -1,4 +1,6 @@
-"""How ranks come into a process group and out of it when something is wrong: no rank waits for what won't come."""
+"""How ranks come into a process group and out of it when something is wrong: no rank waits for what
+won't come.
+"""
 
 import os
 import subprocess
@@ -16,7 +18,9 @@ from fabric import queued_group  # registers the backend
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """A function that returns what the group has told; variables that a rank's error leaves end with the test."""
+    """A function that returns what the group has told; variables that a rank's error leaves end
+    with the test.
+    """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"):
         monkeypatch.setenv(name, "of before")
         monkeypatch.delenv(name)
@@ -63,7 +67,13 @@ Fabric(strategy=ParallelStrategy(process_group_backend="queued"), accelerator="c
 1 / 0
 """
     environment = os.environ | {"PYTHONPATH": os.path.dirname(queued_group.__file__)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "ZeroDivisionError" in done.stderr, done.stderr
     assert told()[1:] == ["aborts"]
 
@@ -73,13 +83,17 @@ def test_torch_has_the_timeout_that_the_user_gave(told):
         fabric = make_fabric(**options)
         fabric.launch()
         fabric.teardown()
-    assert [line for line in told() if line.startswith("timeout")] == ["timeout 1800 s"] * 2 + ["timeout 7 s"]
+    assert [line for line in told() if line.startswith("timeout")] == ["timeout 1800 s"] * 2 + [
+        "timeout 7 s"
+    ]
 
 
 def test_nccl_has_the_timeout_of_torch(told, monkeypatch):
     """Such a torch isn't here: what it is asked for is looked at."""
     asked = []
-    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, timeout, **__: asked.append(timeout))
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda *_, timeout, **__: asked.append(timeout)
+    )
     make_fabric().launch()
     assert asked == [None]  # 10 minutes for NCCL, 30 for others
 

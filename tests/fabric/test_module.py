@@ -33,7 +33,9 @@ class Net(nn.Module):
         return {**super().state_dict(*args, **kwargs), "extra": torch.ones(())}
 
     def load_state_dict(self, state_dict, *args, **kwargs):
-        return super().load_state_dict({key: state_dict[key] for key in state_dict if key != "extra"}, *args, **kwargs)
+        return super().load_state_dict(
+            {key: state_dict[key] for key in state_dict if key != "extra"}, *args, **kwargs
+        )
 
 
 class Wrapper(nn.Module):
@@ -149,7 +151,7 @@ def test_it_may_be_a_part_of_another_module(net, model):
     assert len(list(whole.parameters())) == 4
 
 
-# Methods ------------------------------------------------------------------------------------------------------------
+# Methods ------------------------------------------------------------------------------------------
 
 
 def test_steps_go_through_the_strategys_wrapper(wrapped):
@@ -166,14 +168,18 @@ def test_other_methods_are_called_as_they_are(wrapped):
 def test_a_method_that_computes_past_the_wrapper_is_refused(wrapped):
     with pytest.raises(ModuleError) as raised:
         wrapped.embed(torch.ones(1, 3))
-    assert "Net.embed() computes with gradients, which WrappingStrategy can't see" in str(raised.value)
+    assert "Net.embed() computes with gradients, which WrappingStrategy can't see" in str(
+        raised.value
+    )
     assert "Call model.mark_forward_method('embed')" in str(raised.value)
     with torch.no_grad():
         assert wrapped.embed(torch.ones(1, 3)).shape == (1, 2)
     Net().embed(torch.ones(1, 3))
 
 
-@pytest.mark.parametrize("marked", [lambda wrapped: "embed", lambda wrapped: wrapped.embed], ids=["name", "method"])
+@pytest.mark.parametrize(
+    "marked", [lambda wrapped: "embed", lambda wrapped: wrapped.embed], ids=["name", "method"]
+)
 def test_a_marked_method_goes_through_the_wrapper(wrapped, marked):
     wrapped.mark_forward_method(marked(wrapped))
     assert wrapped.embed(torch.ones(1, 3)).requires_grad
@@ -181,7 +187,9 @@ def test_a_marked_method_goes_through_the_wrapper(wrapped, marked):
 
 
 def test_a_method_that_is_not_there_can_not_be_marked(wrapped):
-    with pytest.raises(ModuleError, match=r"mark_forward_method\('embd'\): Net has no method of this name"):
+    with pytest.raises(
+        ModuleError, match=r"mark_forward_method\('embd'\): Net has no method of this name"
+    ):
         wrapped.mark_forward_method("embd")
 
 
@@ -189,7 +197,7 @@ def test_without_a_wrapper_every_method_may_compute(model):
     assert model.embed(torch.ones(1, 3)).requires_grad
 
 
-# Precision ----------------------------------------------------------------------------------------------------------
+# Precision ----------------------------------------------------------------------------------------
 
 
 def test_steps_and_forward_run_in_the_precisions_context(net):

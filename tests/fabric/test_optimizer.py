@@ -77,7 +77,10 @@ def test_schedulers_of_torch_take_it(parts, on_wrapper):
     fabric, model, optimizer, own = parts
     scheduler = torch.optim.lr_scheduler.SequentialLR(
         target := optimizer if on_wrapper else own,
-        [torch.optim.lr_scheduler.ConstantLR(target, 0.5), torch.optim.lr_scheduler.ExponentialLR(target, 0.1)],
+        [
+            torch.optim.lr_scheduler.ConstantLR(target, 0.5),
+            torch.optim.lr_scheduler.ExponentialLR(target, 0.1),
+        ],
         milestones=[2],
     )
     rates = []

@@ -54,7 +54,9 @@ Fabric(accelerator="cpu", strategy="ddp_fork", devices=2).launch(train)
 
 
 def on_two_forks(body):
-    """A program that runs this on two ranks, where a script that launches itself isn't the point."""
+    """A program that runs this on two ranks, where a script that launches itself isn't the
+    point.
+    """
     return TWO_FORKS.format(textwrap.indent(textwrap.dedent(body), "    "))
 
 
@@ -76,7 +78,10 @@ def check_collectives(told):
     told = [values for values in told if values]
     assert told[0]["drawn"] == told[1]["drawn"]
     assert [values["rank"] for values in told] == [0, 1] == [values["local"] for values in told]
-    assert [(values["world"], values["mean"], values["seed"]) for values in told] == [(2, 0.5, 4), (2, 0.5, 5)]
+    assert [(values["world"], values["mean"], values["seed"]) for values in told] == [
+        (2, 0.5, 4),
+        (2, 0.5, 5),
+    ]
 
 
 def test_a_script_that_launches_itself(run):
@@ -114,7 +119,9 @@ def test_spawned_processes_get_a_function_and_return_rank_zeros_result(run):
         expect=6,
     )
     assert [values["weight"] for values in told[:4]] == [2.0] * 4
-    assert sorted(values["drawn"] for values in told[:2]) == sorted(values["drawn"] for values in told[2:4])
+    assert sorted(values["drawn"] for values in told[:2]) == sorted(
+        values["drawn"] for values in told[2:4]
+    )
     assert [values["result"] for values in told[4:]] == [[0, "Linear", 2.0]] * 2
 
 
@@ -143,7 +150,9 @@ tell(
     first, second = run(on_two_forks(loaders))
     assert first["sequential"] == [[0, 1], [4, 5], [8, 9]]
     assert second["sequential"] == [[2, 3], [6, 7], [10]]
-    for here, there, together in zip(first["epochs"], second["epochs"], alone["epochs"], strict=True):
+    for here, there, together in zip(
+        first["epochs"], second["epochs"], alone["epochs"], strict=True
+    ):
         assert steps(here, there) == together
         assert sorted(chain(*together)) == list(range(11))
     assert steps(first["workers"], second["workers"]) == alone["workers"]
@@ -197,17 +206,24 @@ def test_rank_zero_goes_first(run):
         lambda fabric: fabric.barrier(),
     ],
 )
-@pytest.mark.parametrize(("strategy", "told"), [("ddp_spawn", "fabric.launch(train)"), ("ddp", "fabric.launch()")])
+@pytest.mark.parametrize(
+    ("strategy", "told"), [("ddp_spawn", "fabric.launch(train)"), ("ddp", "fabric.launch()")]
+)
 def test_processes_must_be_launched_first(call, strategy, told):
     fabric = Fabric(accelerator="cpu", strategy=strategy, devices=2)
     with pytest.raises(LaunchError) as raised:
         call(fabric)
-    assert str(raised.value) == f"DDPStrategy runs in 2 processes, and they don't exist yet. Call {told} first."
+    assert (
+        str(raised.value)
+        == f"DDPStrategy runs in 2 processes, and they don't exist yet. Call {told} first."
+    )
 
 
 def test_spawning_needs_a_function():
     fabric = Fabric(accelerator="cpu", strategy="ddp_spawn", devices=2)
-    with pytest.raises(LaunchError, match=r"use fabric.launch\(train\), where train\(fabric\) holds your loop"):
+    with pytest.raises(
+        LaunchError, match=r"use fabric.launch\(train\), where train\(fabric\) holds your loop"
+    ):
         fabric.launch()
 
 

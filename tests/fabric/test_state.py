@@ -8,7 +8,13 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
-from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, ConfigurationError, Fabric
+from core import (
+    CheckpointCorruptedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    Fabric,
+)
 from core.checkpoint import load_checkpoint
 
 Pair = namedtuple("Pair", "first second")
@@ -21,7 +27,9 @@ class Run:
         torch.manual_seed(seed)
         self.fabric = Fabric(accelerator="cpu")
         net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double()
-        self.model, self.optimizer = self.fabric.setup(net, torch.optim.Adam(net.parameters(), lr=0.1))
+        self.model, self.optimizer = self.fabric.setup(
+            net, torch.optim.Adam(net.parameters(), lr=0.1)
+        )
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.loader = self.fabric.setup_dataloaders(
             DataLoader(torch.arange(24.0).double().view(12, 2), batch_size=2, shuffle=True)
@@ -57,7 +65,9 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     whole = Run(0).train(5)
     stopped = Run(0)
     first = stopped.train(2)
-    stopped.fabric.save(tmp_path / "run.ckpt", {**stopped.state(step=2), "note": "hello", "best": 0.5})
+    stopped.fabric.save(
+        tmp_path / "run.ckpt", {**stopped.state(step=2), "note": "hello", "best": 0.5}
+    )
     resumed = Run(1)
     state = {**resumed.state(), "best": None}
     rest = resumed.fabric.load(tmp_path / "run.ckpt", state)
@@ -75,10 +85,15 @@ def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp
     fabric = Fabric(accelerator="cpu", plugins=[storage])
     layer = nn.Linear(1, 1)
     model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    fabric.save(tmp_path / "run.ckpt", {"model": model, "parts": [lr_scheduler.StepLR(optimizer, 1)]})
+    fabric.save(
+        tmp_path / "run.ckpt", {"model": model, "parts": [lr_scheduler.StepLR(optimizer, 1)]}
+    )
     layer.weight.data.fill_(7)
     other, again = lr_scheduler.CosineAnnealingLR(optimizer, 10), lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(CheckpointError, match=r"scheduler state in the checkpoint is of torch\.optim\.lr_.* is to go"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"scheduler state in the checkpoint is of torch\.optim\.lr_.* is to go",
+    ):
         fabric.load(tmp_path / "run.ckpt", {"model": model, "parts": [other]})
     assert layer.weight == 7
     assert fabric.load(tmp_path / "run.ckpt", {"model": model, "parts": [again]}) == {}
@@ -103,11 +118,18 @@ def test_plain_lists_are_replaced_and_lists_of_objects_are_not(tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [Pair(1, 2), Pair([1], {}), type("Own", (list,), {})([1]), type("Own", (dict,), {})(a=1), defaultdict(int, a=1)],
+    [
+        Pair(1, 2),
+        Pair([1], {}),
+        type("Own", (list,), {})([1]),
+        type("Own", (dict,), {})(a=1),
+        defaultdict(int, a=1),
+    ],
 )
 def test_a_container_of_ones_own_class_is_refused_by_its_path(tmp_path, value):
     with pytest.raises(
-        CheckpointError, match=r"^state\['mine'\]\['x'\] is a .*(Pair|Own|defaultdict), which a checkpoint"
+        CheckpointError,
+        match=r"^state\['mine'\]\['x'\] is a .*(Pair|Own|defaultdict), which a checkpoint",
     ):
         Fabric(accelerator="cpu").save(tmp_path / "x.ckpt", {"mine": {"x": value}})
     assert not (tmp_path / "x.ckpt").exists()
@@ -143,12 +165,14 @@ def test_a_path_comes_first_and_then_a_dict(tmp_path, call):
         f"fabric.{call}(dict, str): expected a path first, and then a dict of what it holds, as in "
         f"fabric.{call}('last.ckpt', {{'model': model, 'optimizer': optimizer}})."
     )
-    with pytest.raises(ConfigurationError, match=r"\(PosixPath, FabricModule\): expected a path first"):
+    with pytest.raises(
+        ConfigurationError, match=r"\(PosixPath, FabricModule\): expected a path first"
+    ):
         getattr(run.fabric, call)(tmp_path / "run.ckpt", run.model)
     assert list(tmp_path.iterdir()) == []
 
 
-# Files of torch.save ------------------------------------------------------------------------------------------------
+# Files of torch.save ------------------------------------------------------------------------------
 
 
 def test_raw_files_of_a_module_and_an_optimizer(tmp_path):
@@ -158,7 +182,9 @@ def test_raw_files_of_a_module_and_an_optimizer(tmp_path):
         torch.save(getattr(source, name).state_dict(), tmp_path / name)
         target.fabric.load_raw(tmp_path / name, getattr(target, name))
     assert all(map(torch.equal, source.model.parameters(), target.model.parameters()))
-    moments = [[entry["exp_avg"] for entry in run.optimizer.state.values()] for run in (source, target)]
+    moments = [
+        [entry["exp_avg"] for entry in run.optimizer.state.values()] for run in (source, target)
+    ]
     assert all(map(torch.equal, *moments))
 
 
@@ -169,7 +195,9 @@ def test_a_raw_file_of_weights_that_does_not_fit(tmp_path):
         run.fabric.load_raw(tmp_path / "part.pt", run.model)
     run.fabric.load_raw(tmp_path / "part.pt", run.model, strict=False)
     assert run.model.state_dict()["0.weight"].unique().tolist() == [1.0]
-    with pytest.raises(CheckpointError, match=r"holds \['0.weight'\], which is not the state of an optimizer"):
+    with pytest.raises(
+        CheckpointError, match=r"holds \['0.weight'\], which is not the state of an optimizer"
+    ):
         run.fabric.load_raw(tmp_path / "part.pt", run.optimizer)
 
 
@@ -177,7 +205,9 @@ def test_a_raw_file_of_weights_that_does_not_fit(tmp_path):
 def test_a_raw_file_of_another_number_of_parameters(tmp_path, number):
     run, other = Run(0), torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(number)])
     torch.save(other.state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match=f"of an optimizer of {number} parameters; this one has 4"):
+    with pytest.raises(
+        CheckpointError, match=f"of an optimizer of {number} parameters; this one has 4"
+    ):
         run.fabric.load_raw(tmp_path / "other.pt", run.optimizer)
 
 
@@ -197,9 +227,13 @@ def test_a_raw_file_is_never_executed(tmp_path, content):
 def test_what_is_no_raw_file_is_not_waited_for(tmp_path):
     run = Run(0)
     os.mkfifo(tmp_path / "raw.pt")
-    with pytest.raises(CheckpointError, match=r"raw\.pt' is something else, where a file was expected"):
+    with pytest.raises(
+        CheckpointError, match=r"raw\.pt' is something else, where a file was expected"
+    ):
         run.fabric.load_raw(tmp_path / "raw.pt", run.model)
-    with pytest.raises(CheckpointError, match=r"is a folder, where a file .* load_raw reads .* fabric\.load\(path"):
+    with pytest.raises(
+        CheckpointError, match=r"is a folder, where a file .* load_raw reads .* fabric\.load\(path"
+    ):
         run.fabric.load_raw(tmp_path, run.model)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"raw\.pt can't be read: Not a directory"):
@@ -212,7 +246,7 @@ def test_no_raw_file(tmp_path):
         run.fabric.load_raw(tmp_path / "raw.pt", run.model)
 
 
-# What does not fit ---------------------------------------------------------------------------------------------------
+# What does not fit --------------------------------------------------------------------------------
 
 
 def saved_run(tmp_path):
@@ -261,7 +295,13 @@ def parts_of(fabric):
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     averages = {"ema": {"weight": torch.ones(3)}, "decay": 0.9}
-    return {"model": model, "optimizer": optimizer, "norm": nn.BatchNorm1d(2), "averages": averages, "count": Count()}
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "norm": nn.BatchNorm1d(2),
+        "averages": averages,
+        "count": Count(),
+    }
 
 
 @pytest.fixture(params=["torch", "distributed"])
@@ -306,16 +346,23 @@ def refusal(request, tmp_path):
         ("averages.ema.weight", "a tensor"),
     ],
 )
-def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(refusal, wrong, place, expected):
+def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(
+    refusal, wrong, place, expected
+):
     *keys, last = place.split(".")
     shown = "state" + "".join(f"[{key!r}]" for key in (*keys, last))
-    told = refusal(lambda state: functools.reduce(dict.__getitem__, keys, state).update({last: wrong}))
+    told = refusal(
+        lambda state: functools.reduce(dict.__getitem__, keys, state).update({last: wrong})
+    )
     assert f"has {type(wrong).__name__} {wrong!r} at {shown}, where {expected} was expected" in told
 
 
 def test_moments_without_their_step_are_told_before_anything_is_loaded(refusal):
     told = refusal(lambda state: state["optimizer"]["state"]["weight"].pop("step"))
-    assert "has list ['exp_avg', 'exp_avg_sq'] at state['optimizer']['state']['weight'], where 'step', too," in told
+    assert (
+        "has list ['exp_avg', 'exp_avg_sq'] at state['optimizer']['state']['weight'], where "
+        "'step', too," in told
+    )
 
 
 @pytest.mark.parametrize("plugin", ["torch", "distributed"])
@@ -328,7 +375,11 @@ def test_moments_without_their_step_are_told_before_anything_is_loaded(refusal):
             "state['count'], where a state of Count (its load_state_dict raised KeyError: 'num')",
         ),
         ("nested", [{"n": 2}], "has dict {'n': 2} at state['nested'][0], where a state of Count"),
-        ("metric", {"total": torch.tensor([1, 2])}, "Of another shape are 'total', (2,) saved and (3,) here."),
+        (
+            "metric",
+            {"total": torch.tensor([1, 2])},
+            "Of another shape are 'total', (2,) saved and (3,) here.",
+        ),
         ("metric", {}, "does not fit Metric.\nThe checkpoint lacks 'total'."),
         (
             "metric",
@@ -352,7 +403,9 @@ def test_what_an_object_of_ones_own_cannot_take_is_told(tmp_path, plugin, name, 
 
 
 def test_a_module_that_was_not_set_up_may_have_other_names(fabric, tmp_path):
-    fabric.save(tmp_path / "run.ckpt", {"layer": {"weight": torch.tensor([[3.0]]), "scale": torch.ones(1)}})
+    fabric.save(
+        tmp_path / "run.ckpt", {"layer": {"weight": torch.tensor([[3.0]]), "scale": torch.ones(1)}}
+    )
     layer = nn.Linear(1, 1)
     fabric.load(tmp_path / "run.ckpt", {"layer": layer}, strict=False)
     assert layer.weight == 3
@@ -381,10 +434,13 @@ def test_no_parameter_gets_the_state_of_another_group(fabric, tmp_path, layers, 
     with pytest.raises(CheckpointError) as caught:
         fabric.load(tmp_path / "run.ckpt", state)
     assert str(caught.value) == (
-        f"The optimizer has {number} parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in "
-        "group 1. Build the optimizer with the same groups, in the same order, as when the checkpoint was written."
+        f"The optimizer has {number} parameter group(s) and its saved state 2; '1.weight' is in "
+        "group 0, and was in group 1. Build the optimizer with the same groups, in the same order, "
+        "as when the checkpoint was written."
     )
-    assert all(map(torch.equal, moments, [entry["exp_avg"] for entry in state["optimizer"].state.values()]))
+    assert all(
+        map(torch.equal, moments, [entry["exp_avg"] for entry in state["optimizer"].state.values()])
+    )
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
@@ -393,8 +449,17 @@ def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp
 
     def make(last_has_amsgrad):
         net = nn.Linear(2, 1)
-        groups = [{"params": net.weight, "amsgrad": True}, {"params": net.bias, "amsgrad": last_has_amsgrad}]
-        return dict(zip(("model", "optimizer"), fabric.setup(net, torch.optim.Adam(groups, lr=0.1)), strict=True))
+        groups = [
+            {"params": net.weight, "amsgrad": True},
+            {"params": net.bias, "amsgrad": last_has_amsgrad},
+        ]
+        return dict(
+            zip(
+                ("model", "optimizer"),
+                fabric.setup(net, torch.optim.Adam(groups, lr=0.1)),
+                strict=True,
+            )
+        )
 
     def load(state):
         fabric.load_raw(path, state["optimizer"]) if is_raw else fabric.load(path, state)
@@ -406,7 +471,9 @@ def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp
     load(make(False))
     state = make(True)
     before = state["model"].weight.detach().clone()
-    with pytest.raises(CheckpointError, match=r"is of torch\.optim\.adam\.Adam without amsgrad, .* is to go on"):
+    with pytest.raises(
+        CheckpointError, match=r"is of torch\.optim\.adam\.Adam without amsgrad, .* is to go on"
+    ):
         load(state)
     assert torch.equal(state["model"].weight, before)
     assert not state["optimizer"].state
@@ -448,8 +515,13 @@ def in_itself():
     return endless
 
 
-@pytest.mark.parametrize("make", [in_itself, lambda: {"list": [in_itself()]}, lambda: nested(800), lambda: nested(300)])
+@pytest.mark.parametrize(
+    "make", [in_itself, lambda: {"list": [in_itself()]}, lambda: nested(800), lambda: nested(300)]
+)
 def test_a_state_without_an_end(make, tmp_path):
-    with pytest.raises(CheckpointError, match=r"The state is nested too deeply to be saved.* Save plain, finite data"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"The state is nested too deeply to be saved.* Save plain, finite data",
+    ):
         Fabric(accelerator="cpu").save(tmp_path / "endless.ckpt", {"state": make()})
     assert not list(tmp_path.iterdir())

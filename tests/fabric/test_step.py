@@ -21,7 +21,9 @@ def loss_and_backward(model, batch, backward=torch.Tensor.backward):
 
 
 STEPS = {
-    "backward": lambda fabric: lambda model, batch: loss_and_backward(model, batch, fabric.backward),
+    "backward": lambda fabric: (
+        lambda model, batch: loss_and_backward(model, batch, fabric.backward)
+    ),
     "step": lambda fabric: lambda model, batch: fabric.step(model, batch, loss_of),
     "weighted": lambda fabric: lambda model, batch: fabric.step(model, batch, weighted),
 }
@@ -41,21 +43,32 @@ def test_it_trains_as_the_same_loop_without_fabric(step):
         return losses, model.weight.tolist()
 
     fabric = Fabric(accelerator="cpu")
-    assert trained(STEPS[step](fabric), fabric.setup) == trained(loss_and_backward, lambda *parts: parts)
+    assert trained(STEPS[step](fabric), fabric.setup) == trained(
+        loss_and_backward, lambda *parts: parts
+    )
 
 
 def test_the_loss_has_no_graph():
     fabric = Fabric(accelerator="cpu")
-    assert not fabric.step(fabric.setup(torch.nn.Linear(3, 1)), torch.ones(2, 3), loss_of).requires_grad
+    assert not fabric.step(
+        fabric.setup(torch.nn.Linear(3, 1)), torch.ones(2, 3), loss_of
+    ).requires_grad
 
 
 @pytest.mark.parametrize(
     "returned",
-    [lambda loss: None, lambda loss: loss.detach(), lambda loss: loss.expand(2), lambda loss: {"weight": 2}],
+    [
+        lambda loss: None,
+        lambda loss: loss.detach(),
+        lambda loss: loss.expand(2),
+        lambda loss: {"weight": 2},
+    ],
     ids=["nothing", "no graph", "two", "a weight alone"],
 )
 def test_something_else_than_a_loss(returned):
     fabric = Fabric(accelerator="cpu")
     model = fabric.setup(torch.nn.Linear(3, 1))
-    with pytest.raises(ModuleError, match=r"loss_fn returned .*; expected a scalar tensor with a graph, or a dict"):
+    with pytest.raises(
+        ModuleError, match=r"loss_fn returned .*; expected a scalar tensor with a graph, or a dict"
+    ):
         fabric.step(model, torch.ones(2, 3), lambda model, batch: returned(loss_of(model, batch)))

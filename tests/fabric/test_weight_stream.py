@@ -48,11 +48,16 @@ def test_what_is_kept_in_float32_is_streamed_so(net, fabric):
 
 def test_names_choose_and_rename(net, fabric):
     model = fabric.setup(net)
-    assert [name for name, _ in fabric.weights(model, names=["2.bias", "0.weight"])] == ["2.bias", "0.weight"]
+    assert [name for name, _ in fabric.weights(model, names=["2.bias", "0.weight"])] == [
+        "2.bias",
+        "0.weight",
+    ]
     renamed = fabric.weights(model, names={"0.bias": "model.bias"})
     assert [each.name for each in renamed.metadata()] == ["model.bias"]
     assert torch.equal(dict(renamed)["model.bias"], net[0].bias)
-    with pytest.raises(ModuleError, match=r"has '1.scale', and Sequential has no tensor of this name.*0\.weight"):
+    with pytest.raises(
+        ModuleError, match=r"has '1.scale', and Sequential has no tensor of this name.*0\.weight"
+    ):
         fabric.weights(model, names=["0.weight", "1.scale"])
 
 
@@ -63,7 +68,9 @@ def test_training_must_not_go_on_within_an_iteration(net, fabric):
     next(other)  # two at a time are no step
     next(iteration)
     optimizer.step()
-    with pytest.raises(ConfigurationError, match=r"Training has gone on .* '1\.weight' would be of another step"):
+    with pytest.raises(
+        ConfigurationError, match=r"Training has gone on .* '1\.weight' would be of another step"
+    ):
         next(iteration)
 
 
@@ -94,13 +101,17 @@ class Streams(Callback):
 
 
 @pytest.mark.parametrize(
-    ("hook", "versions", "num_errors"), [("on_train_batch_end", [1, 2], 0), ("on_before_optimizer_step", [], 2)]
+    ("hook", "versions", "num_errors"),
+    [("on_train_batch_end", [1, 2], 0), ("on_before_optimizer_step", [], 2)],
 )
 def test_a_trainer_streams_between_two_steps_only(tmp_path, hook, versions, num_errors):
     streams = Streams(hook)
     make_trainer(tmp_path, streams, max_steps=2, limit_val_batches=0).fit(Tiny(), loader())
     assert (streams.versions, len(streams.errors)) == (versions, num_errors)
-    assert all("within a training step" in error and "on_train_batch_end" in error for error in streams.errors)
+    assert all(
+        "within a training step" in error and "on_train_batch_end" in error
+        for error in streams.errors
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,8 +119,12 @@ def test_ranks_get_the_same_bits(dtype):
     odd = [-0.0, math.nan, math.inf, 1.5]
 
     def stream_cut(rank, dtype):
-        """On two ranks of tensor parallelism: what is streamed, what is held, and the most bytes reduced at once."""
-        net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 5), nn.Linear(900, 1001, bias=False)).to(dtype)
+        """On two ranks of tensor parallelism: what is streamed, what is held, and the most bytes
+        reduced at once.
+        """
+        net = nn.Sequential(
+            nn.Linear(4, 6, bias=False), nn.Linear(6, 5), nn.Linear(900, 1001, bias=False)
+        ).to(dtype)
         with torch.no_grad():
             net[0].weight.copy_(torch.tensor(odd).to(dtype).expand(6, 4))
             net[1].weight.copy_(torch.arange(30.0).view(5, 6))
@@ -129,7 +144,9 @@ def test_ranks_get_the_same_bits(dtype):
         assert yielded() is None, "the stream keeps what its caller has dropped"
         for _ in iteration:
             pass
-        sharded = WholeTensors(fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded"))
+        sharded = WholeTensors(
+            fabric.strategy, fabric.strategy.get_module_state_dict(net, layout="sharded")
+        )
         return [name for name, _ in stream], sharded.held_names(), fabric.strategy.largest
 
     class Counting(ModelParallelStrategy):

@@ -16,7 +16,8 @@ from core_testing.waiting import slowness, wait_until
 
 # A line that torch 2.9 writes to stdout for each group of gloo; of two ranks in pieces.
 _GLOO = re.compile(
-    r"\[Gloo\] Rank |\d+ is connected to \d+\n? peer ranks\. Expected number of connected peer ranks is : \d+\n?"
+    r"\[Gloo\] Rank |\d+ is connected to \d+\n? peer ranks\. Expected number of connected peer "
+    r"ranks is : \d+\n?"
 )
 
 HELPERS = '''
@@ -79,7 +80,9 @@ class Interpreter:
     def __init__(self, command, folder, **options):
         self._files = [Path(folder, name) for name in ("stdout", "stderr")]
         with self._files[0].open("w") as stdout, self._files[1].open("w") as stderr:
-            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True, **options)
+            process = subprocess.Popen(
+                command, stdout=stdout, stderr=stderr, start_new_session=True, **options
+            )
         self.args, self.pid, self.poll, self.wait = command, process.pid, process.poll, process.wait
 
     def output(self):
@@ -90,7 +93,9 @@ class Interpreter:
 
 
 class Program:
-    """A running program, in a session of its own. `output`, `errors` and `code` are there after `finish`."""
+    """A running program, in a session of its own. `output`, `errors` and `code` are there after
+    `finish`.
+    """
 
     def __init__(self, process):
         self.process = process
@@ -108,7 +113,9 @@ class Program:
                     self._num_read += 1
                     if text in line:
                         return line
-            assert not is_over, f"{text!r} never came; {self.process.output()}\n{self.process.errors()}"
+            assert not is_over, (
+                f"{text!r} never came; {self.process.output()}\n{self.process.errors()}"
+            )
 
         return wait_until(read, f"line with {text!r}")
 
@@ -144,7 +151,9 @@ class Program:
         found = []
         for pid in psutil.pids():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                if os.getsid(pid) == self.process.pid and _is_at_work(process := psutil.Process(pid)):
+                if os.getsid(pid) == self.process.pid and _is_at_work(
+                    process := psutil.Process(pid)
+                ):
                     found.append(process)
         return found
 
@@ -155,7 +164,8 @@ def _is_at_work(process):
 
 @pytest.fixture
 def program(tmp_path):
-    """`program(source, *arguments, command=...)` starts a program; all of its processes are gone after the test.
+    """`program(source, *arguments, command=...)` starts a program; all of its processes are gone
+    after the test.
 
     In a copy of a process that has imported torch, or by a command of its own.
     """

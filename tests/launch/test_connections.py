@@ -16,7 +16,9 @@ def server():
 
 
 def connect(server):
-    """Both ends of a connection to the server; this side's as native code has it, without an object of Python's."""
+    """Both ends of a connection to the server; this side's as native code has it, without an object
+    of Python's.
+    """
     here = socket.create_connection(server.getsockname()).detach()
     return here, server.accept()[0]
 

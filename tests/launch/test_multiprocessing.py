@@ -13,7 +13,9 @@ METHODS = ["spawn", "fork", "forkserver"]
 
 @pytest.fixture
 def own_temporary_directory(monkeypatch):
-    """With a short path: multiprocessing's server listens to a socket in it, and a socket's path has 107 characters."""
+    """With a short path: multiprocessing's server listens to a socket in it, and a socket's path
+    has 107 characters.
+    """
     with tempfile.TemporaryDirectory(prefix="core-") as path:
         monkeypatch.setenv("TMPDIR", path)
         yield Path(path)
@@ -115,7 +117,9 @@ def test_a_cause_that_takes_long_to_end_is_named_before_its_effects(program):
             launcher.launch(work, launcher.cluster_environment)
         """).finish()
     assert done.code == 1
-    assert done.errors.splitlines()[-1].endswith("WorkerError: Rank 1 failed with ValueError: boom in rank 1")
+    assert done.errors.splitlines()[-1].endswith(
+        "WorkerError: Rank 1 failed with ValueError: boom in rank 1"
+    )
 
 
 def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
@@ -159,7 +163,8 @@ def test_the_code_of_a_worker_that_exits_is_kept(program):
 
 
 @pytest.mark.parametrize(
-    ("method", "number", "code"), [("fork", signal.SIGTERM, 143), ("spawn", signal.SIGINT, -signal.SIGINT)]
+    ("method", "number", "code"),
+    [("fork", signal.SIGTERM, 143), ("spawn", signal.SIGINT, -signal.SIGINT)],
 )
 def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, method, number, code):
     running = program(
@@ -256,8 +261,8 @@ def test_what_does_not_pickle_is_named(program):
         """).finish()
     assert done.code == 1
     assert (
-        "LaunchError: The start method 'spawn' pickles what its workers need, and strategy._options['hook'] can't"
-        in (done.errors)
+        "LaunchError: The start method 'spawn' pickles what its workers need, and "
+        "strategy._options['hook'] can't" in (done.errors)
     )
     assert "Define it at the top level of a module" in done.errors
 
@@ -280,8 +285,8 @@ def test_an_unpicklable_result_is_an_error_of_rank_0(program):
     assert done.code == 1
     assert "WorkerError: Rank 0 failed with" in done.errors
     assert (
-        "LaunchError: What the function returns on rank 0 is pickled for the caller, and result['hooks'][0] can't be: "
-        in (done.errors)
+        "LaunchError: What the function returns on rank 0 is pickled for the caller, and "
+        "result['hooks'][0] can't be: " in (done.errors)
     )
 
 
@@ -298,7 +303,8 @@ def test_a_missing_main_guard_is_an_error_before_anything_starts(program):
 def test_spawn_from_a_program_without_a_file_is_refused(program):
     source = (
         "from helpers import *\n"
-        "connected(MultiprocessingLauncher('spawn'), interactive_alias='good_alias').launch(print, 'launched')\n"
+        "connected(MultiprocessingLauncher('spawn'), interactive_alias='good_alias').launch(print, "
+        "'launched')\n"
     )
     done = program("", command=[sys.executable, "-c", source]).finish()
     assert done.code == 1
@@ -308,7 +314,10 @@ def test_spawn_from_a_program_without_a_file_is_refused(program):
 
 @pytest.mark.slow
 def test_fork_works_without_a_file(program):
-    source = "from helpers import *\nprint(connected(MultiprocessingLauncher('fork')).launch(lambda: 'done'))\n"
+    source = (
+        "from helpers import "
+        "*\nprint(connected(MultiprocessingLauncher('fork')).launch(lambda: 'done'))\n"
+    )
     done = program("", command=[sys.executable, "-c", source]).finish()
     assert (done.code, done.output) == (0, "done\n"), done.errors
 
@@ -348,7 +357,10 @@ def test_a_worker_that_launches_is_refused(program):
         connected(MultiprocessingLauncher("fork")).launch(inner)
         """).finish()
     assert done.code == 1
-    assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors
+    assert (
+        "a process that multiprocessing made, and it can't launch processes of its own"
+        in done.errors
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The lines that the commonest mistakes show: how many, the cause among them, and nothing lost by it."""
+"""The lines that the commonest mistakes show: how many, the cause among them, and nothing lost by
+it.
+"""
 
 import os
 import re
@@ -107,14 +109,24 @@ MISTAKES = {
     ),
     "a wrong shape": ("make().fit(Net(), data(3))", "mat1 and mat2 shapes cannot be multiplied"),
     "a bug in training_step": ("make().fit(Bug(), data())", 'raise ValueError("a bug")'),
-    "a bug in a data set": ("make().fit(Net(), DataLoader(BadData()))", 'raise KeyError("no such sample")'),
+    "a bug in a data set": (
+        "make().fit(Net(), DataLoader(BadData()))",
+        'raise KeyError("no such sample")',
+    ),
     "an option that isn't there, in a registry": (
-        "from core.registry import STRATEGY_REGISTRY\nSTRATEGY_REGISTRY.create('single_device', devcie='cpu')",
+        "from core.registry import STRATEGY_REGISTRY\nSTRATEGY_REGISTRY.create('single_device', "
+        "devcie='cpu')",
         "Did you mean 'device'?",
     ),
-    "a backward too many": ("make().fit(Twice(), data())", "backward through the graph a second time"),
+    "a backward too many": (
+        "make().fit(Twice(), data())",
+        "backward through the graph a second time",
+    ),
     "a bug in rank 1, ddp": (BUG_IN_RANK_1.format(strategy="ddp"), 'raise ValueError("a bug")'),
-    "a bug in rank 1, ddp_spawn": (BUG_IN_RANK_1.format(strategy="ddp_spawn"), 'raise ValueError("a bug")'),
+    "a bug in rank 1, ddp_spawn": (
+        BUG_IN_RANK_1.format(strategy="ddp_spawn"),
+        'raise ValueError("a bug")',
+    ),
 }
 
 
@@ -125,10 +137,17 @@ def show(tmp_path):
     def run(source, full=False):
         path = tmp_path / "program.py"
         path.write_text(COMMON + source + "\n")
-        environment = os.environ | {"CORE_TRACEBACK": "full" if full else "", "CUDA_VISIBLE_DEVICES": ""}
-        errors = programs.run([sys.executable, path], cwd=tmp_path, env=environment, timeout=100).stderr
+        environment = os.environ | {
+            "CORE_TRACEBACK": "full" if full else "",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        errors = programs.run(
+            [sys.executable, path], cwd=tmp_path, env=environment, timeout=100
+        ).stderr
         # The test's own machinery, with the marks below the call that Python 3.13 writes.
-        return re.sub(r'  File ".*fork_server.py", line \d+, in <module>\n.*\n( +~*\^+\n)?', "", errors)
+        return re.sub(
+            r'  File ".*fork_server.py", line \d+, in <module>\n.*\n( +~*\^+\n)?', "", errors
+        )
 
     return run
 
@@ -140,9 +159,9 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert any(cause in line for line in lines), "\n".join(lines)
     assert any("program.py" in line for line in lines), "the user's own line"
     assert not any(os.path.join(OF_CORE, "") in line for line in lines), "no frame of core"
-    assert "devices=2).fit(Bug" not in source or lines[-1].endswith("Rank 1 failed with ValueError: a bug"), (
-        "not what others lost"
-    )
+    assert "devices=2).fit(Bug" not in source or lines[-1].endswith(
+        "Rank 1 failed with ValueError: a bug"
+    ), "not what others lost"
 
 
 def test_a_save_that_fails_as_the_program_ends_is_told_in_few_lines(show):
@@ -160,8 +179,8 @@ fabric.save("last.ckpt", {"net": fabric.setup(torch.nn.Linear(100, 100))})
 
 def test_a_rank_that_native_code_ends_says_what_that_means():
     assert describe_exit(-signal.SIGABRT) == (
-        "was killed by SIGABRT (native code gave up, and has written why to stderr; torch does that when ranks make "
-        "different calls, as where only some of them call backward)"
+        "was killed by SIGABRT (native code gave up, and has written why to stderr; torch does "
+        "that when ranks make different calls, as where only some of them call backward)"
     )
 
 
@@ -222,9 +241,15 @@ def test_what_core_itself_may_have_done_wrong_is_shown_with_its_frames(show):
 
 
 def test_somebody_elses_hook_stays(show):
-    hook = "sys.excepthook = lambda kind, error, trace: print('my hook:', kind.__name__, file=sys.stderr)\n"
+    hook = (
+        "sys.excepthook = lambda kind, error, trace: print('my hook:', kind.__name__, "
+        "file=sys.stderr)\n"
+    )
     assert show(hook + "make(strategy='dpp')").strip() == "my hook: UnknownAliasError"
-    assert show("trainer = make()\n" + hook + "make(strategy='dpp')").strip() == "my hook: UnknownAliasError"
+    assert (
+        show("trainer = make()\n" + hook + "make(strategy='dpp')").strip()
+        == "my hook: UnknownAliasError"
+    )
 
 
 def test_hooks_are_there_while_a_fabric_is(show):

@@ -1,4 +1,6 @@
-"""Warnings are shown once a run: not once a rank, nor again because Python has forgotten what it has shown."""
+"""Warnings are shown once a run: not once a rank, nor again because Python has forgotten what it
+has shown.
+"""
 
 import math
 import os
@@ -38,8 +40,11 @@ if __name__ == "__main__":
 
 
 def shown(program, launcher, *arguments):
-    """The warnings that a program shows, without their places; the ranks', in the order of the alphabet."""
-    # A fork's ranks can come from a spare interpreter; those that are new have to import core as they would.
+    """The warnings that a program shows, without their places; the ranks', in the order of the
+    alphabet.
+    """
+    # A fork's ranks can come from a spare interpreter; those that are new have to import core as
+    # they would.
     command = None if "fork" in launcher else [sys.executable, "script.py", *arguments]
     done = program(PROGRAM.format(launcher=launcher), *arguments, command=command).finish()
     assert done.code == 0, done.errors
@@ -58,7 +63,8 @@ def shown(program, launcher, *arguments):
 )
 def test_what_all_ranks_give_is_shown_once(program, launcher):
     assert shown(program, launcher) == {
-        # A spawned rank runs the script again, and the main process counts no warnings before it launches.
+        # A spawned rank runs the script again, and the main process counts no warnings before it
+        # launches.
         "UserWarning: in the script": 2 if "spawn" in launcher else 1,
         "UserWarning: in all ranks": 1,
         "UserWarning: in rank 0": 1,
@@ -93,7 +99,9 @@ for action in ("default", "default", "always", "ignore"):
 """
     (tmp_path / "again.py").write_text(again)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    errors = programs.run([sys.executable, tmp_path / "again.py", whose], cwd=tmp_path, env=environment).stderr
+    errors = programs.run(
+        [sys.executable, tmp_path / "again.py", whose], cwd=tmp_path, env=environment
+    ).stderr
     lines = [line for line in errors.splitlines() if "UserWarning" in line]
     assert len(lines) == count, errors
     assert all(line.startswith("logged") == (whose == "theirs") for line in lines)
@@ -155,7 +163,9 @@ def test_ranks_without_a_main_process_agree_who_shows(nothing_shown, monkeypatch
 
 
 def test_a_category_that_the_main_process_does_not_know_is_shown_as_its_base(tmp_path):
-    row = given("a").to_message() | {"categories": ("nowhere:Odd", "builtins:FutureWarning", "builtins:Warning")}
+    row = given("a").to_message() | {
+        "categories": ("nowhere:Odd", "builtins:FutureWarning", "builtins:Warning")
+    }
     assert GivenWarning.from_message(row).category is FutureWarning
     assert given("a").category is FutureWarning
 

@@ -1,4 +1,5 @@
-"""A signal that comes just before the main process begins to wait interrupts no system call, and is heard all the same.
+"""A signal that comes just before the main process begins to wait interrupts no system call, and is
+heard all the same.
 
 `interrupt_main` is such a signal wherever it comes: it only makes the handler due.
 """
@@ -18,7 +19,10 @@ def test_while_it_waits_for_messages_of_ranks():
         receiver.end()
 
     before = signal.signal(signal.SIGUSR1, lambda *_: end("signal"))
-    comes, late = threading.Timer(0.2, _thread.interrupt_main, [signal.SIGUSR1]), threading.Timer(30, end, ["late"])
+    comes, late = (
+        threading.Timer(0.2, _thread.interrupt_main, [signal.SIGUSR1]),
+        threading.Timer(30, end, ["late"]),
+    )
     comes.start()
     late.start()
     receiver.receive()

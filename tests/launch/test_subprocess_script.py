@@ -58,7 +58,10 @@ def test_every_rank_runs_the_function_and_the_rest_of_the_script(program):
         "a b",
     ).finish()
     assert done.code == 0, done.errors
-    assert sorted(done.output.splitlines()) == ["['--lr', 'a b'] (0, 0, 0, 3)", "['--lr', 'a b'] (1, 1, 0, 3)"]
+    assert sorted(done.output.splitlines()) == [
+        "['--lr', 'a b'] (0, 0, 0, 3)",
+        "['--lr', 'a b'] (1, 1, 0, 3)",
+    ]
     assert done.errors == ""
 
 
@@ -81,7 +84,8 @@ def test_python_m_package_module(program, tmp_path):
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "train.py").write_text(
         "from helpers import *\nlauncher = connected(SubprocessScriptLauncher())\n"
-        "say(__package__, launcher.launch(lambda: launcher.cluster_environment.global_rank()), sys.argv[1:])\n"
+        "say(__package__, launcher.launch(lambda: launcher.cluster_environment.global_rank()), "
+        "sys.argv[1:])\n"
     )
     done = program("", command=[sys.executable, "-m", "package.train", "--fast"]).finish()
     assert done.code == 0, done.errors
@@ -119,9 +123,14 @@ def test_another_number_of_processes_in_one_script_is_an_error(program):
         connected(SubprocessScriptLauncher(), num_processes=3).launch(lambda: None)
         """).finish()
     assert done.code == 1
-    assert "runs in 2 process(es) since its first launch, and now devices=3 and num_nodes=1 ask for 3" in done.errors
+    assert (
+        "runs in 2 process(es) since its first launch, and now devices=3 and num_nodes=1 ask for 3"
+        in done.errors
+    )
     assert "Error in sys.excepthook" not in done.errors
-    assert done.errors.count("Traceback (most") <= 2, "rank 0's own, or that of rank 1 and where rank 0 was then"
+    assert done.errors.count("Traceback (most") <= 2, (
+        "rank 0's own, or that of rank 1 and where rank 0 was then"
+    )
     assert "Rank 0 then stopped" not in done.errors, "an equal mistake is told once"
 
 
@@ -212,7 +221,8 @@ def test_a_main_thread_that_is_stuck_in_native_code_is_ended(program):
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "whole_group"), [(signal.SIGTERM, 143, True), (signal.SIGINT, -signal.SIGINT, False)]
+    ("number", "code", "whole_group"),
+    [(signal.SIGTERM, 143, True), (signal.SIGINT, -signal.SIGINT, False)],
 )
 def test_a_terminated_run_says_so(program, number, code, whole_group):
     running = program(LOOP)
@@ -321,13 +331,20 @@ def test_workers_that_are_still_importing_die_with_the_main_process(program):
 def test_a_program_without_a_file_is_refused(tmp_path, program, command, stdin, place):
     source = (
         "from helpers import *\n"
-        "connected(SubprocessScriptLauncher(), interactive_alias='good_alias').launch(print, 'launched')\n"
+        "connected(SubprocessScriptLauncher(), interactive_alias='good_alias').launch(print, "
+        "'launched')\n"
     )
     (tmp_path / "stdin").write_text(source if stdin else "")
     with (tmp_path / "stdin").open() as file:
         done = program("", command=command if stdin else [*command, source], stdin=file).finish()
-    assert f"LaunchError: This program runs from {place}, and its processes are made by running" in done.errors
-    assert 'Instead, pass strategy="good_alias", which works here, or put it into a file' in done.errors
+    assert (
+        f"LaunchError: This program runs from {place}, and its processes are made by running"
+        in done.errors
+    )
+    assert (
+        'Instead, pass strategy="good_alias", which works here, or put it into a file'
+        in done.errors
+    )
     assert "launched" not in done.output
 
 
@@ -360,9 +377,9 @@ def test_a_rank_that_leaves_in_the_middle_is_a_failure(program):
         """).finish(timeout_s=30)
     assert done.code == 1
     assert (
-        "WorkerError: Rank 1 exited with code 0 in the middle of launch 1, and the other ranks still needed it. "
-        "All ranks must make the same calls: look for a sys.exit, an os._exit or a return that only some of them come "
-        "to." in done.errors
+        "WorkerError: Rank 1 exited with code 0 in the middle of launch 1, and the other ranks "
+        "still needed it. All ranks must make the same calls: look for a sys.exit, an os._exit or "
+        "a return that only some of them come to." in done.errors
     )
 
 
@@ -377,7 +394,10 @@ def test_a_rank_that_never_comes_is_a_failure(program):
         launcher.launch(rest)
         """).finish(timeout_s=30)
     assert (done.code, done.output) == (1, "goes on\n")
-    assert "WorkerError: Rank 1 exited with code 0 without coming to launch 2, and the other ranks" in done.errors
+    assert (
+        "WorkerError: Rank 1 exited with code 0 without coming to launch 2, and the other ranks"
+        in done.errors
+    )
 
 
 def test_a_rank_that_leaves_the_users_own_loop_is_named_where_others_lose_it(program):
@@ -393,7 +413,10 @@ def test_a_rank_that_leaves_the_users_own_loop_is_named_where_others_lose_it(pro
         """).finish(timeout_s=60)
     assert done.code == 1
     last = done.errors.splitlines()[-1]
-    assert "WorkerError: Rank 1 exited with code 0 after launch 1, and the other ranks still needed it" in last
+    assert (
+        "WorkerError: Rank 1 exited with code 0 after launch 1, and the other ranks still needed it"
+        in last
+    )
 
 
 def test_ranks_that_leave_together_end_well(program):

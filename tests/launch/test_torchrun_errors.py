@@ -24,7 +24,11 @@ def ends(tmp_path, monkeypatch, capfd):
             raise error
         except Exception:
             tracebacks.show(*sys.exc_info())
-        left = json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"] if file.exists() else None
+        left = (
+            json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"]
+            if file.exists()
+            else None
+        )
         return capfd.readouterr().err, left
 
     monkeypatch.setattr(tracebacks, "_origin", lambda frame: "core")
@@ -48,19 +52,27 @@ def test_an_error_before_any_fabric_is_shown_once_too(tmp_path):
         environment = os.environ | {"TORCHELASTIC_ERROR_FILE": str(file), "RANK": rank}
         program = "from core import ConfigurationError\nraise ConfigurationError('n=0')"
         with open(tmp_path / "shown", "a") as shown:
-            subprocess.run([sys.executable, "-c", program], env=environment, stderr=shown, check=False)
+            subprocess.run(
+                [sys.executable, "-c", program], env=environment, stderr=shown, check=False
+            )
         assert "core.ConfigurationError: n=0" in file.read_text()
     assert (tmp_path / "shown").read_text().count("n=0") == 1
 
 
 @pytest.mark.parametrize(
-    "text", ["gloo: Connection closed by peer", "Failed to recv, got 0 bytes. Connection was likely closed."]
+    "text",
+    [
+        "gloo: Connection closed by peer",
+        "Failed to recv, got 0 bytes. Connection was likely closed.",
+    ],
 )
 def test_who_has_lost_another_rank_says_nothing_below_its_error(ends, text):
     lost = RuntimeError(text)
     shown, left = ends(0, lost)
     assert "Traceback" in shown, "no other has told why"
-    assert shown.endswith("If another rank has ended first, its own error, above or in its log, is the cause.\n")
+    assert shown.endswith(
+        "If another rank has ended first, its own error, above or in its log, is the cause.\n"
+    )
     assert left == f"RuntimeError: {text}"
     ends(1, ConfigurationError("devices=0"))
     assert ends(2, lost) == ("", None)

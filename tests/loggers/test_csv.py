@@ -123,7 +123,9 @@ print(logger.log_dir)
 
 @pytest.mark.parametrize("value", [torch.ones(3), "text", [1.0], None])
 def test_what_is_no_number_is_named(tmp_path, value):
-    with pytest.raises(ConfigurationError, match=r"The metric 'loss' is a \w+.*Expected one number: log its mean"):
+    with pytest.raises(
+        ConfigurationError, match=r"The metric 'loss' is a \w+.*Expected one number: log its mean"
+    ):
         CSVLogger(tmp_path).log_metrics({"loss": value}, 0)
 
 
@@ -134,5 +136,7 @@ def test_a_place_that_cannot_be_written_to(tmp_path):
 
 
 def test_a_number_of_rows_that_is_none(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"flush_logs_every_n_steps=0: expected a number of rows from 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"flush_logs_every_n_steps=0: expected a number of rows from 1"
+    ):
         CSVLogger(tmp_path, flush_logs_every_n_steps=0)

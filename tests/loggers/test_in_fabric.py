@@ -10,7 +10,8 @@ from core_testing.waiting import slowness
 
 
 @pytest.mark.parametrize(
-    ("devices", "strategy", "how"), [(1, "auto", "fails"), (2, "ddp", "ends"), (2, "ddp_fork", "fails")]
+    ("devices", "strategy", "how"),
+    [(1, "auto", "fails"), (2, "ddp", "ends"), (2, "ddp_fork", "fails")],
 )
 def test_all_values_are_written(tmp_path, devices, strategy, how):
     source = """
@@ -30,7 +31,9 @@ if __name__ == "__main__":
 """
     program = tmp_path / "program.py"
     program.write_text(source)
-    done = programs.run([sys.executable, program, tmp_path, how, devices, strategy], timeout=120 * slowness())
+    done = programs.run(
+        [sys.executable, program, tmp_path, how, devices, strategy], timeout=120 * slowness()
+    )
     assert (done.returncode == 0) == (how == "ends"), done.stderr
     with open(tmp_path / "core_logs" / "version_0" / "metrics.csv", newline="") as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["0.0", "0.5", "1.0"]

@@ -46,7 +46,9 @@ def fit(**options):
 
 
 def test_the_default_is_a_csv_file_in_the_folder_for_everything(tmp_path):
-    trainer = Trainer(**ON_CPU | {"enable_checkpointing": True}, max_epochs=1, default_root_dir=tmp_path)
+    trainer = Trainer(
+        **ON_CPU | {"enable_checkpointing": True}, max_epochs=1, default_root_dir=tmp_path
+    )
     trainer.fit(Net(), loader(), loader())
     assert trainer.log_dir == str(tmp_path / "core_logs" / "version_0")
     assert any((tmp_path / "core_logs" / "version_0" / "checkpoints").iterdir())
@@ -89,7 +91,13 @@ class InFolder(Recorder):
 def test_a_logger_that_somebody_else_has_registered(tmp_path, kind):
     LOGGER_REGISTRY.register("somebodys", kind)
     try:
-        trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=4, default_root_dir=tmp_path, logger="Somebodys")
+        trainer = Trainer(
+            **ON_CPU,
+            max_epochs=1,
+            log_every_n_steps=4,
+            default_root_dir=tmp_path,
+            logger="Somebodys",
+        )
     finally:
         LOGGER_REGISTRY.remove("somebodys")
     trainer.fit(Net(), loader())
@@ -98,13 +106,18 @@ def test_a_logger_that_somebody_else_has_registered(tmp_path, kind):
 
 
 def test_an_alias_that_nobody_offers():
-    with pytest.raises(UnknownAliasError, match=r"Unknown logger 'tensorbord'\. Did you mean 'tensorboard'"):
+    with pytest.raises(
+        UnknownAliasError, match=r"Unknown logger 'tensorbord'\. Did you mean 'tensorboard'"
+    ):
         Trainer(**ON_CPU, logger="tensorbord")
 
 
 @pytest.mark.parametrize("logger", [3, [CSVLogger]])
 def test_what_is_no_logger(logger):
-    expected = r"logger has .*; expected aliases \(.*csv.*\) or instances of core\.Logger, one or several; True or None"
+    expected = (
+        r"logger has .*; expected aliases \(.*csv.*\) or instances of core\.Logger, one or "
+        r"several; True or None"
+    )
     with pytest.raises(ConfigurationError, match=expected):
         Trainer(**ON_CPU, logger=logger)
 
@@ -123,7 +136,10 @@ def test_hyperparameters_are_logged_once(hparams):
     other.hparams = {"lr": 0.2}
     trainer.fit(other, loader())
     assert mine.told[0][0] == "hyperparameters"
-    assert [told for kind, told in mine.told if kind == "hyperparameters"] == [{"lr": 0.1}, {"lr": 0.2}]
+    assert [told for kind, told in mine.told if kind == "hyperparameters"] == [
+        {"lr": 0.1},
+        {"lr": 0.2},
+    ]
 
 
 # How a run ends.
@@ -139,7 +155,11 @@ class Trouble(Callback):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(RuntimeError("mine"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted")],
+    [
+        (RuntimeError("mine"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),
+    ],
 )
 def test_loggers_are_told_how_the_run_ended(error, status):
     mine = Recorder()
@@ -154,7 +174,9 @@ def test_loggers_are_told_how_the_run_ended(error, status):
 def test_a_run_that_fails_before_it_writes_leaves_no_folder(tmp_path, version):
     logger = CSVLogger(tmp_path / "logs", version=version)
     trouble = Trouble(RuntimeError("mine"))
-    trainer = Trainer(**{**ON_CPU, "enable_checkpointing": True}, max_epochs=1, logger=logger, callbacks=trouble)
+    trainer = Trainer(
+        **{**ON_CPU, "enable_checkpointing": True}, max_epochs=1, logger=logger, callbacks=trouble
+    )
     with pytest.raises(RuntimeError, match="mine"):
         trainer.fit(Net(), loader())
     assert list(tmp_path.rglob("version_*")) == []
@@ -162,7 +184,11 @@ def test_a_run_that_fails_before_it_writes_leaves_no_folder(tmp_path, version):
     trainer.fit(Net(), loader())
     folder = tmp_path / "logs" / "core_logs" / f"version_{version or 0}"
     assert trainer.log_dir == str(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "metrics.csv", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoints",
+        "metrics.csv",
+        "run.json",
+    ]
 
 
 class Stubborn(Recorder):
@@ -192,14 +218,18 @@ def test_one_rank_writes_and_all_know_where(tmp_path):
     """The process that called `fit` is no rank at all, and learns which run it was."""
 
     class Telling(Net):
-        """Each rank writes down which logger it has; that of a rank that writes nothing takes any call."""
+        """Each rank writes down which logger it has; that of a rank that writes nothing takes any
+        call.
+        """
 
         def on_train_end(self):
             logger = self.trainer.logger
             if self.global_rank == 1:
                 logger.mine.add_image("x")[0] = 3
             path = Path(self.trainer.default_root_dir, f"rank{self.global_rank}")
-            path.write_text(f"{type(logger).__name__} {logger.version} {logger.log_dir} {self.trainer.log_dir}")
+            path.write_text(
+                f"{type(logger).__name__} {logger.version} {logger.log_dir} {self.trainer.log_dir}"
+            )
 
     logger, folder = CSVLogger(tmp_path, "exp"), tmp_path / "exp" / "version_0"
     options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1, "log_every_n_steps": 2}
@@ -221,7 +251,9 @@ def test_one_rank_writes_and_all_know_where(tmp_path):
 
 def fit_in(folder, *, max_steps=-1, **options):
     logger = CSVLogger(folder, "exp", version=0)
-    trainer = Trainer(**ON_CPU, max_epochs=2, max_steps=max_steps, log_every_n_steps=2, logger=logger)
+    trainer = Trainer(
+        **ON_CPU, max_epochs=2, max_steps=max_steps, log_every_n_steps=2, logger=logger
+    )
     trainer.fit(Net(), loader(), **options)
     return trainer
 
@@ -260,14 +292,25 @@ def test_a_second_trainer_begins_anew_with_one_logger(tmp_path):
 @pytest.mark.parametrize("make", [Trainer, Fabric])
 def test_two_loggers_in_one_folder_are_refused(tmp_path, make):
     def make_with(*loggers):
-        return Trainer(**ON_CPU, logger=loggers) if make is Trainer else Fabric(accelerator="cpu", loggers=loggers)
+        return (
+            Trainer(**ON_CPU, logger=loggers)
+            if make is Trainer
+            else Fabric(accelerator="cpu", loggers=loggers)
+        )
 
     logger = CSVLogger(tmp_path, "exp")
-    with pytest.raises(ConfigurationError, match=r"Two loggers are CSVLogger\(.*'exp', 3\), and would write"):
+    with pytest.raises(
+        ConfigurationError, match=r"Two loggers are CSVLogger\(.*'exp', 3\), and would write"
+    ):
         make_with(CSVLogger(tmp_path, "exp", 3), CSVLogger(f"{tmp_path}/", "exp", 3))
     with pytest.raises(ConfigurationError, match="give them folders of their own"):
         make_with(logger, logger)
-    make_with(logger, CSVLogger(tmp_path, "exp"), CSVLogger(tmp_path, "exp", 3), CSVLogger(tmp_path, "other", 3))
+    make_with(
+        logger,
+        CSVLogger(tmp_path, "exp"),
+        CSVLogger(tmp_path, "exp", 3),
+        CSVLogger(tmp_path, "other", 3),
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -276,4 +319,6 @@ def test_a_run_that_is_shorter_than_the_interval_logs_its_last_step(tmp_path, lo
     logger = CSVLogger(tmp_path, "exp")
     fit(max_epochs=2, log_every_n_steps=log_every, logger=logger)
     assert steps(tmp_path) == seen
-    assert rows(tmp_path / "exp" / "version_0")[0]["batch_idx"] == ("0.0" if seen == ["5"] else "3.0")
+    assert rows(tmp_path / "exp" / "version_0")[0]["batch_idx"] == (
+        "0.0" if seen == ["5"] else "3.0"
+    )

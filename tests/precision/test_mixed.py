@@ -16,7 +16,9 @@ BIG = 1e30
 
 
 def small_scaler():
-    """A scaler for the CPU that grows after each good step, so that each step shows in its scale."""
+    """A scaler for the CPU that grows after each good step, so that each step shows in its
+    scale.
+    """
     return GradScaler("cpu", init_scale=8.0, growth_interval=1)
 
 
@@ -48,7 +50,11 @@ def backward(precision, module, factor=1.0):
 
 def test_formats_describe_it():
     formats = mixed.float16().formats
-    assert (formats.parameter, formats.compute, formats.reduce) == (torch.float32, torch.float16, torch.float32)
+    assert (formats.parameter, formats.compute, formats.reduce) == (
+        torch.float32,
+        torch.float16,
+        torch.float32,
+    )
     assert formats.scales_loss
     plain = mixed.bfloat16()
     assert (plain.name, plain.formats.compute, plain.scaler) == ("bf16-mixed", torch.bfloat16, None)
@@ -76,7 +82,9 @@ def test_weights_that_changed_between_batches_are_cast_anew():
 
 
 def test_a_device_that_cannot_autocast_is_an_error_and_not_float32_in_silence():
-    with pytest.raises(DeviceError, match=r"'bf16-mixed' can't be had on 'meta'.*Use precision='32-true'"):
+    with pytest.raises(
+        DeviceError, match=r"'bf16-mixed' can't be had on 'meta'.*Use precision='32-true'"
+    ):
         mixed.bfloat16().forward_context("meta")
 
 
@@ -84,7 +92,9 @@ def test_a_device_that_cannot_autocast_is_an_error_and_not_float32_in_silence():
 
 
 def test_float16_on_a_cpu_names_bfloat16():
-    with pytest.raises(ConfigurationError, match=r"'16-mixed' is for GPUs.*on a CPU.*Use precision='bf16-mixed'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'16-mixed' is for GPUs.*on a CPU.*Use precision='bf16-mixed'"
+    ):
         mixed.float16().connect(on("cpu"))
 
 
@@ -107,7 +117,9 @@ def test_the_default_scaler_is_torchs_own_for_the_device_of_the_run():
 
 
 def test_float16_parameters_are_refused_when_the_module_is_set_up(precision):
-    with pytest.raises(ConfigurationError, match=r"keeps parameters in float32, and 'weight' of Linear is float16"):
+    with pytest.raises(
+        ConfigurationError, match=r"keeps parameters in float32, and 'weight' of Linear is float16"
+    ):
         precision.convert_module(linear().half())
 
 
@@ -121,7 +133,9 @@ def loss_of(*modules):
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_scaled_step_is_the_plain_step(precision, optimizer_class):
     scaled, plain = linear(), linear()
-    scaled_optimizer, plain_optimizer = (optimizer_class(m.parameters(), lr=0.1) for m in (scaled, plain))
+    scaled_optimizer, plain_optimizer = (
+        optimizer_class(m.parameters(), lr=0.1) for m in (scaled, plain)
+    )
     for _ in range(3):
         for _ in range(2):
             backward(precision, scaled)
@@ -158,9 +172,13 @@ def test_an_overflow_skips_the_step_and_says_so(precision, fused):
 
 
 def test_two_optimizers_share_one_backward(precision):
-    """Both gradients carry the scale of that backward, also after the first optimizer has stepped."""
+    """Both gradients carry the scale of that backward, also after the first optimizer has
+    stepped.
+    """
     scaled, plain = [linear(1), linear(2)], [linear(1), linear(2)]
-    scaled_optimizers, plain_optimizers = ([sgd(module) for module in modules] for modules in (scaled, plain))
+    scaled_optimizers, plain_optimizers = (
+        [sgd(module) for module in modules] for modules in (scaled, plain)
+    )
     for _ in range(3):
         precision.backward(loss_of(*scaled))
         loss_of(*plain).backward()
@@ -171,7 +189,9 @@ def test_two_optimizers_share_one_backward(precision):
             other.step()
             optimizer.zero_grad()
             other.zero_grad()
-    assert [torch.equal(one.weight, other.weight) for one, other in zip(scaled, plain, strict=True)] == [True, True]
+    assert [
+        torch.equal(one.weight, other.weight) for one, other in zip(scaled, plain, strict=True)
+    ] == [True, True]
 
 
 def test_an_optimizer_without_gradients_steps_as_it_would_without_a_scale(precision):
@@ -193,7 +213,9 @@ def test_no_hook_stays_on_the_users_optimizer(precision):
 
 def test_a_closure_is_refused(precision):
     optimizer = torch.optim.LBFGS(linear().parameters())
-    with pytest.raises(ConfigurationError, match=r"LBFGS evaluates the loss itself.*Use precision='bf16-mixed'"):
+    with pytest.raises(
+        ConfigurationError, match=r"LBFGS evaluates the loss itself.*Use precision='bf16-mixed'"
+    ):
         precision.optimizer_step(optimizer, lambda: None)
 
 
@@ -208,7 +230,9 @@ def test_a_loss_that_was_not_scaled_is_noticed(precision):
     optimizer = sgd(module)
     module(torch.ones(3, 4)).sum().backward()
     for misuse in (precision.unscale_gradients, precision.optimizer_step):
-        with pytest.raises(ConfigurationError, match=r"a loss that wasn't scaled.*call backward\(loss\) of Fabric"):
+        with pytest.raises(
+            ConfigurationError, match=r"a loss that wasn't scaled.*call backward\(loss\) of Fabric"
+        ):
             misuse(optimizer)
 
 

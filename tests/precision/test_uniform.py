@@ -9,7 +9,9 @@ from core.precision import Precision, UniformPrecision, kept_in_float32, uniform
 
 DTYPES = [(uniform.double, torch.float64, "64-true"), (uniform.float16, torch.float16, "16-true")]
 DTYPES += [(uniform.bfloat16, torch.bfloat16, "bf16-true")]
-each_dtype = pytest.mark.parametrize(("make", "dtype", "name"), DTYPES, ids=[name for *_, name in DTYPES])
+each_dtype = pytest.mark.parametrize(
+    ("make", "dtype", "name"), DTYPES, ids=[name for *_, name in DTYPES]
+)
 
 
 @each_dtype
@@ -25,7 +27,10 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.wide, self.experts = nn.Linear(1, 1, bias=False), nn.ModuleList([nn.ModuleDict({"gate": Scale()})])
+        self.wide, self.experts = (
+            nn.Linear(1, 1, bias=False),
+            nn.ModuleList([nn.ModuleDict({"gate": Scale()})]),
+        )
         self.register_buffer("frequencies", torch.ones(1), persistent=False)
 
 
@@ -42,7 +47,9 @@ class Keeping(nn.Module):
     def __init__(self):
         super().__init__()
         self.model = Model()
-        self.blocks = nn.ModuleList([nn.ModuleDict({"router": nn.Linear(1, 1), "other": nn.Linear(1, 1)}), Scale()])
+        self.blocks = nn.ModuleList(
+            [nn.ModuleDict({"router": nn.Linear(1, 1), "other": nn.Linear(1, 1)}), Scale()]
+        )
 
 
 LISTED = ["model.experts.0.gate.mean", "model.experts.0.gate.scale", "model.frequencies"]
@@ -68,7 +75,9 @@ def test_what_a_module_keeps_in_float32_stays_so(precision, kept, is_built_in_it
     scale.grad = torch.ones_like(scale)
     with caplog.at_level(logging.INFO, "core"):
         precision.convert_module(module)
-    dtypes = {name: one.dtype for name, one in [*module.named_parameters(), *module.named_buffers()]}
+    dtypes = {
+        name: one.dtype for name, one in [*module.named_parameters(), *module.named_buffers()]
+    }
     assert dtypes == {name: torch.float32 if name in kept else precision.dtype for name in dtypes}
     assert {*kept} < {*dtypes}
     assert scale.grad.dtype == scale.dtype
@@ -77,17 +86,23 @@ def test_what_a_module_keeps_in_float32_stays_so(precision, kept, is_built_in_it
 
 
 @pytest.mark.parametrize(("is_built_in_it", "kept"), [(False, {}), (True, {"decay.scale"})])
-def test_what_layers_hold_in_float32_stays_so_if_the_model_was_made_in_16_bits(is_built_in_it, kept):
+def test_what_layers_hold_in_float32_stays_so_if_the_model_was_made_in_16_bits(
+    is_built_in_it, kept
+):
     with uniform.bfloat16().init_context() if is_built_in_it else torch.device("cpu"):
         module = Model()
         module.decay, module.adapter = Scale(torch.float32), nn.Linear(1, 1, dtype=torch.float32)
-    assert {*kept_in_float32(module, torch.bfloat16)} - {*kept_in_float32(Model(), torch.bfloat16)} == {*kept}
+    assert {*kept_in_float32(module, torch.bfloat16)} - {
+        *kept_in_float32(Model(), torch.bfloat16)
+    } == {*kept}
 
 
 def test_a_name_to_be_kept_that_fits_nothing_is_an_error():
     module = Keeping()
     module.keep_in_float32 = "*.ruoter"
-    with pytest.raises(ModuleError, match=r"keep_in_float32 of Keeping has '\*\.ruoter', and it has no mod"):
+    with pytest.raises(
+        ModuleError, match=r"keep_in_float32 of Keeping has '\*\.ruoter', and it has no mod"
+    ):
         uniform.bfloat16().convert_module(module)
 
 
@@ -97,7 +112,9 @@ def test_only_inputs_that_float_are_cast(given):
     assert converted.dtype == (torch.float64 if given.is_floating_point else given)
 
 
-@pytest.mark.parametrize("context", [uniform.double().init_context(), uniform.double().forward_context("cpu")])
+@pytest.mark.parametrize(
+    "context", [uniform.double().init_context(), uniform.double().forward_context("cpu")]
+)
 def test_contexts_can_be_entered_again_and_inside_themselves(context):
     for _ in range(2):
         with context, context:
@@ -110,9 +127,17 @@ def test_contexts_can_be_entered_again_and_inside_themselves(context):
 
 def test_single_leaves_everything_as_it_is():
     precision = uniform.single()
-    assert (type(precision), precision.name, precision.formats) == (Precision, "32-true", NumberFormats())
+    assert (type(precision), precision.name, precision.formats) == (
+        Precision,
+        "32-true",
+        NumberFormats(),
+    )
     assert precision.convert_module(nn.Linear(2, 2).double()).weight.dtype == torch.float64
-    assert (precision.init_context(), precision.forward_context("cpu"), precision.converts_input) == (None, None, False)
+    assert (
+        precision.init_context(),
+        precision.forward_context("cpu"),
+        precision.converts_input,
+    ) == (None, None, False)
 
 
 def test_a_compiled_step_sees_the_format():
@@ -125,5 +150,7 @@ def test_a_compiled_step_sees_the_format():
 
 
 def test_other_formats_are_refused():
-    with pytest.raises(ConfigurationError, match=r"expected one of torch.float64.*For float32 leave"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected one of torch.float64.*For float32 leave"
+    ):
         UniformPrecision(torch.float32)

@@ -8,21 +8,28 @@ import pytest
 
 from core.registry import PluginManager, Registry, discover, plugin_manager
 
-assert importlib_metadata, packaging  # imported while site-packages can be seen: the fixture below hides it
+# imported while site-packages can be seen: the fixture below hides it
+assert importlib_metadata, packaging
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty folder on `sys.path`, and no installed distributions besides those that a test puts there.
+    """An empty folder on `sys.path`, and no installed distributions besides those that a test puts
+    there.
 
     To add a folder, append to `sys.path`: the whole list is put back afterwards.
     """
     folder = tmp_path / "site"
     folder.mkdir()
     modules = set(sys.modules)
-    plugin_manager()  # made here, where it sees what is installed: it stays for the tests of other files
+    # made here, where it sees what is installed: it stays for the tests of other files
+    plugin_manager()
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "path", [str(folder), *(entry for entry in sys.path if not holds_distributions(entry))])
+        patch.setattr(
+            sys,
+            "path",
+            [str(folder), *(entry for entry in sys.path if not holds_distributions(entry))],
+        )
         patch.delenv("CORE_PLUGINS", raising=False)
         patch.delenv("CORE_DISABLE_PLUGINS", raising=False)
         yield folder

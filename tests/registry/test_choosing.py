@@ -27,7 +27,9 @@ class {name}(Logger):
 """
 
 
-def install(site, name, version="1.0", alias="acme", *, group="core.loggers", requires=(), source=None):
+def install(
+    site, name, version="1.0", alias="acme", *, group="core.loggers", requires=(), source=None
+):
     module = name.replace("-", "_")
     make_distribution(
         site,
@@ -42,7 +44,13 @@ def install(site, name, version="1.0", alias="acme", *, group="core.loggers", re
 def test_an_alias_in_any_spelling(site, registry):
     install(site, "core-acme", alias="Acme-Fast")
     loggers = registry()
-    for name in ("acme_fast", "ACME-fast", " acme_fast ", "core-acme:acme_fast", "Core_Acme:Acme-Fast"):
+    for name in (
+        "acme_fast",
+        "ACME-fast",
+        " acme_fast ",
+        "core-acme:acme_fast",
+        "Core_Acme:Acme-Fast",
+    ):
         assert name in loggers
         assert loggers.get(name).__module__ == "core_acme"
     assert "acme_fast" in list(loggers)
@@ -79,11 +87,15 @@ def test_two_providers_of_one_alias(site, tmp_path, registry, first_on_the_path)
 
 @pytest.mark.parametrize("second", ["ACME", "a-cme"])
 def test_one_provider_that_offers_an_alias_twice(site, registry, second):
-    text = f"[core.loggers]\na_cme = core_acme:One\n{second} = core_acme:Two\nacme = core_acme:Three\n"
+    text = (
+        f"[core.loggers]\na_cme = core_acme:One\n{second} = core_acme:Two\nacme = core_acme:Three\n"
+    )
     make_distribution(site, "core-acme", entry_points_text=text)
     name = "a_cme" if second == "a-cme" else "acme"
     for form in (name, f"core-acme:{name}"):
-        with pytest.raises(AliasConflictError, match=f"core-acme 1.0 offers the logger '{name}' more than once: "):
+        with pytest.raises(
+            AliasConflictError, match=f"core-acme 1.0 offers the logger '{name}' more than once: "
+        ):
             registry().spec(form)
 
 
@@ -117,7 +129,9 @@ def test_an_alias_of_ours_is_as_free_as_any(site, registry):
     install(site, "core-other", "6.6", alias="ddp", group="core.strategies")
     assert registry("strategy").spec("ddp").provider == "core-other"
     install(site, "core-ddp", alias="ddp", group="core.strategies")
-    with pytest.raises(AliasConflictError, match='Choose one: strategy="core-ddp:ddp" or strategy="core-other:ddp"'):
+    with pytest.raises(
+        AliasConflictError, match='Choose one: strategy="core-ddp:ddp" or strategy="core-other:ddp"'
+    ):
         registry("strategy").spec("ddp")
 
 
@@ -138,8 +152,14 @@ def test_a_misspelt_alias(site, registry):
     install(site, "core-acme", alias="acmeboard")
     with pytest.raises(UnknownAliasError) as raised:
         registry().get("acmebord")
-    assert str(raised.value) == ("Unknown logger 'acmebord'. Did you mean 'acmeboard'? Installed: acmeboard, csv.")
-    assert (raised.value.kind, raised.value.alias, raised.value.near) == ("logger", "acmebord", ("acmeboard",))
+    assert str(raised.value) == (
+        "Unknown logger 'acmebord'. Did you mean 'acmeboard'? Installed: acmeboard, csv."
+    )
+    assert (raised.value.kind, raised.value.alias, raised.value.near) == (
+        "logger",
+        "acmebord",
+        ("acmeboard",),
+    )
     assert isinstance(raised.value, LookupError)
 
 
@@ -148,30 +168,55 @@ def test_a_well_known_alias_says_what_to_install(registry):
         registry("strategy").get("deepspeed")
     assert str(raised.value) == (
         "Unknown strategy 'deepspeed'. It comes with core-deepspeed. "
-        f"core-deepspeed is not installed: `pip install core-deepspeed` {FROM_HERE}. Installed: single_device."
+        f"core-deepspeed is not installed: `pip install core-deepspeed` {FROM_HERE}. Installed: "
+        "single_device."
     )
 
 
 def test_a_well_known_package_says_what_to_install(registry):
     with pytest.raises(
-        UnknownAliasError, match=r"'core-xla:wandb'\. core-xla is not installed: `pip install core-xla`"
+        UnknownAliasError,
+        match=r"'core-xla:wandb'\. core-xla is not installed: `pip install core-xla`",
     ):
         registry().get("core-xla:wandb")
 
 
 def test_a_misspelt_well_known_alias_says_what_to_install(registry):
-    with pytest.raises(UnknownAliasError, match=r"Did you mean 'deepspeed' \(`pip install core-deepspeed`, as README"):
+    with pytest.raises(
+        UnknownAliasError,
+        match=r"Did you mean 'deepspeed' \(`pip install core-deepspeed`, as README",
+    ):
         registry("strategy").get("deepsped")
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("strategy", "fsdp_native", "Write 'fsdp': it is torch's own FSDP. core-fsdp is not installed"),
-        ("strategy", "ddp_fully_sharded", "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's"),
-        ("strategy", "ddp_cpu", "Write strategy='ddp' and accelerator='cpu'. core-ddp is not installed"),
-        ("accelerator", "xpu", "No package of this project has Intel's GPUs. An accelerator for it is a subclass of"),
-        ("precision", "int8", "Write 'int8-weight-only' or 'int8-dynamic', of core-torchao, to evaluate and predict"),
+        (
+            "strategy",
+            "fsdp_native",
+            "Write 'fsdp': it is torch's own FSDP. core-fsdp is not installed",
+        ),
+        (
+            "strategy",
+            "ddp_fully_sharded",
+            "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's",
+        ),
+        (
+            "strategy",
+            "ddp_cpu",
+            "Write strategy='ddp' and accelerator='cpu'. core-ddp is not installed",
+        ),
+        (
+            "accelerator",
+            "xpu",
+            "No package of this project has Intel's GPUs. An accelerator for it is a subclass of",
+        ),
+        (
+            "precision",
+            "int8",
+            "Write 'int8-weight-only' or 'int8-dynamic', of core-torchao, to evaluate and predict",
+        ),
         ("precision", "fp16", "Write '16-mixed', with weights in 32 bits, or '16-true'"),
         ("accelerator", "rocm", "Write 'cuda': torch calls AMD's GPUs so too"),
     ],
@@ -209,20 +254,28 @@ def test_names_of_other_libraries_lead_to_names_that_there_are():
     from core.registry.builtins import BUILTIN_ALIASES
 
     there = {(kind, alias) for kind in KINDS for alias in known_aliases(kind)} | BUILTIN_ALIASES
-    assert {(kind, alias) for (kind, _), (_, meant) in OTHER_NAMES.items() for alias in meant} <= there
+    assert {
+        (kind, alias) for (kind, _), (_, meant) in OTHER_NAMES.items() for alias in meant
+    } <= there
     assert not there & set(OTHER_NAMES)
     assert all(name == normalize_alias(name) for _, name in OTHER_NAMES)
 
 
 def test_a_damaged_owner_is_named_instead_of_an_install_hint(site, registry):
-    make_distribution(site, "core-ddp", entry_points_text=b"[core.strategies]\nddp = core_ddp:\xff\n")
-    with pytest.raises(UnknownAliasError, match=r"Part of core-ddp is there, but .* can't be read: Unicode"):
+    make_distribution(
+        site, "core-ddp", entry_points_text=b"[core.strategies]\nddp = core_ddp:\xff\n"
+    )
+    with pytest.raises(
+        UnknownAliasError, match=r"Part of core-ddp is there, but .* can't be read: Unicode"
+    ):
         registry("strategy").get("ddp")
 
 
 def test_an_owner_that_is_too_old(site, registry):
     install(site, "core-ddp", "0.1", alias="ddp", group="core.strategies")
-    with pytest.raises(UnknownAliasError, match=r"installed core-ddp 0.1 does not offer it: try `pip install"):
+    with pytest.raises(
+        UnknownAliasError, match=r"installed core-ddp 0.1 does not offer it: try `pip install"
+    ):
         registry("strategy").get("ddp_fork")
 
 
@@ -230,7 +283,11 @@ def test_an_owner_that_is_too_old(site, registry):
     ("name", "message"),
     [
         ("core-acme:bolt", "core-acme 1.0 offers no logger 'bolt', but: acme."),
-        ("core-acne:acme", "No installed package 'core-acne' offers anything to core. Did you mean 'core-acme:acme'?"),
+        (
+            "core-acne:acme",
+            "No installed package 'core-acne' offers anything to core. Did you mean "
+            "'core-acme:acme'?",
+        ),
         ("core-ddp:acme", f"core-ddp is not installed: `pip install core-ddp` {FROM_HERE}."),
     ],
 )
@@ -250,7 +307,9 @@ def test_a_name_is_a_string(registry):
 def test_many_aliases_are_not_all_listed(site, registry):
     lines = "\n".join(f"acme{number:02} = core_acme:Acme" for number in range(40))
     make_distribution(site, "core-acme", entry_points_text=f"[core.loggers]\n{lines}\n")
-    with pytest.raises(UnknownAliasError, match=r"`core list-loggers` shows the 41 that are installed\.$"):
+    with pytest.raises(
+        UnknownAliasError, match=r"`core list-loggers` shows the 41 that are installed\.$"
+    ):
         registry().get("zzz")
 
 
@@ -262,7 +321,12 @@ def test_many_aliases_are_not_all_listed(site, registry):
     ["core-training==0.0.*; python_version >= '3'", "core-training>>1"],
 )
 def test_excluded_by_its_own_requirement_and_not_imported(site, registry, requirement):
-    install(site, "core-acme", requires=["torch", requirement], source="raise AssertionError('imported')")
+    install(
+        site,
+        "core-acme",
+        requires=["torch", requirement],
+        source="raise AssertionError('imported')",
+    )
     loggers = registry()
     assert "acme" not in loggers
     with pytest.raises(IncompatiblePluginError) as raised:
@@ -293,7 +357,8 @@ def test_a_development_release_counts_as_the_release_that_it_becomes(site, regis
     install(site, "core-bolt", alias="older", requires=["core-training<0.2"])
     assert "newer" in registry()
     with pytest.raises(
-        IncompatiblePluginError, match=r"requires core-training<0.2, and this is core-training 0.2.dev3"
+        IncompatiblePluginError,
+        match=r"requires core-training<0.2, and this is core-training 0.2.dev3",
     ):
         registry().spec("older")
 
@@ -304,7 +369,7 @@ def test_blocked(site, registry, monkeypatch):
     with pytest.raises(BlockedPluginError) as raised:
         registry().get("acme")
     assert str(raised.value) == (
-        "The logger 'acme' is blocked: core-acme 1.0 offers it, but CORE_DISABLE_PLUGINS names 'core-acme'. "
-        "Change that, or choose another logger."
+        "The logger 'acme' is blocked: core-acme 1.0 offers it, but CORE_DISABLE_PLUGINS names "
+        "'core-acme'. Change that, or choose another logger."
     )
     assert "core_acme" not in sys.modules

@@ -52,13 +52,22 @@ def test_a_provider_is_read_from_its_metadata(site):
         [console_scripts]
         acme = core_acme:main
         """,
-        requires=["core-training>=0.1", "core-other>=7", "torch", 'Core_Training[testing]; extra == "test"'],
+        requires=[
+            "core-training>=0.1",
+            "core-other>=7",
+            "torch",
+            'Core_Training[testing]; extra == "test"',
+        ],
         summary="All of Acme",
     )
     found = scan()
     (provider,) = found.providers
     assert found.problems == ()
-    assert (provider.name, provider.version, provider.summary) == ("core-acme", "1.2", "All of Acme")
+    assert (provider.name, provider.version, provider.summary) == (
+        "core-acme",
+        "1.2",
+        "All of Acme",
+    )
     assert provider.location == str(site)
     assert provider.requires == ("core-training>=0.1", 'Core_Training[testing]; extra == "test"')
     assert [(spec.kind, spec.alias, spec.target) for spec in provider.specs] == [
@@ -69,7 +78,9 @@ def test_a_provider_is_read_from_its_metadata(site):
 
 
 def test_a_distribution_that_offers_nothing_is_no_provider(site):
-    make_distribution(site, "numerics", entry_points_text="[console_scripts]\nnumerics = numerics:main\n")
+    make_distribution(
+        site, "numerics", entry_points_text="[console_scripts]\nnumerics = numerics:main\n"
+    )
     make_distribution(site, "plain")
     assert scan() == discover()
     assert scan().providers == ()
@@ -95,7 +106,11 @@ def test_the_pass_is_cached_until_it_is_refreshed(site):
 @pytest.mark.parametrize(
     ("text", "number", "line"),
     [
-        ("[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n", 3, "this is no line"),
+        (
+            "[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n",
+            3,
+            "this is no line",
+        ),
         ("[ x ]\n\n= value\n", 3, "= value"),
         (GOOD + "x" * 10_000 + "\n" + "junk\n" * 100, 3, "x" * 99),
     ],
@@ -105,14 +120,17 @@ def test_a_malformed_line_costs_its_own_distribution_only(good, site, text, numb
     found = scan()
     assert names(found) == ["core-good"]
     assert problem(found, "core-bad").detail == (
-        f"{folder} can't be read: ValueError: line {number} of entry_points.txt is {line!r}, and not [group] or "
-        "name = value. Install the package again, or delete that folder"
+        f"{folder} can't be read: ValueError: line {number} of entry_points.txt is {line!r}, and "
+        "not [group] or name = value. Install the package again, or delete that folder"
     )
 
 
 @pytest.mark.parametrize("file", ["entry_points_text", "metadata"])
 def test_bytes_that_are_not_utf_8(good, site, file):
-    texts = {"entry_points_text": b"[core.loggers]\nbad = core_bad:Bad\n", "metadata": b"Name: core-bad\n"}
+    texts = {
+        "entry_points_text": b"[core.loggers]\nbad = core_bad:Bad\n",
+        "metadata": b"Name: core-bad\n",
+    }
     make_distribution(site, "core-bad", **{**texts, file: texts[file] + b"\xff\xfe\n"})
     found = scan()
     assert names(found) == ["core-good"]
@@ -132,19 +150,30 @@ def test_what_pip_left_of_an_interrupted_uninstall(site):
     make_distribution(site, "core-good", "2.0", GOOD)
     make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")
     found = scan()
-    assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "2.0")]
-    assert "no package has the folder '~ore_good-1.0.dist-info'" in problem(found, "~ore-good").detail
+    assert [(provider.name, provider.version) for provider in found.providers] == [
+        ("core-good", "2.0")
+    ]
+    assert (
+        "no package has the folder '~ore_good-1.0.dist-info'" in problem(found, "~ore-good").detail
+    )
 
 
 def test_the_first_copy_on_the_path_hides_the_others(site, tmp_path):
     make_distribution(site, "core-good", "1.0", GOOD)
-    make_distribution(tmp_path / "later", "Core.Good", "2.0", GOOD, folder="core.good-2.0.dist-info")
+    make_distribution(
+        tmp_path / "later", "Core.Good", "2.0", GOOD, folder="core.good-2.0.dist-info"
+    )
     sys.path.append(str(tmp_path / "later"))
     found = scan()
-    assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "1.0")]
+    assert [(provider.name, provider.version) for provider in found.providers] == [
+        ("core-good", "1.0")
+    ]
     hidden = problem(found, "core-good")
     assert hidden.shadowed
-    assert hidden.detail == f"2.0 in {tmp_path / 'later'} is hidden by 1.0 in {site}; uninstall one of them"
+    assert (
+        hidden.detail
+        == f"2.0 in {tmp_path / 'later'} is hidden by 1.0 in {site}; uninstall one of them"
+    )
 
 
 def test_a_first_copy_that_offers_nothing_hides_one_that_does(site, tmp_path):
@@ -171,16 +200,23 @@ def test_of_two_versions_in_one_folder_the_higher_counts(site, versions):
         make_distribution(site, "core-good", version, GOOD)
     found = scan()
     assert [provider.version for provider in found.providers] == ["1.10"]
-    assert problem(found, "core-good").detail == f"1.9 in {site} is hidden by 1.10 in {site}; uninstall one of them"
+    assert (
+        problem(found, "core-good").detail
+        == f"1.9 in {site} is hidden by 1.10 in {site}; uninstall one of them"
+    )
 
 
 @pytest.mark.parametrize("alias", ["with blank", "with:colon", "with,comma", *LOOK_ALIKES])
 def test_an_alias_that_nobody_could_write(site, alias):
-    make_distribution(site, "core-bad", entry_points_text=f"[core.loggers]\n{alias} = core_bad:Bad\n")
+    make_distribution(
+        site, "core-bad", entry_points_text=f"[core.loggers]\n{alias} = core_bad:Bad\n"
+    )
     found = scan()
     assert all(provider.specs == () for provider in found.providers)
     detail = problem(found, "core-bad").detail
-    assert detail.startswith(f"the alias {alias!r} in core.loggers is left out: expected ASCII letters, digits, ")
+    assert detail.startswith(
+        f"the alias {alias!r} in core.loggers is left out: expected ASCII letters, digits, "
+    )
     assert LOOK_ALIKES.get(alias, "got '") in detail
 
 
@@ -214,7 +250,10 @@ def test_a_finder_that_raises_does_not_end_the_pass(site, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     found = scan()
     assert names(found) == ["core-good"]
-    assert problem(found, "sys.meta_path").detail == "a finder of distributions raised OSError: no connection"
+    assert (
+        problem(found, "sys.meta_path").detail
+        == "a finder of distributions raised OSError: no connection"
+    )
 
 
 def test_a_distribution_cannot_pose_as_core(site):
@@ -229,7 +268,11 @@ def test_egg_info_of_older_tools(site):
     (egg / "entry_points.txt").write_text("[core.loggers]\nold = core_old:Old\n")
     (egg / "requires.txt").write_text("core-training<0.1\ntorch\n")
     (provider,) = scan().providers
-    assert (provider.name, provider.version, provider.requires) == ("core-old", "0.3", ("core-training<0.1",))
+    assert (provider.name, provider.version, provider.requires) == (
+        "core-old",
+        "0.3",
+        ("core-training<0.1",),
+    )
 
 
 def test_a_distribution_in_a_zip_archive(site, tmp_path):
@@ -249,11 +292,16 @@ def test_what_is_no_file_is_not_waited_for(good, site, file, make):
     make(folder / file)
     found = scan()
     assert names(found) == ["core-good"]
-    assert f"{file}' is something else, where a file was expected" in problem(found, "core-bad").detail
+    assert (
+        f"{file}' is something else, where a file was expected" in problem(found, "core-bad").detail
+    )
 
 
 def test_junk_is_given_up(good, site):
     make_distribution(site, "core-huge", entry_points_text=b"junk\n" * 10_000_000)
     found = scan()
     assert names(found) == ["core-good"]
-    assert "has 50,000,000 bytes, where at most 1,048,576 were expected" in problem(found, "core-huge").detail
+    assert (
+        "has 50,000,000 bytes, where at most 1,048,576 were expected"
+        in problem(found, "core-huge").detail
+    )

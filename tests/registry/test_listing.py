@@ -38,10 +38,14 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
         ("", "core-fine", Status.SHADOWED),
     ]
     details = {(row.alias, row.provider): row.detail for row in rows}
-    assert details["both", "core-one"] == "also offered by core-two; 'core-one:both' chooses this one"
+    assert (
+        details["both", "core-one"] == "also offered by core-two; 'core-one:both' chooses this one"
+    )
     assert details["csv", "core-evil"] == "the alias belongs to core"
     assert details["off", "core-off"] == "CORE_DISABLE_PLUGINS names 'core-off'"
-    assert details["old", "core-old"].startswith("it requires core-training<0.0.1, and this is core-training ")
+    assert details["old", "core-old"].startswith(
+        "it requires core-training<0.0.1, and this is core-training "
+    )
     (fine,) = [row for row in rows if row.status is Status.OK]
     assert (fine.kind, fine.target, fine.version, fine.summary, fine.location, fine.detail) == (
         "logger",
@@ -55,7 +59,8 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
 
 def test_all_kinds(site, manager):
     groups = "[core.hooks]\nacme = core_acme\n[core.preludes]\nacme = core_acme:f\n"
-    groups += "[core.checkpoint_readers]\nacme = core_acme:Reader\n"  # the one kind of which nothing is built in
+    # the one kind of which nothing is built in
+    groups += "[core.checkpoint_readers]\nacme = core_acme:Reader\n"
     make_distribution(site, "core-acme", entry_points_text=groups)
     rows = listing(manager=manager())
     assert {row.kind for row in rows} == {*KINDS, HOOKS, PRELUDES}
@@ -69,5 +74,7 @@ import sys
 import core.registry
 print("importlib_metadata" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
+    )
     assert done.stdout.split() == ["False"]

@@ -10,7 +10,9 @@ from core.registry.checkpoint_readers import reader_of
 from core.registry.named_functions import load_export
 from support.fake_distributions import make_distribution
 
-TEXT = "[core.exports]\ncore.callbacks.Acme = core_acme:Acme\ncore.acme_door = core_acme:acme_door\n"
+TEXT = (
+    "[core.exports]\ncore.callbacks.Acme = core_acme:Acme\ncore.acme_door = core_acme:acme_door\n"
+)
 SOURCE = {"core_acme": "class Acme: ...\ndef acme_door(): ...\n"}
 
 
@@ -47,18 +49,26 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
 )
 def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):
     package, _, attribute = name.rpartition(".")
-    with pytest.raises(ImportError, match=rf"{name} comes with {distribution}\. .*`pip install {distribution}`"):
+    with pytest.raises(
+        ImportError, match=rf"{name} comes with {distribution}\. .*`pip install {distribution}`"
+    ):
         load_export(package, attribute, manager())
 
 
 @pytest.mark.parametrize("module", [core, core.callbacks, core.profilers])
 def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
-    monkeypatch.setattr("core.registry.named_functions.load_export", lambda package, name: (package, name))
+    monkeypatch.setattr(
+        "core.registry.named_functions.load_export", lambda package, name: (package, name)
+    )
     assert module.Anything == (module.__name__, "Anything")
     assert not hasattr(module, "__wrapped__")
 
 
 def test_a_file_of_lightning_says_what_to_install(registry, monkeypatch):
-    monkeypatch.setattr("core.registry.checkpoint_readers.CHECKPOINT_READER_REGISTRY", registry("checkpoint reader"))
-    with pytest.raises(CheckpointError, match=r"saved by PyTorch Lightning, .*`pip install core-lightning`"):
+    monkeypatch.setattr(
+        "core.registry.checkpoint_readers.CHECKPOINT_READER_REGISTRY", registry("checkpoint reader")
+    )
+    with pytest.raises(
+        CheckpointError, match=r"saved by PyTorch Lightning, .*`pip install core-lightning`"
+    ):
         reader_of(b"..pytorch-lightning_version..state_dict..", "their.ckpt")

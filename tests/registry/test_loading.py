@@ -37,7 +37,13 @@ def acme(site, registry):
     """Installs core-acme with one target and one source, and gives the registry."""
 
     def install(target="core_acme:Acme", source=GOOD):
-        make_distribution(site, "core-acme", "1.0", f"[core.loggers]\nacme = {target}\n", modules={"core_acme": source})
+        make_distribution(
+            site,
+            "core-acme",
+            "1.0",
+            f"[core.loggers]\nacme = {target}\n",
+            modules={"core_acme": source},
+        )
         return registry()
 
     return install
@@ -68,16 +74,23 @@ def test_a_factory(acme):
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("class Odd(BaseException): ...\nraise Odd('first line\\nsecond line')", "Odd: first line second line"),
+        (
+            "class Odd(BaseException): ...\nraise Odd('first line\\nsecond line')",
+            "Odd: first line second line",
+        ),
         ("def", "SyntaxError: "),
     ],
 )
 def test_an_import_that_fails(acme, source, cause):
     message, chained = failure(acme(source=source))
     assert message.startswith(
-        f"The logger 'acme' of core-acme 1.0 can't be loaded from 'core_acme:Acme': its import raised {cause}"
+        "The logger 'acme' of core-acme 1.0 can't be loaded from 'core_acme:Acme': its import "
+        f"raised {cause}"
     )
-    assert "Tell the authors of core-acme, or leave it out with CORE_DISABLE_PLUGINS=core-acme" in message
+    assert (
+        "Tell the authors of core-acme, or leave it out with CORE_DISABLE_PLUGINS=core-acme"
+        in message
+    )
     assert type(chained).__name__ == cause.partition(":")[0]
 
 
@@ -89,12 +102,17 @@ def test_ctrl_c_during_an_import_is_ctrl_c(acme):
 def test_a_library_that_is_missing(acme):
     message, _ = failure(acme(source="import acme_heavy_library"))
     assert "ModuleNotFoundError: No module named 'acme_heavy_library'" in message
-    assert "Install what provides the module 'acme_heavy_library'; see the documentation of core-acme." in message
+    assert (
+        "Install what provides the module 'acme_heavy_library'; see the documentation of core-acme."
+        in message
+    )
 
 
 def test_a_module_that_is_missing(acme):
     message, _ = failure(acme("core_acme_gone.logger:Acme"))
-    assert "The installation is incomplete: try `pip install --force-reinstall core-acme`." in message
+    assert (
+        "The installation is incomplete: try `pip install --force-reinstall core-acme`." in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,13 +127,14 @@ def test_a_target_that_is_none(acme, target):
 
 
 @pytest.mark.parametrize(
-    ("target", "got"), [("core_acme:Other", "the class Other"), ("core_acme:number", "3 of type int")]
+    ("target", "got"),
+    [("core_acme:Other", "the class Other"), ("core_acme:number", "3 of type int")],
 )
 def test_a_target_of_another_type(acme, target, got):
     message, _ = failure(acme(target))
     assert (
-        "expected a subclass of core.contract.logger.Logger, or a function that returns one's instance; "
-        f"got {got}" in message
+        "expected a subclass of core.contract.logger.Logger, or a function that returns one's "
+        f"instance; got {got}" in message
     )
 
 
@@ -134,7 +153,9 @@ def test_a_factory_that_returns_something_else(acme):
 )
 def test_a_factory_that_ends_the_program_is_a_plugin_that_cannot_be_loaded(acme, source, detail):
     message, chained = failure(acme(source=source), create=True)
-    assert f"can't be loaded from 'core_acme:Acme': {detail}. Tell the authors of core-acme" in message
+    assert (
+        f"can't be loaded from 'core_acme:Acme': {detail}. Tell the authors of core-acme" in message
+    )
     assert not isinstance(chained, Exception)
 
 
@@ -148,13 +169,20 @@ def test_an_option_that_it_does_not_take(acme):
 
 
 def test_an_option_that_its_base_does_not_take(acme):
-    source = f"{GOOD}\nclass Further(Acme):\n    def __init__(self, **options): super().__init__(**options)"
-    with pytest.raises(ConfigurationError, match=r"can't be made with \(foldre='here'\): .* 'foldre'"):
+    source = (
+        f"{GOOD}\nclass Further(Acme):\n    def __init__(self, **options): "
+        "super().__init__(**options)"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"can't be made with \(foldre='here'\): .* 'foldre'"
+    ):
         acme("core_acme:Further", source).create("acme", foldre="here")
 
 
 def test_an_error_of_core_passes_unchanged(acme):
-    source = "from core.contract.errors import DeviceError\ndef Acme(): raise DeviceError('no device')"
+    source = (
+        "from core.contract.errors import DeviceError\ndef Acme(): raise DeviceError('no device')"
+    )
     with pytest.raises(ConfigurationError, match=r"^no device$"):
         acme(source=source).create("acme")
 

@@ -1,4 +1,6 @@
-"""Every provider is one pluggy plugin; the environment and pluggy's own methods decide which are there."""
+"""Every provider is one pluggy plugin; the environment and pluggy's own methods decide which are
+there.
+"""
 
 import sys
 
@@ -25,7 +27,9 @@ acme = core_acme:AcmeStrategy
 
 @pytest.fixture
 def acme(site):
-    make_distribution(site, "core-acme", entry_points_text=BOTH, modules={"core_acme": "raise AssertionError"})
+    make_distribution(
+        site, "core-acme", entry_points_text=BOTH, modules={"core_acme": "raise AssertionError"}
+    )
 
 
 def aliases(manager, kind="logger"):
@@ -55,9 +59,17 @@ def test_the_block_list(acme, manager, monkeypatch, blocked, loggers, strategies
 
 @pytest.mark.parametrize(
     ("allowed", "loggers"),
-    [("core-acme", ["acme", "bolt"]), ("bolt", ["bolt"]), ("core_acme:acme", ["acme"]), ("", []), (" ,", [])],
+    [
+        ("core-acme", ["acme", "bolt"]),
+        ("bolt", ["bolt"]),
+        ("core_acme:acme", ["acme"]),
+        ("", []),
+        (" ,", []),
+    ],
 )
-def test_the_allow_list_lets_in_built_ins_and_what_it_names(acme, manager, monkeypatch, allowed, loggers):
+def test_the_allow_list_lets_in_built_ins_and_what_it_names(
+    acme, manager, monkeypatch, allowed, loggers
+):
     monkeypatch.setenv("CORE_PLUGINS", allowed)
     assert aliases(manager()) == sorted([*loggers, *OWN])
     monkeypatch.setenv("CORE_DISABLE_PLUGINS", "core-acme")
@@ -91,7 +103,10 @@ def test_set_blocked_and_unblock(acme, manager):
     made = manager()
     made.set_blocked("core-acme")
     assert aliases(made) == OWN
-    with pytest.raises(BlockedPluginError, match=r"core-acme 1.0 offers it, but the plugin manager blocks core-acme"):
+    with pytest.raises(
+        BlockedPluginError,
+        match=r"core-acme 1.0 offers it, but the plugin manager blocks core-acme",
+    ):
         Registry("logger", lambda: made).get("acme")
     assert made.unblock("core-acme")
     made.refresh()
@@ -139,12 +154,13 @@ def raising():
         (lambda: 3, "its hook core_loggers raised TypeError: 'int' object is not iterable"),
         (
             lambda: [Spec("logger", "csv", "json:JSONEncoder", "core")],
-            "its hook core_loggers raised ValueError: expected kind 'logger' and provider 'core-bad', "
-            "got 'logger' and 'core'",
+            "its hook core_loggers raised ValueError: expected kind 'logger' and provider "
+            "'core-bad', got 'logger' and 'core'",
         ),
         (
             lambda: [Spec("logger", "\u0430cme", "json:JSONEncoder", "core-bad")],
-            "its hook core_loggers raised ValueError: the alias '\u0430cme': expected ASCII letters, digits, '_', '-', "
+            "its hook core_loggers raised ValueError: the alias '\u0430cme': expected ASCII "
+            "letters, digits, '_', '-', "
             r"'.' and '+'; got '\u0430'",
         ),
     ],
@@ -173,7 +189,13 @@ def on_fit_start(trainer): ...
 
 
 def hooks(site, source=HOOKS_SOURCE, **options):
-    make_distribution(site, "core-acme", entry_points_text=HOOKS_TEXT, modules={"core_acme_hooks": source}, **options)
+    make_distribution(
+        site,
+        "core-acme",
+        entry_points_text=HOOKS_TEXT,
+        modules={"core_acme_hooks": source},
+        **options,
+    )
 
 
 def test_event_hooks_are_listed_and_loaded_only_when_named(site, manager):
@@ -188,10 +210,16 @@ def test_event_hooks_are_listed_and_loaded_only_when_named(site, manager):
 def test_preludes_are_listed_and_loaded_only_when_named(site, manager):
     text = "[core.preludes]\nacme = core_acme_prelude:begin\nnone = core_acme_prelude:nothing\n"
     source = "nothing = 1\ndef begin():\n    return 'begun'\n"
-    make_distribution(site, "core-acme", entry_points_text=text, modules={"core_acme_prelude": source})
+    make_distribution(
+        site, "core-acme", entry_points_text=text, modules={"core_acme_prelude": source}
+    )
     made = manager()
     offered = ["core-acme:acme", "core-acme:none"]
-    assert [each.spec.qualified_name for each in made.offers(PRELUDES) if each.spec.provider == "core-acme"] == offered
+    assert [
+        each.spec.qualified_name
+        for each in made.offers(PRELUDES)
+        if each.spec.provider == "core-acme"
+    ] == offered
     assert made.offers(HOOKS) == ()
     assert "core_acme_prelude" not in sys.modules
     assert load_prelude("acme", made)() == "begun"

@@ -18,7 +18,9 @@ def test_a_folder_that_the_library_has_written_does_not_pass_for_it(tmp_path, mo
     """Python takes any folder for a namespace package."""
     (tmp_path / "acme_lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match="needs the package acme_lib, which is not installed"):
+    with pytest.raises(
+        ConfigurationError, match="needs the package acme_lib, which is not installed"
+    ):
         require_package("acme_lib", user="AcmeStrategy", install="acme-lib")
 
 
@@ -44,12 +46,18 @@ def test_a_library_is_imported_by_its_name(tmp_path, monkeypatch):
         ("assert False, 'another torch'", "AssertionError: another torch"),
     ],
 )
-def test_a_library_that_cannot_be_imported_is_named_with_its_recipe(source, cause, tmp_path, monkeypatch):
+def test_a_library_that_cannot_be_imported_is_named_with_its_recipe(
+    source, cause, tmp_path, monkeypatch
+):
     if source is not None:
         (tmp_path / "acme_broken.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginLoadError) as raised:
-        import_library("acme_broken.engine", user="strategy='acme'", install="Install it with: pip install acme")
+        import_library(
+            "acme_broken.engine",
+            user="strategy='acme'",
+            install="Install it with: pip install acme",
+        )
     assert str(raised.value) == (
         f"strategy='acme' needs the package acme_broken, which can't be imported: {cause}. "
         "Install it with: pip install acme"

@@ -2,7 +2,12 @@
 
 import pytest
 
-from core.contract.errors import AliasConflictError, ConfigurationError, PluginLoadError, UnknownAliasError
+from core.contract.errors import (
+    AliasConflictError,
+    ConfigurationError,
+    PluginLoadError,
+    UnknownAliasError,
+)
 from core.contract.logger import Logger
 from core.contract.strategy import Strategy
 from core.registry import StrategyRegistry
@@ -52,7 +57,10 @@ def test_as_a_decorator(registry):
 def test_one_that_raises_is_mended_in_the_program(registry):
     loggers = registry()
     loggers.register("mine", lambda: 1 / 0)
-    with pytest.raises(PluginLoadError, match=r"division by zero\. This program has registered it: mend it there\.$"):
+    with pytest.raises(
+        PluginLoadError,
+        match=r"division by zero\. This program has registered it: mend it there\.$",
+    ):
         loggers.create("mine")
 
 
@@ -85,7 +93,9 @@ def test_options_make_a_preset(site, manager):
     assert [strategies.create(name).speed for name in ("custom_fast", "custom_slow")] == [9, 0]
     assert strategies.create("custom_fast", speed=5).speed == 5
     assert strategies["custom_slow"] is strategies.get("custom_slow")
-    assert [offer.spec.summary for offer in strategies.offers() if "custom" in offer.spec.alias] == [
+    assert [
+        offer.spec.summary for offer in strategies.offers() if "custom" in offer.spec.alias
+    ] == [
         "mine",
         "Trains slowly.",
     ]
@@ -120,7 +130,8 @@ def test_nor_when_its_alias_is_blocked(site, registry, monkeypatch):
 def test_a_built_in_is_never_replaced(registry, override):
     loggers = registry()
     with pytest.raises(
-        AliasConflictError, match=r"The logger 'csv' belongs to core-training .*, and a registration can't"
+        AliasConflictError,
+        match=r"The logger 'csv' belongs to core-training .*, and a registration can't",
     ):
         loggers.register("csv", Mine, override=override)
     assert loggers.spec("csv").provider == "core-training"
@@ -128,37 +139,50 @@ def test_a_built_in_is_never_replaced(registry, override):
 
 @pytest.mark.parametrize("override", [False, True])
 def test_an_installed_plugin_is_never_replaced(site, registry, override):
-    make_distribution(site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n")
+    make_distribution(
+        site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n"
+    )
     with pytest.raises(AliasConflictError, match=r"belongs to core-acme 1.0"):
         registry().register("acme", Mine, override=override)
 
 
 def test_a_word_of_the_arguments_is_no_alias(registry):
-    with pytest.raises(AliasConflictError, match="The word 'auto' asks core to choose; no logger can take it"):
+    with pytest.raises(
+        AliasConflictError, match="The word 'auto' asks core to choose; no logger can take it"
+    ):
         registry().register("auto", Mine)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "a,b", *LOOK_ALIKES])
 def test_an_alias_that_nobody_could_write(registry, name):
-    with pytest.raises(ConfigurationError, match="can't be the alias of a logger: expected ASCII") as raised:
+    with pytest.raises(
+        ConfigurationError, match="can't be the alias of a logger: expected ASCII"
+    ) as raised:
         registry().register(name, Mine)
     assert LOOK_ALIKES.get(name, "got") in str(raised.value)
 
 
-@pytest.mark.parametrize(("target", "got"), [(int, "the class int"), (Mine(), "of type Mine"), (3, "3 of type int")])
+@pytest.mark.parametrize(
+    ("target", "got"), [(int, "the class int"), (Mine(), "of type Mine"), (3, "3 of type int")]
+)
 def test_a_target_of_another_type(registry, target, got):
-    with pytest.raises(ConfigurationError, match=f"'mine' can't be registered: expected a subclass of .*; got .*{got}"):
+    with pytest.raises(
+        ConfigurationError,
+        match=f"'mine' can't be registered: expected a subclass of .*; got .*{got}",
+    ):
         registry().register("mine", target)
 
 
 def test_only_registrations_can_be_removed(site, registry):
-    make_distribution(site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n")
+    make_distribution(
+        site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n"
+    )
     loggers = registry()
     with pytest.raises(ConfigurationError) as raised:
         loggers.remove("acme")
     assert str(raised.value) == (
-        "The logger 'acme' comes with core-acme 1.0, and only what this process has registered can be removed. "
-        "CORE_DISABLE_PLUGINS=core-acme:acme leaves it out."
+        "The logger 'acme' comes with core-acme 1.0, and only what this process has registered can "
+        "be removed. CORE_DISABLE_PLUGINS=core-acme:acme leaves it out."
     )
     with pytest.raises(ConfigurationError, match="comes with core-training "):
         loggers.remove("csv")
@@ -170,7 +194,9 @@ def test_a_package_that_is_installed_later_conflicts_with_a_registration(site, m
     made = manager()
     loggers = Registry("logger", lambda: made)
     loggers.register("acme", Mine)
-    make_distribution(site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n")
+    make_distribution(
+        site, "core-acme", entry_points_text="[core.loggers]\nacme = core_acme:Acme\n"
+    )
     made.refresh()
     with pytest.raises(AliasConflictError, match='"<in-process>:acme" or "core-acme:acme"'):
         loggers.get("acme")

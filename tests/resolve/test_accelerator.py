@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from core import Absent, Broken, ConfigurationError, DeviceError, Found, PluginLoadError, UnknownAliasError
+from core import (
+    Absent,
+    Broken,
+    ConfigurationError,
+    DeviceError,
+    Found,
+    PluginLoadError,
+    UnknownAliasError,
+)
 from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from core.strategies import DDPStrategy
@@ -11,7 +19,9 @@ from resolve.resolve_fakes import FourDevices, ManyDevices, OneDevice, decision
 
 def detecting(detection):
     """An accelerator class with this answer."""
-    return type("Fake", (OneDevice,), {"name": "acme", "detect": classmethod(lambda cls: detection)})
+    return type(
+        "Fake", (OneDevice,), {"name": "acme", "detect": classmethod(lambda cls: detection)}
+    )
 
 
 def test_by_name():
@@ -49,8 +59,8 @@ def test_auto_refuses_a_broken_device_and_names_the_way_around_it(register):
     with pytest.raises(ConfigurationError) as caught:
         resolve()
     assert str(caught.value) == (
-        "The accelerator 'acme' (<in-process>) is here, but it can't be used: the driver is older than the library. "
-        "Repair it, or choose another one yourself: accelerator='cpu'."
+        "The accelerator 'acme' (<in-process>) is here, but it can't be used: the driver is older "
+        "than the library. Repair it, or choose another one yourself: accelerator='cpu'."
     )
     assert resolve(accelerator="cpu").strategy.root_device.type == "cpu"
 
@@ -58,7 +68,9 @@ def test_auto_refuses_a_broken_device_and_names_the_way_around_it(register):
 def test_auto_refuses_to_guess_between_equals(register):
     register("accelerator", "acme", OneDevice)
     register("accelerator", "zenith", FourDevices)
-    with pytest.raises(ConfigurationError, match=r"'acme' and 'zenith'.*accelerator='acme' or accelerator='zenith'"):
+    with pytest.raises(
+        ConfigurationError, match=r"'acme' and 'zenith'.*accelerator='acme' or accelerator='zenith'"
+    ):
         resolve()
 
 
@@ -69,7 +81,9 @@ def test_auto_warns_of_an_accelerator_that_cannot_be_asked(register):
             raise OSError("libacme.so: cannot open shared object file")
 
     register("accelerator", "acme", Crashing)
-    with pytest.warns(RuntimeWarning, match=r"'acme' of <in-process> was not considered. OSError: libacme.so"):
+    with pytest.warns(
+        RuntimeWarning, match=r"'acme' of <in-process> was not considered. OSError: libacme.so"
+    ):
         resolution = resolve()
     assert resolution.strategy.accelerator.name != "acme"
 
@@ -90,10 +104,13 @@ def test_one_that_was_asked_for_must_be_here(register, detection, problem):
         resolve(accelerator=detecting(detection)())
 
 
-@pytest.mark.skipif(torch.cuda.device_count() or torch.backends.mps.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(
+    torch.cuda.device_count() or torch.backends.mps.is_available(), reason="there is a GPU"
+)
 def test_gpu_without_one():
     with pytest.raises(
-        DeviceError, match=r"^accelerator='gpu': there is none here \(cuda: .*; mps: .*\)\. Here are: cpu"
+        DeviceError,
+        match=r"^accelerator='gpu': there is none here \(cuda: .*; mps: .*\)\. Here are: cpu",
     ):
         resolve(accelerator="gpu")
 
@@ -101,7 +118,8 @@ def test_gpu_without_one():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="no GPU")
 def test_gpu():
-    Backend(lambda: "single_device").run(choose_gpu)  # a process that has used CUDA can't be forked by later tests
+    # a process that has used CUDA can't be forked by later tests
+    Backend(lambda: "single_device").run(choose_gpu)
 
 
 def choose_gpu(rank):
@@ -115,9 +133,13 @@ def test_unknown_name():
 
 
 def test_a_class_and_other_things():
-    with pytest.raises(ConfigurationError, match=r"accelerator=OneDevice is a class: .*accelerator=OneDevice\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"accelerator=OneDevice is a class: .*accelerator=OneDevice\(\)"
+    ):
         resolve(accelerator=OneDevice)
-    with pytest.raises(ConfigurationError, match=r"accelerator=3: expected a name such as 'cpu'.* Here are: .*cpu"):
+    with pytest.raises(
+        ConfigurationError, match=r"accelerator=3: expected a name such as 'cpu'.* Here are: .*cpu"
+    ):
         resolve(accelerator=3)
 
 
@@ -126,14 +148,23 @@ def test_a_strategy_instance_brings_its_own():
     resolution = resolve(strategy=ManyDevices(accelerator=accelerator))
     assert resolution.strategy.accelerator is accelerator
     assert decision(resolution, "accelerator").reason == "the strategy brings it"
-    assert resolve(strategy=ManyDevices(accelerator=accelerator), accelerator=accelerator).strategy.num_devices == 3
+    assert (
+        resolve(
+            strategy=ManyDevices(accelerator=accelerator), accelerator=accelerator
+        ).strategy.num_devices
+        == 3
+    )
 
 
 def test_a_strategy_instance_and_an_argument_that_disagree():
-    with pytest.raises(ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDevices"):
+    with pytest.raises(
+        ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDevices"
+    ):
         resolve(strategy=ManyDevices(accelerator=FourDevices()), accelerator="cpu")
     assert resolve(strategy=ManyDevices(accelerator=CPUAccelerator()), accelerator="cpu")
-    with pytest.raises(ConfigurationError, match="accelerator='gpu', but the strategy was made with CPUAcc"):
+    with pytest.raises(
+        ConfigurationError, match="accelerator='gpu', but the strategy was made with CPUAcc"
+    ):
         resolve(strategy=ManyDevices(accelerator=CPUAccelerator()), accelerator="gpu")
 
 
@@ -143,14 +174,21 @@ def test_parallel_devices_of_a_strategy_instance_are_used():
     assert resolution.strategy.parallel_devices == devices
     assert resolution.strategy.accelerator.name == "cpu"
     assert decision(resolution, "devices").reason == "the strategy brings parallel_devices"
-    assert resolve(strategy=ManyDevices(parallel_devices=devices), devices=2).strategy.num_devices == 2
+    assert (
+        resolve(strategy=ManyDevices(parallel_devices=devices), devices=2).strategy.num_devices == 2
+    )
 
 
 def test_parallel_devices_that_contradict_the_arguments():
     devices = [torch.device("cpu")] * 2
-    with pytest.raises(DeviceError, match=r"devices=3, but the strategy was made with 2 parallel_devices"):
+    with pytest.raises(
+        DeviceError, match=r"devices=3, but the strategy was made with 2 parallel_devices"
+    ):
         resolve(strategy=ManyDevices(parallel_devices=devices), devices=3)
-    with pytest.raises(DeviceError, match=r"has cpu among its parallel_devices, and accelerator 'fourdevices'.*'meta'"):
+    with pytest.raises(
+        DeviceError,
+        match=r"has cpu among its parallel_devices, and accelerator 'fourdevices'.*'meta'",
+    ):
         resolve(strategy=ManyDevices(parallel_devices=devices), accelerator=FourDevices())
 
 
@@ -158,7 +196,10 @@ def test_parallel_devices_that_contradict_the_arguments():
 def test_auto_passes_over_an_accelerator_with_a_strange_answer(register, answer):
     register("accelerator", "acme", detecting(answer))
     register("accelerator", "other", OneDevice)
-    expected = rf"'acme' of <in-process> was not considered. TypeError: detect\(\) returned {answer}; expected Found\("
+    expected = (
+        r"'acme' of <in-process> was not considered. TypeError: detect\(\) returned "
+        rf"{answer}; expected Found\("
+    )
     with pytest.warns(RuntimeWarning, match=expected):
         resolution = resolve()
     assert decision(resolution, "accelerator").choice == "other"
@@ -179,10 +220,19 @@ def test_a_named_accelerator_that_cannot_be_asked_is_an_error(register):
 
 
 SRUN_OF_FOUR = {
-    **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_STEP_NUM_TASKS": "4"},
+    **{
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_STEP_NUM_TASKS": "4",
+    },
     **{"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1"},
 }
-BOUND = [("SLURM_GPUS_PER_TASK", "1"), ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"), ("SLURM_GPU_BIND", "single:1")]
+BOUND = [
+    ("SLURM_GPUS_PER_TASK", "1"),
+    ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"),
+    ("SLURM_GPU_BIND", "single:1"),
+]
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, 4])
@@ -191,7 +241,9 @@ def test_tasks_that_see_a_device_of_their_own(monkeypatch, devices, variable, va
     """As by srun --ntasks-per-node=4 --gpus-per-task=1: device 0 of each is another one."""
     for name, text in {**SRUN_OF_FOUR, variable: value}.items():
         monkeypatch.setenv(name, text)
-    resolution = resolve(accelerator=OneDevice(), devices=devices, strategy=DDPStrategy(process_group_backend="gloo"))
+    resolution = resolve(
+        accelerator=OneDevice(), devices=devices, strategy=DDPStrategy(process_group_backend="gloo")
+    )
     assert resolution.strategy.parallel_devices == [torch.device("meta", 0)] * 4
     assert resolution.strategy.root_device == torch.device("meta", 0)
     assert decision(resolution, "devices").choice == "4 (index 0 of each)"

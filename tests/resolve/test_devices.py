@@ -97,11 +97,15 @@ def test_names_of_devices_in_a_strategy():
         torch.device("cpu"),
         torch.device("cuda:1"),
     ]
-    with pytest.raises(DeviceError, match=r"'gpu' is not a device of torch. Expected .* or the name of one: 'cpu'"):
+    with pytest.raises(
+        DeviceError, match=r"'gpu' is not a device of torch. Expected .* or the name of one: 'cpu'"
+    ):
         ManyDevices(parallel_devices=["gpu"])
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1.0, True, "2"])
 def test_malformed_num_nodes(num_nodes):
-    with pytest.raises(ConfigurationError, match=r"^num_nodes=.*expected a whole number of machines from 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"^num_nodes=.*expected a whole number of machines from 1"
+    ):
         resolve(accelerator="cpu", num_nodes=num_nodes)

@@ -67,7 +67,9 @@ def test_a_strategy_is_asked_for_its_own_precision_by_the_usual_name(register):
 
     resolution = resolve(accelerator="cpu", strategy=Engine(), precision=16)
     assert type(resolution.strategy.precision_plugin) is HalfPrecision
-    assert decision(resolution, "precision").reason == "precision=16 was asked for; Engine has its own"
+    assert (
+        decision(resolution, "precision").reason == "precision=16 was asked for; Engine has its own"
+    )
     assert resolved(strategy=Engine(), precision="bf16").precision_plugin.name == "bf16-mixed"
     assert resolved(strategy=Engine()).precision_plugin.name == "32-true"
     assert asked == ["16-mixed", "bf16-mixed", "32-true"]
@@ -78,7 +80,10 @@ def test_a_precision_instance_from_every_side():
     assert resolved(plugins=[mine]).precision_plugin is mine
     assert resolved(precision=mine).precision_plugin is mine
     assert resolved(strategy=ManyDevices(precision_plugin=mine)).precision_plugin is mine
-    assert resolved(strategy=ManyDevices(precision_plugin=mine), plugins=[mine]).precision_plugin is mine
+    assert (
+        resolved(strategy=ManyDevices(precision_plugin=mine), plugins=[mine]).precision_plugin
+        is mine
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,15 +95,21 @@ def test_a_precision_instance_from_every_side():
 )
 def test_two_precisions_are_one_too_many(arguments):
     with pytest.raises(
-        ConfigurationError, match=r"^Two parts of the kind 'precision' were passed: 'bf16-mixed' and HalfPrecision"
+        ConfigurationError,
+        match=r"^Two parts of the kind 'precision' were passed: 'bf16-mixed' and HalfPrecision",
     ):
         resolved(**arguments)
 
 
 def test_malformed_precisions():
-    with pytest.raises(ConfigurationError, match=r"precision=HalfPrecision is a class: .*precision=HalfPrecision\(\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"precision=HalfPrecision is a class: .*precision=HalfPrecision\(\)",
+    ):
         resolved(precision=HalfPrecision)
-    with pytest.raises(ConfigurationError, match=r"precision=16.0: expected a name such as 'bf16-mixed'"):
+    with pytest.raises(
+        ConfigurationError, match=r"precision=16.0: expected a name such as 'bf16-mixed'"
+    ):
         resolved(precision=16.0)
     with pytest.raises(UnknownAliasError, match=r"bf16-mixd.*bf16-mixed"):
         resolved(precision="bf16-mixd")
@@ -137,7 +148,9 @@ def test_a_preset_keeps_its_own_parts_as_an_instance_does(register):
     for arguments in ({"plugins": ["torch"]}, {"precision": "bf16-mixed"}):
         with pytest.raises(ConfigurationError, match="Two parts of the kind"):
             resolve(strategy="preset", **arguments)
-    with pytest.raises(ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDe"):
+    with pytest.raises(
+        ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDe"
+    ):
         resolve(strategy="preset", accelerator="cpu")
 
 
@@ -153,7 +166,9 @@ def test_a_packages_default_checkpoint_io_gives_way_to_a_strategys_own(register)
     assert resolved(plugins=[default]).checkpoint_io is default
     for strategy, own in (("engine", engines), (Engine(), engines), ("preset", mine)):
         assert resolved(strategy=strategy, plugins=[default]).checkpoint_io is own
-    assert resolved(strategy=ManyDevices(checkpoint_io=mine), plugins=[default]).checkpoint_io is mine
+    assert (
+        resolved(strategy=ManyDevices(checkpoint_io=mine), plugins=[default]).checkpoint_io is mine
+    )
 
 
 # cluster environment
@@ -190,7 +205,9 @@ def test_an_environment_that_nobody_asked_for_can_neither_end_nor_hold_up_the_ru
     register, monkeypatch, detect, detail
 ):
     monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
-    register("cluster environment", "acme", type("Acme", (Cluster,), {"detect": staticmethod(detect)}))
+    register(
+        "cluster environment", "acme", type("Acme", (Cluster,), {"detect": staticmethod(detect)})
+    )
     with pytest.warns(RuntimeWarning, match=f"'acme' of <in-process> was not considered. {detail}"):
         resolution = resolve(accelerator="cpu")
     assert decision(resolution, "cluster environment").choice == "local"
@@ -198,11 +215,14 @@ def test_an_environment_that_nobody_asked_for_can_neither_end_nor_hold_up_the_ru
 
 @pytest.fixture
 def hangs(tmp_path, monkeypatch):
-    """Installs a package with a cluster environment whose import tells in a file that it begins, and hangs."""
+    """Installs a package with a cluster environment whose import tells in a file that it begins,
+    and hangs.
+    """
 
     def install(name):
         begins = (
-            "import pathlib, time\nwith pathlib.Path(__file__).with_name('asked').open('a') as file: file.write('x')"
+            "import pathlib, time\nwith pathlib.Path(__file__).with_name('asked').open('a') "
+            "as file: file.write('x')"
         )
         lines = f"[core.cluster_environments]\nacme = {name.replace('-', '_')}:Acme\n"
         modules = {name.replace("-", "_"): f"{begins}\ntime.sleep(600)"}
@@ -223,19 +243,26 @@ def test_an_environment_whose_import_hangs_is_named_and_given_up(hangs, monkeypa
         assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
     (warning,) = warned
     assert str(warning.message) == (
-        "The cluster environment 'acme' of core-hangs 1.0 was not considered. The cluster environment 'acme' of "
-        "core-hangs 1.0 can't be loaded from 'core_hangs:Acme': its import raised TimeIsUp: it did not end within "
-        "0.2 s. Tell the authors of core-hangs, or leave it out with CORE_DISABLE_PLUGINS=core-hangs; "
-        "`core list-cluster-environments --all` shows what else is there."
+        "The cluster environment 'acme' of core-hangs 1.0 was not considered. The cluster "
+        "environment 'acme' of core-hangs 1.0 can't be loaded from 'core_hangs:Acme': its import "
+        "raised TimeIsUp: it did not end within 0.2 s. Tell the authors of core-hangs, or leave it "
+        "out with CORE_DISABLE_PLUGINS=core-hangs; `core list-cluster-environments --all` shows "
+        "what else is there."
     )
 
 
-def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_once(hangs, monkeypatch):
+def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_once(
+    hangs, monkeypatch
+):
     asked = hangs("core-waits")
     monkeypatch.setattr(candidates, "IDLE_TIMEOUT_S", 0.2)
-    with pytest.warns(RuntimeWarning, match=r"it did nothing for 0.2 s.*CORE_DISABLE_PLUGINS=core-waits"):
+    with pytest.warns(
+        RuntimeWarning, match=r"it did nothing for 0.2 s.*CORE_DISABLE_PLUGINS=core-waits"
+    ):
         resolve(accelerator="cpu")
-    with pytest.warns(RuntimeWarning, match=r"it hung before in this process.*CORE_DISABLE_PLUGINS=core-waits"):
+    with pytest.warns(
+        RuntimeWarning, match=r"it hung before in this process.*CORE_DISABLE_PLUGINS=core-waits"
+    ):
         assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
     assert asked.read_text() == "x"
 
@@ -263,7 +290,11 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
     before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        register("cluster environment", "acme", type("Acme", (Cluster,), {"detect": staticmethod(sleeping)}))
+        register(
+            "cluster environment",
+            "acme",
+            type("Acme", (Cluster,), {"detect": staticmethod(sleeping)}),
+        )
         with pytest.warns(RuntimeWarning, match="TimeIsUp"):
             resolve(accelerator="cpu")
         wait_until(lambda: came, "the user's alarm")
@@ -275,7 +306,9 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
 
 def test_time_is_taken_from_an_alarm_of_the_users_own_once(monkeypatch):
     class SlowClock:
-        """A clock of which each look at a process's work takes 8 s, and an alarm that runs by it."""
+        """A clock of which each look at a process's work takes 8 s, and an alarm that runs by
+        it.
+        """
 
         now_s, ends_s = 0.0, 1000.0
 
@@ -306,8 +339,16 @@ def test_time_is_taken_from_an_alarm_of_the_users_own_once(monkeypatch):
 
 @pytest.fixture
 def two_processes_of_torchrun(monkeypatch):
-    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in (variables | {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}).items():
+    variables = {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    for name, value in (
+        variables | {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+    ).items():
         monkeypatch.setenv(name, value)
 
 
@@ -315,7 +356,10 @@ def test_processes_that_exist_already_are_used(two_processes_of_torchrun, caplog
     with caplog.at_level(logging.INFO, logger="core"):
         resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), devices=2)
     assert decision(resolution, "cluster environment").choice == "torchelastic"
-    assert decision(resolution, "cluster environment").reason == "auto; it is here, and comes before local"
+    assert (
+        decision(resolution, "cluster environment").reason
+        == "auto; it is here, and comes before local"
+    )
     assert decision(resolution, "launcher").choice == "in_place"
     assert resolution.summary not in caplog.messages, "this is rank 1"
     assert len(resolved(strategy=ManyProcesses()).parallel_devices) == 2
@@ -342,16 +386,23 @@ def test_devices_auto_follows_the_processes_that_were_started():
     class Three(Cluster):
         size = 6
 
-    resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), num_nodes=2, plugins=[Three()])
+    resolution = resolve(
+        accelerator="cpu", strategy=ManyProcesses(), num_nodes=2, plugins=[Three()]
+    )
     assert len(resolution.strategy.parallel_devices) == 3
-    assert decision(resolution, "devices").reason == "auto: one for each of the 3 processes that were started on a node"
+    assert (
+        decision(resolution, "devices").reason
+        == "auto: one for each of the 3 processes that were started on a node"
+    )
 
 
 def test_an_environment_that_does_not_fit_is_an_error_before_any_process():
     class Strict(Cluster):
         def validate(self, num_devices, num_nodes):
             if num_devices * num_nodes != 1:
-                raise ConfigurationError(f"1 process was started, and devices={num_devices}: start 2")
+                raise ConfigurationError(
+                    f"1 process was started, and devices={num_devices}: start 2"
+                )
 
     with pytest.raises(ConfigurationError, match="devices=2: start 2"):
         resolved(strategy=ManyProcesses(), devices=2, plugins=[Strict()])
@@ -361,7 +412,10 @@ def test_an_environment_that_does_not_fit_is_an_error_before_any_process():
 def test_two_environments_of_one_priority(register):
     register("cluster environment", "acme", Cluster)
     register("cluster environment", "zenith", type("Zenith", (Cluster,), {}))
-    with pytest.raises(ConfigurationError, match=r"Several cluster environments.*plugins=\['acme'\] or plugins=\['ze"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Several cluster environments.*plugins=\['acme'\] or plugins=\['ze",
+    ):
         resolved()
     assert type(resolved(plugins=["zenith"]).cluster_environment).__name__ == "Zenith"
     register("cluster environment", "yonder", type("Yonder", (Cluster,), {}))
@@ -452,12 +506,22 @@ def test_a_launcher_that_cannot_work_here_says_so_at_once():
 @pytest.mark.parametrize(
     ("plugins", "message"),
     [
-        ([MemoryIO(), MemoryIO()], "plugins has two parts of the kind 'checkpoint io': MemoryIO and MemoryIO"),
-        (["local", Cluster()], "plugins has two parts of the kind 'cluster environment': 'local' and Cluster"),
+        (
+            [MemoryIO(), MemoryIO()],
+            "plugins has two parts of the kind 'checkpoint io': MemoryIO and MemoryIO",
+        ),
+        (
+            ["local", Cluster()],
+            "plugins has two parts of the kind 'cluster environment': 'local' and Cluster",
+        ),
         ([MemoryIO], r"plugins has the class MemoryIO: pass an instance, MemoryIO\(\)"),
         ([FourDevices()], "plugins has a FourDevices: pass it as accelerator="),
         ([ManyDevices()], "plugins has a ManyDevices: pass it as strategy="),
-        ([3], "plugins has 3: expected instances, or registered names, of these kinds: precision, checkpoint io"),
+        (
+            [3],
+            "plugins has 3: expected instances, or registered names, of these kinds: precision, "
+            "checkpoint io",
+        ),
         (["torhc"], "plugins has 'torhc', which no installed package offers.*Did you mean 'torch'"),
     ],
 )
@@ -468,6 +532,12 @@ def test_malformed_plugins(plugins, message):
 
 def test_a_name_of_two_kinds_is_ambiguous(register):
     register("precision", "acme", HalfPrecision)
-    register("cluster environment", "acme", type("Low", (Cluster,), {"detect": classmethod(lambda cls: Found(1, -1))}))
-    with pytest.raises(ConfigurationError, match="'acme', which is a precision and a cluster environment"):
+    register(
+        "cluster environment",
+        "acme",
+        type("Low", (Cluster,), {"detect": classmethod(lambda cls: Found(1, -1))}),
+    )
+    with pytest.raises(
+        ConfigurationError, match="'acme', which is a precision and a cluster environment"
+    ):
         resolved(plugins=["acme"])

@@ -21,7 +21,10 @@ def test_auto_with_several_devices_takes_the_parallel_one(register, monkeypatch)
     register("strategy", "many", ManyProcesses)
     monkeypatch.setattr("core.resolve.strategy_choice.DEFAULT_PARALLEL_STRATEGY", "many")
     assert decision(resolve(accelerator="cpu", devices=2), "strategy").choice == "many"
-    assert decision(resolve(accelerator="cpu", devices=2), "strategy").reason == "auto: 2 devices on 1 node"
+    assert (
+        decision(resolve(accelerator="cpu", devices=2), "strategy").reason
+        == "auto: 2 devices on 1 node"
+    )
 
 
 def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatch):
@@ -38,19 +41,25 @@ def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatc
     monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
     chosen = decision(resolve(accelerator="cpu", devices=2), "strategy")
     assert chosen.choice == "many_notebook"
-    assert chosen.reason == "auto: 2 devices on 1 node, in a notebook, which has no file for ranks to run"
+    assert (
+        chosen.reason
+        == "auto: 2 devices on 1 node, in a notebook, which has no file for ranks to run"
+    )
     assert decision(resolve(accelerator="cpu", devices=1), "strategy").choice == "single_device"
 
 
 def test_auto_with_several_devices_says_what_to_install(monkeypatch):
     alias = "not_installed"
     monkeypatch.setattr("core.resolve.strategy_choice.DEFAULT_PARALLEL_STRATEGY", alias)
-    monkeypatch.setattr("core.resolve.strategy_choice.known_aliases", lambda kind: {alias: "core-acme"})
+    monkeypatch.setattr(
+        "core.resolve.strategy_choice.known_aliases", lambda kind: {alias: "core-acme"}
+    )
     with pytest.raises(ConfigurationError) as caught:
         resolve(accelerator="cpu", devices=2)
     assert str(caught.value) == (
         "2 devices on 1 node and no strategy: that takes 'not_installed', which is not installed. "
-        "Run `pip install core-acme`, name another strategy (see `core list-strategies`), or use devices=1."
+        "Run `pip install core-acme`, name another strategy (see `core list-strategies`), or use "
+        "devices=1."
     )
     assert known_aliases("strategy")[DEFAULT_PARALLEL_STRATEGY] == "core-ddp"
 
@@ -65,7 +74,10 @@ def test_auto_asks_the_accelerator_first(register):
     register("strategy", "acme_3_1", ManyDevices)
     resolution = resolve(accelerator=Choosing())
     assert decision(resolution, "strategy").choice == "acme_3_1"
-    assert decision(resolution, "strategy").reason == "auto: 3 devices on 1 node, and acme chooses this one"
+    assert (
+        decision(resolution, "strategy").reason
+        == "auto: 3 devices on 1 node, and acme chooses this one"
+    )
     with pytest.raises(UnknownAliasError, match="acme_2_1"):
         resolve(accelerator=Choosing(), devices=2)
 
@@ -88,14 +100,18 @@ def test_an_accelerator_maps_a_generic_alias(register):
 
 
 def test_a_class_and_other_things():
-    with pytest.raises(ConfigurationError, match=r"strategy=ManyDevices is a class: .*strategy=ManyDevices\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"strategy=ManyDevices is a class: .*strategy=ManyDevices\(\)"
+    ):
         resolve(strategy=ManyDevices)
     with pytest.raises(ConfigurationError, match=r"^strategy=None: expected a name such as 'ddp'"):
         resolve(strategy=None)
 
 
 def test_one_device_is_not_chosen_out_of_two_in_silence():
-    with pytest.raises(ConfigurationError, match=r"trains on 1 device, and devices=2.* Use devices=1"):
+    with pytest.raises(
+        ConfigurationError, match=r"trains on 1 device, and devices=2.* Use devices=1"
+    ):
         resolve(strategy="single_device", accelerator="cpu", devices=2)
 
 
@@ -151,7 +167,15 @@ def test_everything_is_connected():
 def test_the_fingerprint_names_every_choice_that_ranks_must_share():
     fingerprint = {entry[0]: entry[1:] for entry in resolve(accelerator="cpu").session.fingerprint}
     assert fingerprint.keys() == {
-        *("accelerator", "cluster environment", "strategy", "precision", "checkpoint io", "core", "torch")
+        *(
+            "accelerator",
+            "cluster environment",
+            "strategy",
+            "precision",
+            "checkpoint io",
+            "core",
+            "torch",
+        )
     }
     version = fingerprint["core"][2]
     assert fingerprint["strategy"] == ("single_device", "core-training", version)
@@ -159,7 +183,10 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
     assert fingerprint["torch"][2] == torch.__version__
     instance = resolve(strategy=SingleDeviceStrategy(), accelerator="cpu").strategy
     assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.session.fingerprint}
-    own = {entry[0]: entry[1:] for entry in resolve(strategy=ManyDevices(), accelerator="cpu").session.fingerprint}
+    own = {
+        entry[0]: entry[1:]
+        for entry in resolve(strategy=ManyDevices(), accelerator="cpu").session.fingerprint
+    }
     assert own["strategy"] == ("resolve.resolve_fakes.ManyDevices", "", "")
 
 
@@ -172,5 +199,11 @@ def test_rank_0_logs_one_line(caplog):
         if record.message.startswith("strategy single_device (core-training ")
     ]
     assert lines == [resolution.summary]
-    for part in ("accelerator cpu", "devices 1 (index 0)", "nodes 1", "precision 32-true", "launcher in_place"):
+    for part in (
+        "accelerator cpu",
+        "devices 1 (index 0)",
+        "nodes 1",
+        "precision 32-true",
+        "launcher in_place",
+    ):
         assert part in lines[0]

@@ -13,7 +13,8 @@ def test_capabilities_as_a_method():
             return Capability.NONE
 
     with pytest.raises(
-        ConfigurationError, match=r"WithoutProperty\.capabilities is .*; expected .*Capability.*@property"
+        ConfigurationError,
+        match=r"WithoutProperty\.capabilities is .*; expected .*Capability.*@property",
     ):
         Fabric(strategy=WithoutProperty(), accelerator="cpu")
 
@@ -48,7 +49,8 @@ def test_a_capability_without_the_methods_that_it_promises(capability, protocol,
 
     with pytest.raises(
         ConfigurationError,
-        match=rf"declares Capability\.{capability.name}, .* core\.contract\.{protocol}, and has no {method}\(\)",
+        match=rf"declares Capability\.{capability.name}, .* core\.contract\.{protocol}, and has no "
+        rf"{method}\(\)",
     ):
         Fabric(strategy=Promising(), accelerator="cpu")
 

@@ -22,8 +22,14 @@ class Net(Module):
     def __init__(self, batches="own", backward="automatic"):
         super().__init__()
         torch.manual_seed(0)
-        self.batches, self.backward_by, self.automatic_optimization = batches, backward, backward == "automatic"
-        self.net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1))
+        self.batches, self.backward_by, self.automatic_optimization = (
+            batches,
+            backward,
+            backward == "automatic",
+        )
+        self.net = nn.Sequential(
+            nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 1)
+        )
         self.register_buffer("seen", torch.zeros(2), persistent=batches != "own, not saved")
 
     def training_step(self, batch):
@@ -55,13 +61,17 @@ def fit(rank, *arguments, ignored=()):
 
 def run(make, function, *arguments, **options):
     strategy = make if callable(make) else lambda: make
-    return Backend(strategy, num_processes=2, in_process=True).run(partial(function, **options), *arguments)
+    return Backend(strategy, num_processes=2, in_process=True).run(
+        partial(function, **options), *arguments
+    )
 
 
 def test_a_loss_that_ddp_does_not_see_is_found():
     for step, error in run("ddp", fit, "none", "backward"):
         assert step <= 1
-        assert error.startswith("After step 1 ranks 0, 1 differ from each other, and no majority says which")
+        assert error.startswith(
+            "After step 1 ranks 0, 1 differ from each other, and no majority says which"
+        )
         assert "isn't alike is the parameter 'net.0.weight'" in error
         assert "loss.backward() in manual optimization, for self.manual_backward(loss)" in error
 
@@ -117,7 +127,11 @@ def train(rank, how):
     ("how", "tensor", "cause"),
     [
         ("a layer", "the parameter '0.0.weight'", "or from one of its layers"),
-        ("another rate", "'lr' of optimizer 0, SGD", "from no rank's own loss, and not from its number"),
+        (
+            "another rate",
+            "'lr' of optimizer 0, SGD",
+            "from no rank's own loss, and not from its number",
+        ),
     ],
 )
 def test_fabrics_own_loops_are_watched(how, tensor, cause):
@@ -134,7 +148,10 @@ def test_a_rank_that_leaves_out_steps_ends_the_run():
     """And makes no collective of the others' wait for it."""
     timeout = timedelta(seconds=6 * slowness())
     found = Backend(lambda: DDPStrategy(timeout=timeout), num_processes=2).run(train, "skips")
-    assert "Rank 0 has made 1 optimizer steps, and these ranks haven't come to that: 1. All make the same" in found[0]
+    assert (
+        "Rank 0 has made 1 optimizer steps, and these ranks haven't come to that: 1. All make the "
+        "same" in found[0]
+    )
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(9, 4), (2100, 12)])
@@ -142,7 +159,9 @@ def test_ranks_are_compared_at_powers_of_two(num_steps, expected):
     def num_compared(rank):
         fabric, layer = rank.fabric(), nn.Linear(1, 1)
         kept, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters()))
-        with patch.object(fabric.strategy, "all_gather", wraps=fabric.strategy.all_gather) as gather:
+        with patch.object(
+            fabric.strategy, "all_gather", wraps=fabric.strategy.all_gather
+        ) as gather:
             for _ in range(num_steps):
                 optimizer.step()
         return kept and gather.call_count
@@ -156,10 +175,14 @@ def test_a_module_of_setup_that_nobody_keeps_is_an_error_in_the_first_step(keeps
     layer = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(layer.parameters())
     kept = fabric.setup(layer, optimizer) if keeps else bool(fabric.setup(layer, optimizer))
-    layer(torch.ones(1, 1)).sum().backward()  # legal: a copy, a functional call or a loss on a layer may do so too
+    # legal: a copy, a functional call or a loss on a layer may do so too
+    layer(torch.ones(1, 1)).sum().backward()
     if keeps:
         optimizer.step()
         return
-    with pytest.raises(ModuleError, match=r"^Nothing has kept what fabric\.setup returned: the Linear that you made"):
+    with pytest.raises(
+        ModuleError,
+        match=r"^Nothing has kept what fabric\.setup returned: the Linear that you made",
+    ):
         optimizer.step()
     assert kept

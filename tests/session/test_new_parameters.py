@@ -46,10 +46,18 @@ def test_a_layer_that_was_replaced_is_refused_at_its_first_gradient(strategy, ho
         return str(caught.value)
 
     found = in_one_process(train)
-    assert ["'head." in each and "has come into the module after it was set up" in each for each in found] == [True] * 2
+    assert [
+        "'head." in each and "has come into the module after it was set up" in each
+        for each in found
+    ] == [True] * 2
 
 
 def test_one_process_trains_it():
     module = Net()
-    fit(module, [torch.ones(1, 2)], max_epochs=2, callbacks=LambdaCallback(on_train_epoch_start=replace))
+    fit(
+        module,
+        [torch.ones(1, 2)],
+        max_epochs=2,
+        callbacks=LambdaCallback(on_train_epoch_start=replace),
+    )
     assert module.head.weight.grad is None  # it was in the optimizer, which has set it to None

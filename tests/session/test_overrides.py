@@ -39,7 +39,9 @@ class WithoutAnswer(Strategy):
     ],
 )
 def test_a_forgotten_return(kind, method):
-    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* Return "):
+    with pytest.raises(
+        ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* Return "
+    ):
         fit(Net(), batches(1), strategy=kind())
 
 

@@ -67,8 +67,8 @@ def test_each_rank_gets_its_own_back(tmp_path, io):
         (
             None,
             [
-                "2 ranks have saved what each keeps for itself, such as the rest of a compression, and here are 1: it "
-                "begins anew. In 2 processes the run goes on exactly."
+                "2 ranks have saved what each keeps for itself, such as the rest of a compression, "
+                "and here are 1: it begins anew. In 2 processes the run goes on exactly."
             ],
         )
     ]

@@ -14,7 +14,8 @@ def test_an_optimizer_gets_the_successors_with_its_state_and_what_was_tied_is_ti
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     optimizer.state[old]["momentum_buffer"] = momentum = torch.ones(2, 2)
     before = dict(module.named_parameters(remove_duplicate=False))
-    for part in module.values():  # as torch's `Module.to` does where a parameter can't take over the new memory
+    # as torch's `Module.to` does where a parameter can't take over the new memory
+    for part in module.values():
         part.weight = nn.Parameter(part.weight.detach().clone())
     replaced, successors = ReplacedParameters(beside), tie_again(module, before)
     assert list(successors) == ["first.weight"]

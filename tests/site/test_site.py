@@ -1,4 +1,6 @@
-"""The built site in a real browser: `tox run -e docs`. SITE is its folder; SITE_PICTURES, where screenshots go."""
+"""The built site in a real browser: `tox run -e docs`. SITE is its folder; SITE_PICTURES, where
+screenshots go.
+"""
 
 import copy
 import functools
@@ -16,11 +18,20 @@ from urllib.parse import urlsplit
 import pytest
 
 pytestmark = pytest.mark.site
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser: `tox run -e docs`")
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="selenium drives the browser: `tox run -e docs`"
+)
 waiting = pytest.importorskip("selenium.webdriver.support.wait")
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 SHOWN = [
@@ -34,7 +45,9 @@ SHOWN = [
     "api/core/",
     "api/core.trainer/",
 ]
-"""Of these pages pictures are kept, dark and light. Of the others, what the browser measures is looked at alone."""
+"""Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
+looked at alone.
+"""
 
 FIRST = {
     "mixed precision": "docs/mixed-precision",
@@ -76,9 +89,13 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def site():
     """The folder of the site, and where it is served."""
     if BROWSER is None or DRIVER is None:
-        pytest.skip("needs chromium and chromedriver (Debian's packages chromium and chromium-driver)")
+        pytest.skip(
+            "needs chromium and chromedriver (Debian's packages chromium and chromium-driver)"
+        )
     folder = Path(os.environ["SITE"])
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=folder)
+    )
     threading.Thread(target=server.serve_forever).start()
     yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
     server.shutdown()
@@ -115,17 +132,26 @@ def show(browser, url, size, scheme):
 def requested(browser):
     """The addresses that were asked for since the last call."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
 
 
 def pages(folder):
-    return sorted(path.relative_to(folder).as_posix().removesuffix("index.html") for path in folder.rglob("index.html"))
+    return sorted(
+        path.relative_to(folder).as_posix().removesuffix("index.html")
+        for path in folder.rglob("index.html")
+    )
 
 
 @pytest.mark.timeout(3600)  # a browser opens some hundred pages, and waits for each
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_and_is_quiet(site, browser, scheme):
-    """No page is wider than the screen, writes an error to the console, or asks another host for anything."""
+    """No page is wider than the screen, writes an error to the console, or asks another host for
+    anything.
+    """
     folder, root = site
     show(browser, root, "desktop", scheme)
     browser.execute_script("localStorage.clear()")  # the theme keeps what a reader has seen first
@@ -137,17 +163,23 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
         show(browser, root + page, "desktop", scheme)
         for size, (width, _) in SIZES.items():  # to open it again for each takes twice as long
             resize(browser, size)
-            widest = browser.execute_script("return Math.max(innerWidth, document.documentElement.scrollWidth)")
+            widest = browser.execute_script(
+                "return Math.max(innerWidth, document.documentElement.scrollWidth)"
+            )
             if widest > width:
                 too_wide[page, size] = widest
             if page in SHOWN and "SITE_PICTURES" in os.environ:
                 name = f"{page.strip('/').replace('/', '-') or 'start'}-{size}-{scheme}.png"
                 browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], name)))
-        schemes.add(browser.execute_script("return document.body.getAttribute('data-md-color-scheme')"))
+        schemes.add(
+            browser.execute_script("return document.body.getAttribute('data-md-color-scheme')")
+        )
     assert len(shown) > 5
     assert too_wide == {}
     assert schemes == {"default" if scheme == "light" else "slate"}
-    assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert [
+        entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
+    ] == []
     hosts = {urlsplit(url).netloc for url in requested(browser) if url.startswith(("http", "ws"))}
     assert hosts == {urlsplit(root).netloc}
 
@@ -183,11 +215,15 @@ def test_what_people_search_finds_its_page_first(site, browser, words, page):
     assert urlsplit(first).path == f"/{page}/", first
 
 
-@pytest.mark.parametrize("page", ["", "docs/tutorial/", "docs/trainer/", "docs/fabric/", "api/core/"])
+@pytest.mark.parametrize(
+    "page", ["", "docs/tutorial/", "docs/trainer/", "docs/fabric/", "api/core/"]
+)
 def test_programs_fit_beside_the_sidebars(site, browser, page):
     show(browser, site[1] + page, "desktop", "light")
     blocks = "[...document.querySelectorAll('pre > code')]"
-    overflow = browser.execute_script(f"return {blocks}.map(code => code.scrollWidth - code.clientWidth)")
+    overflow = browser.execute_script(
+        f"return {blocks}.map(code => code.scrollWidth - code.clientWidth)"
+    )
     assert overflow
     assert max(overflow) <= 0
 
@@ -195,13 +231,17 @@ def test_programs_fit_beside_the_sidebars(site, browser, page):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_cards_fit_beside_each_other(site, browser, size):
     show(browser, site[1] + "docs/backends/", size, "light")
-    right = browser.execute_script("return document.querySelector('#cards').getBoundingClientRect().right")
+    right = browser.execute_script(
+        "return document.querySelector('#cards').getBoundingClientRect().right"
+    )
     assert right <= SIZES[size][0]
 
 
 def test_the_api_begins_with_what_everybody_uses(site, browser):
     show(browser, site[1] + "api/core/", "desktop", "light")
-    names = [link.text for link in browser.find_elements("css selector", "article td:first-child a")]
+    names = [
+        link.text for link in browser.find_elements("css selector", "article td:first-child a")
+    ]
     assert names[:2] == ["Trainer", "Fabric"]
 
 
@@ -214,14 +254,24 @@ def test_a_link_to_code_leads_to_its_page(site, browser):
 
 def test_programs_find_every_page_as_markdown(site):
     folder, _ = site
-    listed = re.findall(r"^- \[.+\]\((.+)\)$", folder.joinpath("llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {"README.md", "docs/trainer.md", "plugins/ddp/README.md", "api/core.trainer.md"} <= {*listed}
-    assert all(folder.joinpath(page).read_text(encoding="utf-8").startswith("# ") for page in listed)
-    assert "fit(model: nn.Module" in folder.joinpath("api/core.trainer.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"^- \[.+\]\((.+)\)$", folder.joinpath("llms.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {"README.md", "docs/trainer.md", "plugins/ddp/README.md", "api/core.trainer.md"} <= {
+        *listed
+    }
+    assert all(
+        folder.joinpath(page).read_text(encoding="utf-8").startswith("# ") for page in listed
+    )
+    assert "fit(model: nn.Module" in folder.joinpath("api/core.trainer.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_results_with_a_core_two_minor_releases_old_are_grey():
-    spec = importlib.util.spec_from_file_location("pages", Path(__file__).parents[2] / "docs" / "site" / "pages.py")
+    spec = importlib.util.spec_from_file_location(
+        "pages", Path(__file__).parents[2] / "docs" / "site" / "pages.py"
+    )
     pages = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(pages)
     results = [copy.deepcopy(pages.results()[0]) for _ in range(3)]

@@ -16,10 +16,22 @@ from changed import reached_tests
         ),
         ("plugins/hpu/core_hpu/strategy.py", {"plugins/hpu/tests"}, "tests/trainer/"),
         # Through the lazy names of public packages.
-        ("core/trainer/callbacks/timer.py", {"tests/trainer/callbacks/test_timer.py"}, "tests/fabric/"),
+        (
+            "core/trainer/callbacks/timer.py",
+            {"tests/trainer/callbacks/test_timer.py"},
+            "tests/fabric/",
+        ),
         ("core/cli/doctor.py", {"tests/cli/test_doctor.py"}, "plugins/"),
-        ("core/contract/strategy.py", {"plugins/fsdp/tests/test_conformance.py", "tests/fabric/test_fabric.py"}, None),
-        ("tests/support/tiny.py", {"tests/trainer/callbacks/test_early_stopping.py"}, "plugins/ddp/"),
+        (
+            "core/contract/strategy.py",
+            {"plugins/fsdp/tests/test_conformance.py", "tests/fabric/test_fabric.py"},
+            None,
+        ),
+        (
+            "tests/support/tiny.py",
+            {"tests/trainer/callbacks/test_early_stopping.py"},
+            "plugins/ddp/",
+        ),
         ("docs/data.md", {"tests/examples"}, "plugins/"),
         ("plugins/plan/core_plan/py.typed", {"plugins/plan/tests"}, "tests/"),
         ("constraints.txt", {"tests", "plugins"}, None),

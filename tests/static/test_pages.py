@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("plugins/*/README.md")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(#[^)\s]+)?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -20,24 +24,51 @@ def anchors_of(page):
     return {"#" + re.sub(r"[^\w -]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_to_files_and_headings(page):
-    links = [(target, anchor) for target, anchor in LINK.findall(page.read_text(encoding="utf-8")) if ":" not in target]
+    links = [
+        (target, anchor)
+        for target, anchor in LINK.findall(page.read_text(encoding="utf-8"))
+        if ":" not in target
+    ]
     lost = [target for target, _ in links if not (page.parent / target).exists()]
-    ends = [((page.parent / target) if target else page, anchor) for target, anchor in links if anchor]
-    lost += [f"{end.name}{anchor}" for end, anchor in ends if end.suffix == ".md" and anchor not in anchors_of(end)]
+    ends = [
+        ((page.parent / target) if target else page, anchor) for target, anchor in links if anchor
+    ]
+    lost += [
+        f"{end.name}{anchor}"
+        for end, anchor in ends
+        if end.suffix == ".md" and anchor not in anchors_of(end)
+    ]
     assert lost == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_site_has_what_a_page_links_to(page):
-    """`tox run -e docs` builds it: what a page links to must be there, and code be left out of `nav`."""
+    """`tox run -e docs` builds it: what a page links to must be there, and code be left out of
+    `nav`.
+    """
     lines = re.findall(
-        r"^MARKDOWN \+?= (\[.*\])", (ROOT / "docs/site/pages.py").read_text(encoding="utf-8"), re.MULTILINE
+        r"^MARKDOWN \+?= (\[.*?\])$",
+        (ROOT / "docs/site/pages.py").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
-    pages = {path for line in lines for pattern in ast.literal_eval(line) for path in ROOT.glob(pattern)}
-    outside = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("not_in_nav: |\n")[2].partition("\n\n")[0]
-    linked = [target for target, _ in LINK.findall(page.read_text(encoding="utf-8")) if target and ":" not in target]
+    pages = {
+        path for line in lines for pattern in ast.literal_eval(line) for path in ROOT.glob(pattern)
+    }
+    outside = (
+        (ROOT / "mkdocs.yml")
+        .read_text(encoding="utf-8")
+        .partition("not_in_nav: |\n")[2]
+        .partition("\n\n")[0]
+    )
+    linked = [
+        target
+        for target, _ in LINK.findall(page.read_text(encoding="utf-8"))
+        if target and ":" not in target
+    ]
     paths = [(page.parent / target).resolve() for target in linked]
     assert [str(path) for path in paths if path.suffix == ".md" and path not in pages] == []
     parts = {path.relative_to(ROOT).parts[0] for path in paths if path.suffix != ".md"}
@@ -46,8 +77,16 @@ def test_the_site_has_what_a_page_links_to(page):
 
 def test_pages_that_code_names_are_there():
     """Errors and docstrings send their readers to `docs/...`."""
-    sources = [*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/core_*/**/*.py"), *ROOT.glob("benchmarks/*.py")]
-    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    sources = [
+        *ROOT.glob("core/**/*.py"),
+        *ROOT.glob("plugins/*/core_*/**/*.py"),
+        *ROOT.glob("benchmarks/*.py"),
+    ]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
     assert len(named) > 3
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 

@@ -1,16 +1,27 @@
-"""READMEs of plugins list the traps of their libraries, and each cure and test is where its row says."""
+"""READMEs of plugins list the traps of their libraries, and each cure and test is where its row
+says.
+"""
 
 import re
 from pathlib import Path
 
 import pytest
 
-ROW = re.compile(r"^\| .+ \| \[.+\]\((core_[\w/]+\.py)\) \| `(\w+)(?:::(\w+))?[^`]*` in \[.+\]\((tests/\w+\.py)\).*\|$")
+ROW = re.compile(
+    r"^\| .+ \| \[.+\]\((core_[\w/]+\.py)\) \| `(\w+)(?:::(\w+))?[^`]*` in "
+    r"\[.+\]\((tests/\w+\.py)\).*\|$"
+)
 PLUGINS = Path(__file__).parents[2] / "plugins"
 TABLES = {
     page.parent: table.group(1).splitlines()
     for page in sorted(PLUGINS.glob("*/README.md"))
-    if (table := re.search(r"^\| without the cure .*\n\| --- .*\n((\|.*\n?)+)", page.read_text("utf-8"), re.MULTILINE))
+    if (
+        table := re.search(
+            r"^\| without the cure .*\n\| --- .*\n((\|.*\n?)+)",
+            page.read_text("utf-8"),
+            re.MULTILINE,
+        )
+    )
 }
 
 

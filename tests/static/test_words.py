@@ -1,4 +1,6 @@
-"""The words of prose and identifiers: those of the field, so that a reader of PyTorch needs no glossary."""
+"""The words of prose and identifiers: those of the field, so that a reader of PyTorch needs no
+glossary.
+"""
 
 import ast
 import re
@@ -11,12 +13,16 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("core/**", "plugins/*/core_*/**", "benchmarks", "docs/site", "examples", ".")
 FILES = sorted(path for place in PLACES for path in ROOT.glob(f"{place}/*.py"))
 
-OPENING = re.compile(r"(?:(?:All ranks|Rank 0)[^.]*\. )?(Tell|Say|Let|Take|Put|Come|Have|Be|What|Who|Nobody)s?\b(?!-)")
+OPENING = re.compile(
+    r"(?:(?:All ranks|Rank 0)[^.]*\. "
+    r")?(Tell|Say|Let|Take|Put|Come|Have|Be|What|Who|Nobody)s?\b(?!-)"
+)
 """First words of a docstring that ask or command, and describe nothing."""
 BANNED = {
     r"\b(told|tells|heard)\b(?! apart)": "say what is passed, returned, logged or raised",
     r"\ban? [\w`.-]+ of (the )?\w+'s(?! \w| own)": "a store of torch's -> a torch store",
-    r"\ban? [\w`.-]+ of (the )?\w+'s (own )?(that|which|may|isn't)\b": "a store of torch's that -> a torch store that",
+    r"\ban? [\w`.-]+ of (the )?\w+'s (own "
+    r")?(that|which|may|isn't)\b": "a store of torch's that -> a torch store that",
     r"\beverything that floats\b": "all floating-point tensors",
     r"\b(errand|echo of|gives? up about)\b": "background call, lost connection, aborts",
 }
@@ -24,7 +30,9 @@ BANNED = {
 BANNED_NAMES = re.compile(
     r"(^|_)(told|tell|tells|wish|wishes|settle|settled|lend|lends|doomed|bystanders?|anew|whereabouts)(_|$)"
 )
-"""Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or restarted."""
+"""Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or
+restarted.
+"""
 
 
 def named_by(node):
@@ -42,7 +50,8 @@ def named_by(node):
 def texts():
     """Docstrings, comments and identifiers of all files, each with its place.
 
-    Docstrings are the strings that stand by themselves, of modules, classes, functions and attributes.
+    Docstrings are the strings that stand by themselves, of modules, classes, functions and
+    attributes.
     """
     docstrings, comments, names = [], [], []
     for path in FILES:
@@ -57,7 +66,11 @@ def texts():
             elif name := named_by(node):
                 names.append((f"{place}:{node.lineno}", name))
         with tokenize.open(path) as file:
-            tokens = [token for token in tokenize.generate_tokens(file.readline) if token.type == tokenize.COMMENT]
+            tokens = [
+                token
+                for token in tokenize.generate_tokens(file.readline)
+                if token.type == tokenize.COMMENT
+            ]
         comments += [(f"{place}:{token.start[0]}", token.string) for token in tokens]
     assert len(docstrings) > 1000 < len(names)
     return docstrings, comments, names
@@ -66,9 +79,14 @@ def texts():
 def test_docstrings_say_what_a_thing_is_or_does(texts):
     docstrings, _, _ = texts
     found = [
-        f"{place}: a docstring begins with {match[0]!r}" for place, text in docstrings if (match := OPENING.match(text))
+        f"{place}: a docstring begins with {match[0]!r}"
+        for place, text in docstrings
+        if (match := OPENING.match(text))
     ]
-    cure = "Begin with what the thing is or does: 'True if ...', 'Restore ...', 'Set ...', 'Return ...', 'The ...'"
+    cure = (
+        "Begin with what the thing is or does: 'True if ...', 'Restore ...', 'Set ...', 'Return "
+        "...', 'The ...'"
+    )
     assert found == [], cure
 
 
@@ -86,6 +104,8 @@ def test_prose_uses_words_of_the_field(texts):
 def test_identifiers_use_words_of_the_field(texts):
     _, _, names = texts
     found = [
-        f"{place}: {name}, with {match[2]!r}" for place, name in names if (match := BANNED_NAMES.search(name.lower()))
+        f"{place}: {name}, with {match[2]!r}"
+        for place, name in names
+        if (match := BANNED_NAMES.search(name.lower()))
     ]
     assert found == [], "Name it in the field's words"

@@ -1,4 +1,6 @@
-"""The workflows of this repository, and those that `core new-plugin` writes: valid, and without a known weakness."""
+"""The workflows of this repository, and those that `core new-plugin` writes: valid, and without a
+known weakness.
+"""
 
 import subprocess
 import sys
@@ -23,13 +25,23 @@ def workflows(request, tmp_path, monkeypatch):
 
 
 def test_workflows_follow_their_schema(workflows):
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows"]
-    done = subprocess.run([*command, *sorted(workflows.glob("*.yml"))], capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    done = subprocess.run(
+        [*command, *sorted(workflows.glob("*.yml"))], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
 def test_workflows_have_no_weakness_that_is_known(workflows):
-    done = subprocess.run([ZIZMOR, "--offline", "--quiet", workflows], capture_output=True, text=True)
+    done = subprocess.run(
+        [ZIZMOR, "--offline", "--quiet", workflows], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -20,7 +20,9 @@ print(launcher.launch(collect))
 """
 
 
-@pytest.mark.parametrize(("rest", "expected"), [(COPY, "0\n"), (RANK, "collected\n")], ids=["copy", "rank"])
+@pytest.mark.parametrize(
+    ("rest", "expected"), [(COPY, "0\n"), (RANK, "collected\n")], ids=["copy", "rank"]
+)
 def test_a_fork_does_not_destroy_the_stores_of_its_parent(rest, expected):
     beginning = """
 import gc, multiprocessing, sys, threading, time

@@ -1,4 +1,6 @@
-"""The options of a parallel strategy: checked for every subclass, and shown where a constructor hands them on."""
+"""The options of a parallel strategy: checked for every subclass, and shown where a constructor
+hands them on.
+"""
 
 import inspect
 from dataclasses import dataclass
@@ -43,28 +45,42 @@ class Better(Acme):
 
 def test_the_options_of_all_constructors_are_known():
     assert Better(color="blue", period=2, bucket_mb=1, timeout=None).bucket_mb == 1
-    parts = {"accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"}
+    parts = {
+        "accelerator",
+        "parallel_devices",
+        "cluster_environment",
+        "checkpoint_io",
+        "precision_plugin",
+    }
     of_all = {"process_group_backend", "timeout", "start_method"}
     assert known_options(Better) == {"color", "period", "bucket_mb", *of_all, *parts}
 
 
 def test_another_option_is_refused_with_a_near_miss():
-    with pytest.raises(ConfigurationError, match=r"Better has no option 'perod'\. Did you mean 'period'\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"Better has no option 'perod'\. Did you mean 'period'\?"
+    ):
         Better(perod=2)
-    with pytest.raises(ConfigurationError, match=r"Engine has no option 'b'\. Its options: one, two\."):
+    with pytest.raises(
+        ConfigurationError, match=r"Engine has no option 'b'\. Its options: one, two\."
+    ):
         check_options("Engine", {"one": 1, "b": 2}, ("two", "one"))
 
 
 def test_the_start_method_names_the_launcher():
     assert Acme().launcher_name == "spawn"
     assert Acme(start_method="fork").launcher_name == "fork"
-    with pytest.raises(ConfigurationError, match=r"start_method='popen': expected one of 'subprocess', 'spawn'"):
+    with pytest.raises(
+        ConfigurationError, match=r"start_method='popen': expected one of 'subprocess', 'spawn'"
+    ):
         Acme(start_method="popen")
 
 
 @pytest.mark.parametrize("timeout", [3, "30 min", timedelta(), timedelta(seconds=-1)], ids=str)
 def test_a_timeout_is_a_positive_duration(timeout):
-    with pytest.raises(ConfigurationError, match=r"timeout=.*: expected a positive datetime.timedelta"):
+    with pytest.raises(
+        ConfigurationError, match=r"timeout=.*: expected a positive datetime.timedelta"
+    ):
         Acme(timeout=timeout)
 
 

@@ -65,9 +65,14 @@ def test_a_decoder_of_another_class_counts_beside_its_encoder():
     class Cross(Block):
         pass
 
-    model = of(encoder=blocks(8), decoder=blocks(2, kind=Cross), head=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    model = of(
+        encoder=blocks(8),
+        decoder=blocks(2, kind=Cross),
+        head=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+    )
     assert str(find_units(model)) == (
-        "8 x Block (encoder.0 ... 7), 2 x Cross (decoder.0 ... 1), from its largest ModuleList, and 1 more"
+        "8 x Block (encoder.0 ... 7), 2 x Cross (decoder.0 ... 1), from its largest ModuleList, "
+        "and 1 more"
     )
 
 
@@ -78,17 +83,22 @@ def test_a_decoder_of_another_class_counts_beside_its_encoder():
         of(h=nn.Sequential(Block())),
         nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
         nn.Sequential(nn.ReLU(), nn.ReLU()),
-        of(h=nn.ModuleList(nn.ModuleList([Block(), nn.Linear(2, 2)]) for _ in range(2))),  # can't be called
+        # can't be called
+        of(h=nn.ModuleList(nn.ModuleList([Block(), nn.Linear(2, 2)]) for _ in range(2))),
     ],
 )
 def test_no_repeated_blocks(model):
     units = find_units(model)
     kind = type(model).__name__
     assert not units
-    assert str(units) == f"none: {kind} has no ModuleList or Sequential of several layers of one class"
+    assert (
+        str(units) == f"none: {kind} has no ModuleList or Sequential of several layers of one class"
+    )
 
 
-@pytest.mark.parametrize("layers", [blocks(1), nn.ModuleList([Block()] * 3)], ids=["one layer", "used three times"])
+@pytest.mark.parametrize(
+    "layers", [blocks(1), nn.ModuleList([Block()] * 3)], ids=["one layer", "used three times"]
+)
 def test_a_deep_model_that_has_one_layer_now(layers):
     assert str(find_units(of(h=layers))) == "1 x Block (h.0), from its largest ModuleList"
     assert names(of(h=layers, g=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))) == ["g.0", "g.1"]
@@ -98,12 +108,13 @@ def test_an_option_that_asks_for_units():
     with pytest.raises(ConfigurationError) as refusal:
         find_units(nn.Linear(2, 2), asked_by="compile={'region': 'units'}")
     assert str(refusal.value) == (
-        "compile={'region': 'units'} means the repeated blocks of the model, and Linear has no ModuleList or "
-        "Sequential of several layers of one class. Give a list instead: layer classes, or names of classes or modules."
+        "compile={'region': 'units'} means the repeated blocks of the model, and Linear has no "
+        "ModuleList or Sequential of several layers of one class. Give a list instead: layer "
+        "classes, or names of classes or modules."
     )
 
 
-# _no_split_modules ---------------------------------------------------------------------------------------------------
+# _no_split_modules --------------------------------------------------------------------------------
 
 
 def pretrained(named, **parts):
@@ -116,18 +127,25 @@ def pretrained(named, **parts):
 def test_modules_that_a_model_says_not_to_split(named):
     inner = pretrained(named, h=blocks(2), large=nn.ModuleList(nn.Linear(9, 9) for _ in range(9)))
     units = find_units(of(teacher=blocks(9), student=inner))
-    assert list(units.named) == ["student.h.0", "student.h.1"]  # not the teacher's, nor what is within
+    # not the teacher's, nor what is within
+    assert list(units.named) == ["student.h.0", "student.h.1"]
     assert str(units).endswith("named in _no_split_modules of Pretrained")
 
 
 @pytest.mark.parametrize("named", [None, [], ["Gone"]])
 def test_an_attribute_that_names_nothing(named):
-    assert str(find_units(pretrained(named, h=blocks(2)))) == "2 x Block (h.0 ... 1), from its largest ModuleList"
+    assert (
+        str(find_units(pretrained(named, h=blocks(2))))
+        == "2 x Block (h.0 ... 1), from its largest ModuleList"
+    )
 
 
 def test_a_class_that_was_made_of_the_named_one():
     wrapped, larger = type("ShardedBlock", (Block,), {}), blocks(9, kind=nn.Linear, out_features=99)
-    assert names(pretrained(["Block"], g=larger, h=nn.ModuleList([wrapped(), wrapped()]))) == ["h.0", "h.1"]
+    assert names(pretrained(["Block"], g=larger, h=nn.ModuleList([wrapped(), wrapped()]))) == [
+        "h.0",
+        "h.1",
+    ]
 
 
 def test_what_is_around_and_what_is_within_both_name_classes():
@@ -136,7 +154,7 @@ def test_what_is_around_and_what_is_within_both_name_classes():
     assert list(units.named) == ["tower.h.0", "tower.h.1", "tower.norm"]
 
 
-# what the user lists --------------------------------------------------------------------------------------------------
+# what the user lists ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,37 +170,47 @@ def test_classes_and_names(listed, expected):
     assert names(of(h=blocks(2)), listed) == expected
 
 
-@pytest.mark.parametrize(("item", "hint"), [("h.2.mpl", "h.2.mlp"), ("Blok", "Block"), (nn.Conv2d, None)])
+@pytest.mark.parametrize(
+    ("item", "hint"), [("h.2.mpl", "h.2.mlp"), ("Blok", "Block"), (nn.Conv2d, None)]
+)
 def test_a_name_that_is_not_there(item, hint):
     with pytest.raises(ConfigurationError) as refusal:
         find_units(of(h=blocks(3)), [Block, item])
     text = str(refusal.value)
     assert text.startswith(
-        f"{item if isinstance(item, str) else 'Conv2d'!r} is listed as a unit, and no part of Module"
+        f"{item if isinstance(item, str) else 'Conv2d'!r} is listed as a unit, and no part of "
+        "Module"
     )
     assert hint is None or f"Did you mean {hint!r}?" in text
     assert text.endswith("It holds Block, LayerNorm, Linear, ModuleList.")
 
 
-# parameters without values --------------------------------------------------------------------------------------------
+# parameters without values ------------------------------------------------------------------------
 
 
 def test_sizes_on_meta_and_of_lazy_layers():
     with torch.device("meta"):
-        model = of(small=nn.ModuleList(nn.Linear(1, 1) for _ in range(30)), h=blocks(2, 64), lazy=nn.LazyLinear(2))
+        model = of(
+            small=nn.ModuleList(nn.Linear(1, 1) for _ in range(30)),
+            h=blocks(2, 64),
+            lazy=nn.LazyLinear(2),
+        )
     assert names(model) == ["h.0", "h.1"]
     lazy = nn.ModuleList([nn.LazyLinear(2), nn.LazyLinear(2)])
     assert names(of(h=lazy, g=blocks(2))) == ["g.0", "g.1"]
     assert names(of(h=lazy)) == ["h.0", "h.1"]
-    emptied = of(h=blocks(2), g=blocks(3))  # as by an engine that keeps values elsewhere between two uses
+    # as by an engine that keeps values elsewhere between two uses
+    emptied = of(h=blocks(2), g=blocks(3))
     for parameter in emptied.parameters():
         parameter.data = torch.empty(0)
     assert names(emptied) == ["h.0", "h.1", "g.0", "g.1", "g.2"]
 
 
 def test_a_long_list_is_told_shortly():
-    model = of(**{f"stage{index}": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for index in range(9)})
+    model = of(
+        **{f"stage{index}": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for index in range(9)}
+    )
     assert str(find_units(model)) == (
-        "18 x Linear (stage0.0 ... 1, stage1.0 ... 1, stage2.0 ... 1, stage3.0 ... 1, stage4.0 ... 1, stage5.0 ... 1, "
-        "and 3 more), from its largest Sequential, and 8 more"
+        "18 x Linear (stage0.0 ... 1, stage1.0 ... 1, stage2.0 ... 1, stage3.0 ... 1, stage4.0 ... "
+        "1, stage5.0 ... 1, and 3 more), from its largest Sequential, and 8 more"
     )

@@ -1,4 +1,6 @@
-"""Files of the checkout that tests of plugins read. The tests in a plugin's sdist run without them."""
+"""Files of the checkout that tests of plugins read. The tests in a plugin's sdist run without
+them.
+"""
 
 from pathlib import Path
 

@@ -38,7 +38,9 @@ def save_state(path, state, storage=None):
 
 
 def together(function, num_ranks=2):
-    """`function(collectives)` on ranks in this process; what it returns, or its CheckpointError, on each."""
+    """`function(collectives)` on ranks in this process; what it returns, or its CheckpointError, on
+    each.
+    """
 
     def run():
         try:

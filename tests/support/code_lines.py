@@ -14,7 +14,11 @@ def code_lines(path):
     with open(path, "rb") as file:
         for token in tokenize.tokenize(file.readline):
             is_between = token.type in (tokenize.COMMENT, tokenize.NL)
-            if token.type not in _BEFORE and not is_between and not (token.type == tokenize.STRING and is_start):
+            if (
+                token.type not in _BEFORE
+                and not is_between
+                and not (token.type == tokenize.STRING and is_start)
+            ):
                 lines |= set(range(token.start[0], token.end[0] + 1))
             is_start = token.type in _BEFORE or (is_between and is_start)
     return len(lines)

@@ -10,7 +10,9 @@ from support.fake_distributions import make_distribution
 
 @pytest.fixture
 def core_cli(tmp_path):
-    """Runs the command in a process of its own, in an empty folder, with fake distributions on the path."""
+    """Runs the command in a process of its own, in an empty folder, with fake distributions on the
+    path.
+    """
     working = tmp_path / "cwd"
     working.mkdir()
     packages = tmp_path / "site"

@@ -27,7 +27,8 @@ def make_distribution(
         modules: source code by module name; a dotted name makes packages.
         summary: its one-line description.
         folder: name of the `.dist-info` folder, if it isn't the usual one.
-        metadata: content of `METADATA`, str or bytes, if it isn't the usual one; False: there is none.
+        metadata: content of `METADATA`, str or bytes, if it isn't the usual one; False: there is
+            none.
     """
     path = Path(path)
     info = path / (folder or f"{name.replace('-', '_')}-{version}.dist-info")
@@ -35,7 +36,9 @@ def make_distribution(
     if metadata is None:
         headers = [f"Name: {name}", f"Version: {version}", f"Summary: {summary}"]
         headers += [f"Requires-Dist: {line}" for line in requires]
-        metadata = "\n".join(["Metadata-Version: 2.4", *headers, "", "Name: not a header any more", ""])
+        metadata = "\n".join(
+            ["Metadata-Version: 2.4", *headers, "", "Name: not a header any more", ""]
+        )
     if metadata is not False:
         _write(info / "METADATA", metadata)
     if entry_points_text:

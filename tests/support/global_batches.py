@@ -1,4 +1,6 @@
-"""Training in exact arithmetic, so that ranks may be compared: a module, its data, and how near is equal."""
+"""Training in exact arithmetic, so that ranks may be compared: a module, its data, and how near is
+equal.
+"""
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ class Net(Module):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3), "interval": "step"}
+        ]
 
 
 def close(weights):

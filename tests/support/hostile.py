@@ -1,7 +1,11 @@
-"""Text that would move a terminal's cursor, colour it or turn its writing round, if it were printed as it is."""
+"""Text that would move a terminal's cursor, colour it or turn its writing round, if it were printed
+as it is.
+"""
 
 SPOOF = "\x1b[2K\rddp  ok\x9b2J\x07\u202e\u200b"
-"""An escape sequence, a carriage return, a C1 control, a bell, a bidi override and a blank without width."""
+"""An escape sequence, a carriage return, a C1 control, a bell, a bidi override and a blank without
+width.
+"""
 
 LOOK_ALIKES = {
     "d\u0435epspeed": r"'\u0435'",

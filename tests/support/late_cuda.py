@@ -1,8 +1,10 @@
-"""A CUDA device that does what it is told as late as it may: when something waits for it, or not at all.
+"""A CUDA device that does what it is told as late as it may: when something waits for it, or not at
+all.
 
-Tensors are on the CPU and say that they are elsewhere. Copies from them to memory, and what is written to them in
-place, go to the queue of the current stream. The queue of the main stream runs at once, or late; others always late:
-so a copy that isn't waited for finds what was written after it, and one that doesn't wait finds what was there before.
+Tensors are on the CPU and say that they are elsewhere. Copies from them to memory, and what is
+written to them in place, go to the queue of the current stream. The queue of the main stream runs
+at once, or late; others always late: so a copy that isn't waited for finds what was written after
+it, and one that doesn't wait finds what was there before.
 """
 
 import contextlib
@@ -11,7 +13,13 @@ import threading
 import torch
 
 MAIN_LATE, MAIN_EARLY = "the main stream is late", "the main stream is early"
-_IN_PLACE = {torch.Tensor.add_, torch.Tensor.mul_, torch.Tensor.fill_, torch.Tensor.sub_, torch.Tensor.addcdiv_}
+_IN_PLACE = {
+    torch.Tensor.add_,
+    torch.Tensor.mul_,
+    torch.Tensor.fill_,
+    torch.Tensor.sub_,
+    torch.Tensor.addcdiv_,
+}
 
 
 class LateTensor(torch.Tensor):
@@ -37,9 +45,12 @@ class LateTensor(torch.Tensor):
         if function is torch.Tensor.tolist:
             CUDA.now.synchronize()
         result = call(function, types, args, kwargs)
-        if function in (torch.Tensor.sum, torch.stack):  # has its shape now, and its values in its turn
+        # has its shape now, and its values in its turn
+        if function in (torch.Tensor.sum, torch.stack):
             plain = result.as_subclass(torch.Tensor)
-            CUDA.now.enqueue(lambda: plain.copy_(call(function, types, args, kwargs).as_subclass(torch.Tensor)))
+            CUDA.now.enqueue(
+                lambda: plain.copy_(call(function, types, args, kwargs).as_subclass(torch.Tensor))
+            )
         return result
 
 
@@ -87,7 +98,9 @@ class Event:
 
 
 class CUDA:
-    """The device, from `simulate` on. Threads beside the main one find nothing done until `gate` is set."""
+    """The device, from `simulate` on. Threads beside the main one find nothing done until `gate` is
+    set.
+    """
 
     streams, locked = [], {}
     copies = num_waits = 0

@@ -1,7 +1,8 @@
 """Every configuration writes a checkpoint, and every configuration goes on from each of them.
 
-One launch of each writes: it trains 10 steps, saves, and trains 10 more. One launch of each reads all checkpoints, and
-trains 10 steps from each. The global batch is the same everywhere, and so are the losses.
+One launch of each writes: it trains 10 steps, saves, and trains 10 more. One launch of each reads
+all checkpoints, and trains 10 steps from each. The global batch is the same everywhere, and so are
+the losses.
 
 To add a strategy from elsewhere, call `run_matrix` with configurations of its own.
 """
@@ -49,7 +50,12 @@ class Configuration:
 
     def fabric(self):
         strategy = STRATEGY_REGISTRY.create(self.strategy, **self.options)
-        return Fabric(accelerator="cpu", strategy=strategy, devices=self.num_processes, precision=self.precision)
+        return Fabric(
+            accelerator="cpu",
+            strategy=strategy,
+            devices=self.num_processes,
+            precision=self.precision,
+        )
 
 
 FORK = {"start_method": "fork"}
@@ -71,12 +77,16 @@ class Net(nn.Module):
     def cut(self, mesh):
         """Over the devices of a tensor group."""
         columns, gathered = ColwiseParallel(), ColwiseParallel(output_layouts=Replicate())
-        parallelize_module(self, mesh, {"first": columns, "frozen": RowwiseParallel(), "second": gathered})
+        parallelize_module(
+            self, mesh, {"first": columns, "frozen": RowwiseParallel(), "second": gathered}
+        )
         self.second.weight = self.first.weight
 
     def forward(self, x):
         self.num_calls += 1
-        return self.last(torch.tanh(self.second(torch.tanh(self.frozen(torch.tanh(self.first(x)))))))
+        return self.last(
+            torch.tanh(self.second(torch.tanh(self.frozen(torch.tanh(self.first(x))))))
+        )
 
 
 def make_run(fabric, seed):
@@ -102,7 +112,9 @@ def train(fabric, state, clipping):
         batch = torch.randn(GLOBAL_BATCH, 6, generator=generator, dtype=torch.float64)
         batch = batch.chunk(strategy.data_parallel_size)[strategy.data_parallel_rank]
         batch = batch.to(next(state["model"].parameters()).dtype)
-        loss = (state["model"](batch).double() - batch.double().sum(1, keepdim=True)).square().mean()
+        loss = (
+            (state["model"](batch).double() - batch.double().sum(1, keepdim=True)).square().mean()
+        )
         fabric.backward(loss, model=state["model"])
         fabric.clip_gradients(state["model"], state["optimizer"], **clipping)
         state["optimizer"].step()
@@ -126,7 +138,9 @@ def write(configuration, folder):
 
 
 def read_all(configuration, paths, restore):
-    """Launch once, or once for each where a run has one module. Go on from each checkpoint: losses by path."""
+    """Launch once, or once for each where a run has one module. Go on from each checkpoint: losses
+    by path.
+    """
 
     def body(fabric, own):
         losses = {}
@@ -169,7 +183,8 @@ def run_matrix(chosen, folder, converted=lambda reader, paths: {}):
     Args:
         chosen: configurations.
         folder: for their checkpoints.
-        converted: losses that are expected of a reader, by paths, where they aren't those of one device.
+        converted: losses that are expected of a reader, by paths, where they aren't those of one
+            device.
     """
     uninterrupted = write(Configuration("single_device", label="reference"), folder)[1]
     written = {writer.name: write(writer, folder)[1] for writer in chosen}
@@ -179,10 +194,15 @@ def run_matrix(chosen, folder, converted=lambda reader, paths: {}):
         found, others = read_all(reader, paths.values(), restore), converted(reader, paths)
         for writer, path in paths.items():
             expected = written[writer.name] if writer == reader else others.get(path, uninterrupted)
-            cells[writer.name, reader.name] = compare(found[path], expected, 0.0 if writer == reader else 1e-10)
+            cells[writer.name, reader.name] = compare(
+                found[path], expected, 0.0 if writer == reader else 1e-10
+            )
     return cells
 
 
 def compare(found, expected, tolerance):
     largest = max(map(abs, expected))
-    return Cell(max(abs(one - other) for one, other in zip(found, expected, strict=True)) / largest, tolerance)
+    return Cell(
+        max(abs(one - other) for one, other in zip(found, expected, strict=True)) / largest,
+        tolerance,
+    )

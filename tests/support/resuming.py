@@ -1,4 +1,6 @@
-"""A small training of many parts that tells everything that happens in it, and ranks on which it runs."""
+"""A small training of many parts that tells everything that happens in it, and ranks on which it
+runs.
+"""
 
 import os
 import random
@@ -39,7 +41,9 @@ class Net(Module):
     def __init__(self, optimizers, norm=nn.BatchNorm1d):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(NUM_FEATURES, 4), norm(4), nn.Dropout(0.4), nn.Linear(4, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(NUM_FEATURES, 4), norm(4), nn.Dropout(0.4), nn.Linear(4, 1)
+        )
         self.optimizers_of = optimizers
         self.events = []
 
@@ -64,7 +68,10 @@ class Net(Module):
 def adamw_by_step(parameters):
     optimizer = torch.optim.AdamW(parameters, lr=0.05)
     return [optimizer], [
-        {"scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40), "interval": "step"},
+        {
+            "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
+            "interval": "step",
+        },
     ]
 
 
@@ -76,8 +83,13 @@ def sgd_by_epoch(parameters):
 def on_plateau(monitor, **options):
     def configure(parameters):
         optimizer = torch.optim.AdamW(parameters, lr=0.05)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3, threshold=0.9)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": monitor, **options}}
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=0, factor=0.3, threshold=0.9
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": monitor, **options},
+        }
 
     return configure
 
@@ -134,7 +146,11 @@ class Listener(Callback):
 
     def on_train_epoch_end(self, trainer, module):
         values = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        rates = [group["lr"] for optimizer in trainer.strategy.optimizers for group in optimizer.param_groups]
+        rates = [
+            group["lr"]
+            for optimizer in trainer.strategy.optimizers
+            for group in optimizer.param_groups
+        ]
         module.events.append(("epoch", trainer.current_epoch, self.count, values, rates))
 
 
@@ -147,7 +163,9 @@ class SaveAlways(Callback):
         self.folder = folder
 
     def _save(self, trainer, what):
-        trainer.save_checkpoint(os.path.join(self.folder, f"{trainer.progress.total_batches:03}-{what}.ckpt"))
+        trainer.save_checkpoint(
+            os.path.join(self.folder, f"{trainer.progress.total_batches:03}-{what}.ckpt")
+        )
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self._save(trainer, "batch")
@@ -161,7 +179,9 @@ class SaveAlways(Callback):
 
 
 def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, returns_trainer=False, **options):
-    """Run two epochs; returns (events, weights, batches that were done before), or (events, trainer)."""
+    """Run two epochs; returns (events, weights, batches that were done before), or (events,
+    trainer).
+    """
     random.seed(seed), numpy.random.seed(seed), torch.manual_seed(seed)
     strategy = {"strategy": "ddp"} if num_ranks > 1 else {}
     quiet = {
@@ -174,7 +194,9 @@ def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, returns_trainer
     }
     chosen = {"max_epochs": 2, **strategy, **quiet, **case.trainer, **options}
     listener = Listener()
-    trainer = Trainer(accelerator="cpu", devices=num_ranks, callbacks=[listener, *callbacks], **chosen)
+    trainer = Trainer(
+        accelerator="cpu", devices=num_ranks, callbacks=[listener, *callbacks], **chosen
+    )
     # Each rank has batch statistics of its own, and a checkpoint those of rank 0.
     module = case.net(case.optimizers, **({"norm": nn.LayerNorm} if num_ranks > 1 else {}))
     trainer.fit(module, *case.loaders(num_ranks), ckpt_path=ckpt_path)
@@ -182,7 +204,8 @@ def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, returns_trainer
         return module.events, trainer
     state = module.state_dict()
     weights = {
-        name: (own.full_tensor() if hasattr(own, "full_tensor") else own).tolist() for name, own in state.items()
+        name: (own.full_tensor() if hasattr(own, "full_tensor") else own).tolist()
+        for name, own in state.items()
     }
     return module.events, weights, listener.began_after
 

@@ -56,7 +56,9 @@ CASES = {
 
 
 class Block(nn.Module):
-    """A residual layer with a norm and a buffer, whose width isn't a multiple of the number of ranks."""
+    """A residual layer with a norm and a buffer, whose width isn't a multiple of the number of
+    ranks.
+    """
 
     def __init__(self):
         super().__init__()
@@ -112,7 +114,11 @@ class Net(Module):
     def cut(self, mesh):
         if mesh is not None and "tensor_parallel" in mesh.mesh_dim_names:
             for block in self.blocks:
-                parallelize_module(block, mesh["tensor_parallel"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+                parallelize_module(
+                    block,
+                    mesh["tensor_parallel"],
+                    {"up": ColwiseParallel(), "down": RowwiseParallel()},
+                )
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -128,7 +134,10 @@ class Net(Module):
         if self.case.optimizer == "sgd":
             return torch.optim.SGD(self.parameters(), lr=0.1)
         if self.case.optimizer == "muon":
-            matrices, others = ([one for one in self.parameters() if (one.ndim == 2) is two] for two in (True, False))
+            matrices, others = (
+                [one for one in self.parameters() if (one.ndim == 2) is two]
+                for two in (True, False)
+            )
             return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)]
         options = {self.case.optimizer: True} if self.case.optimizer != "adamw" else {}
         return torch.optim.AdamW(self.parameters(), lr=0.01, **options)
@@ -153,7 +162,10 @@ class Recorder(Callback):
 def make_loader(data_parallel_size, num_steps=NUM_STEPS):
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, 13, (num_steps * GLOBAL_BATCH_SIZE,), generator=generator)
-    return DataLoader(TensorDataset(tokens, (tokens * 5 + 2) % 13), batch_size=GLOBAL_BATCH_SIZE // data_parallel_size)
+    return DataLoader(
+        TensorDataset(tokens, (tokens * 5 + 2) % 13),
+        batch_size=GLOBAL_BATCH_SIZE // data_parallel_size,
+    )
 
 
 class WholeWeights(Callback):
@@ -174,17 +186,26 @@ def train_on(rank, name, data_parallel_size):
         return result
     whole, options = WholeWeights(), {"plugins": [rank.environment]}
     losses, _ = train(
-        case, rank.backend.strategy(), rank.backend.num_processes, data_parallel_size, (whole,), **options
+        case,
+        rank.backend.strategy(),
+        rank.backend.num_processes,
+        data_parallel_size,
+        (whole,),
+        **options,
     )
     return losses, whole.weights
 
 
-def train(case, strategy="single_device", devices=1, data_parallel_size=None, callbacks=(), **options):
+def train(
+    case, strategy="single_device", devices=1, data_parallel_size=None, callbacks=(), **options
+):
     """Losses and whole weights after the steps of the case."""
     data_parallel_size = devices if data_parallel_size is None else data_parallel_size
     torch.manual_seed(11)
     if case.loop == "fabric":
-        fabric = Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision=PRECISIONS[case.dtype])
+        fabric = Fabric(
+            strategy=strategy, devices=devices, accelerator="cpu", precision=PRECISIONS[case.dtype]
+        )
         return fabric.launch(fabric_loop, case, data_parallel_size)
     module, recorder = Net(case), Recorder()
     trainer = Trainer(

@@ -9,11 +9,15 @@ _FACTS = (
 
 
 def in_short(suite, short=StrategySmoke):
-    """The short suite of what a whole suite tests with these of its attributes; one that has more needs its own.
+    """The short suite of what a whole suite tests with these of its attributes; one that has more
+    needs its own.
 
     Its `make` becomes that of another class, and so may not call `super()`.
     """
-    facts = {name: getattr(suite, name) for name in (*_FACTS, *(["differs"] if hasattr(suite, "differs") else []))}
+    facts = {
+        name: getattr(suite, name)
+        for name in (*_FACTS, *(["differs"] if hasattr(suite, "differs") else []))
+    }
     facts |= {"make": suite.make} if "make" in vars(suite) else {}
     facts |= {"__doc__": suite.__doc__, "__module__": suite.__module__}
     return type(f"{suite.__name__}InShort", (short,), facts)

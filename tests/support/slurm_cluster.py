@@ -1,4 +1,6 @@
-"""A small SLURM cluster on this machine, for the tests that say so: `from slurm_cluster import slurm`."""
+"""A small SLURM cluster on this machine, for the tests that say so:
+`from slurm_cluster import slurm`.
+"""
 
 import contextlib
 import os
@@ -47,7 +49,9 @@ PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscr
 
 @pytest.fixture(scope="session")
 def slurm():
-    """A running cluster of two nodes on this machine; its value is the variables that srun needs."""
+    """A running cluster of two nodes on this machine; its value is the variables that srun
+    needs.
+    """
     programs = ("srun", "slurmctld", "slurmd", "munged", "mungekey")
     if missing := [name for name in programs if shutil.which(name) is None]:
         pytest.skip(f"{missing[0]} is not installed: tests/cluster/install.sh")
@@ -65,8 +69,15 @@ def slurm():
 def start_munge(folder, stack):
     key = folder / "munge.key"
     subprocess.run(["mungekey", "--create", f"--keyfile={key}"], check=True)
-    files = {"key-file": key, "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log"}
-    options = [f"--{option}={folder / name}" for option, name in files.items()] + [f"--seed-file={folder}/munge.seed"]
+    files = {
+        "key-file": key,
+        "socket": "munge.socket",
+        "pid-file": "munge.pid",
+        "log-file": "munge.log",
+    }
+    options = [f"--{option}={folder / name}" for option, name in files.items()] + [
+        f"--seed-file={folder}/munge.seed"
+    ]
     start_daemon(stack, "munged", "--foreground", "--force", *options)
     wait_until(lambda: (folder / "munge.socket").exists(), "munged")
 
@@ -74,7 +85,11 @@ def start_munge(folder, stack):
 def start_slurm(folder, stack):
     configuration = folder / "slurm.conf"
     configuration.write_text(
-        SLURM_CONF.format(host=socket.gethostname().split(".")[0], folder=folder, ports=[free_port() for _ in range(3)])
+        SLURM_CONF.format(
+            host=socket.gethostname().split(".")[0],
+            folder=folder,
+            ports=[free_port() for _ in range(3)],
+        )
     )
     for name in ("slurmctld", "slurmd-n1", "slurmd-n2"):
         (folder / name).mkdir()
@@ -85,7 +100,10 @@ def start_slurm(folder, stack):
     count_idle = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
     wait_until(
         lambda: (
-            subprocess.run(count_idle, env=os.environ | variables, capture_output=True, text=True).stdout.strip() == "2"
+            subprocess.run(
+                count_idle, env=os.environ | variables, capture_output=True, text=True
+            ).stdout.strip()
+            == "2"
         ),
         "two idle SLURM nodes",
     )
@@ -94,10 +112,14 @@ def start_slurm(folder, stack):
 
 
 def end_jobs(variables):
-    """End what still runs, such as a job that a test has seen go on: it would outlive the daemons."""
+    """End what still runs, such as a job that a test has seen go on: it would outlive the
+    daemons.
+    """
 
     def is_empty():
-        done = subprocess.run(["squeue", "--noheader"], env=variables, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["squeue", "--noheader"], env=variables, capture_output=True, text=True, check=True
+        )
         return not done.stdout.strip()
 
     subprocess.run(["scancel", "--user=root"], env=variables, check=True)
@@ -106,7 +128,10 @@ def end_jobs(variables):
 
 def start_daemon(stack, *command):
     process = subprocess.Popen(
-        [str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     stack.callback(process.wait)
     stack.callback(process.terminate)

@@ -1,4 +1,6 @@
-"""The smallest module that trains, with validation losses that a test prescribes. Workers import it too."""
+"""The smallest module that trains, with validation losses that a test prescribes. Workers import it
+too.
+"""
 
 import torch
 from torch import nn
@@ -8,7 +10,9 @@ from core import Module, Trainer
 
 
 class Tiny(Module):
-    """Logs `train_loss` and `val_loss`; the latter is the next of `val_losses`, if there are any."""
+    """Logs `train_loss` and `val_loss`; the latter is the next of `val_losses`, if there are
+    any.
+    """
 
     def __init__(self, val_losses=(), lr=0.1):
         super().__init__()
@@ -45,7 +49,9 @@ class Tiny(Module):
 def loader(num_samples=8, batch_size=2):
     """By default four batches."""
     generator = torch.Generator().manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(num_samples, 2, generator=generator)), batch_size=batch_size)
+    return DataLoader(
+        TensorDataset(torch.randn(num_samples, 2, generator=generator)), batch_size=batch_size
+    )
 
 
 def make_trainer(root, *callbacks, **options):

@@ -1,4 +1,6 @@
-"""A tiny module that writes down which samples each rank sees, on disk: workers are other processes."""
+"""A tiny module that writes down which samples each rank sees, on disk: workers are other
+processes.
+"""
 
 import json
 
@@ -11,7 +13,9 @@ from core_testing import in_one_process
 
 
 class Recorder(Module):
-    """Batches hold the numbers of their samples; `seen(kind)` tells them, for each rank its batches in order."""
+    """Batches hold the numbers of their samples; `seen(kind)` tells them, for each rank its batches
+    in order.
+    """
 
     def __init__(self, root):
         super().__init__()
@@ -66,7 +70,11 @@ def numbers(batch):
 
 def first(batch):
     while not isinstance(batch, torch.Tensor):
-        batch = next(part for part in (batch.values() if isinstance(batch, dict) else batch) if part is not None)
+        batch = next(
+            part
+            for part in (batch.values() if isinstance(batch, dict) else batch)
+            if part is not None
+        )
     return batch
 
 
@@ -142,11 +150,17 @@ class SaveAt(Callback):
 
 def on_two(root, run, **options):
     """`run(trainer)` on two ranks, which are threads of this process."""
-    return in_one_process(lambda: run(make_trainer(root, **{"strategy": "ddp", "devices": 2, **options})))
+    return in_one_process(
+        lambda: run(make_trainer(root, **{"strategy": "ddp", "devices": 2, **options}))
+    )
 
 
 def flat(batches):
     """All numbers in a nested list, in order."""
     if isinstance(batches, dict):
         batches = list(batches.values())
-    return [number for item in batches for number in flat(item)] if isinstance(batches, list) else [batches]
+    return (
+        [number for item in batches for number in flat(item)]
+        if isinstance(batches, list)
+        else [batches]
+    )

@@ -95,7 +95,8 @@ def test_losses_and_weights_are_bit_equal(way):
     for name, value in module.state_dict().items():
         assert torch.equal(value, expected.state_dict()[name]), name
     if way != "names":
-        assert max(module.saved) < min(expected.saved) / 2  # bytes that autograd keeps, seen by hooks around the step
+        # bytes that autograd keeps, seen by hooks around the step
+        assert max(module.saved) < min(expected.saved) / 2
 
 
 @pytest.mark.slow
@@ -105,7 +106,9 @@ def test_compiled_as_one_graph():
     class Plain(Net):
         def __init__(self):
             super().__init__()
-            layers = (nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2))
+            layers = (
+                nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in range(2)
+            )
             self.blocks = nn.ModuleList(layers)
 
         def training_step(self, batch, batch_idx):
@@ -139,7 +142,9 @@ def test_nothing_stays_on_the_module():
 @pytest.mark.parametrize("copied", [False, True])
 def test_statistics_count_each_batch_once(copied):
     class Counted(nn.Module):
-        """Statistics of a layer that is frozen now and then, and a buffer that some forwards change."""
+        """Statistics of a layer that is frozen now and then, and a buffer that some forwards
+        change.
+        """
 
         def __init__(self):
             super().__init__()
@@ -165,7 +170,11 @@ def test_statistics_count_each_batch_once(copied):
         return {name: value.tolist() for name, value in block.state_dict().items()}
 
     expected = counted()
-    assert (expected["num_calls"], expected["num_odd"], expected["norm.num_batches_tracked"]) == (5, 2, 2)
+    assert (expected["num_calls"], expected["num_odd"], expected["norm.num_batches_tracked"]) == (
+        5,
+        2,
+        2,
+    )
     assert counted(checkpoints=True) == expected
     assert counted(checkpoints=True, policy=keeps_products) == expected
 
@@ -176,7 +185,10 @@ def test_a_second_backward_through_a_graph_computes_again_once_more():
         out = block(torch.randn(8, 4, requires_grad=True)).sum()
         out.backward(retain_graph=True)
         out.backward()
-        return [value.tolist() for value in (*(part.grad for part in block.parameters()), *block.buffers())]
+        return [
+            value.tolist()
+            for value in (*(part.grad for part in block.parameters()), *block.buffers())
+        ]
 
     torch.manual_seed(0)
     block = Block()
@@ -232,8 +244,14 @@ def test_fabric_has_it_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"activation_checkpointing": True}, r"activation_checkpointing=True: expected 'units', layer classes"),
-        ({"activation_checkpointing": "blocks"}, r"activation_checkpointing='blocks': expected 'units'"),
+        (
+            {"activation_checkpointing": True},
+            r"activation_checkpointing=True: expected 'units', layer classes",
+        ),
+        (
+            {"activation_checkpointing": "blocks"},
+            r"activation_checkpointing='blocks': expected 'units'",
+        ),
         ({"activation_checkpointing": []}, r"expected 'units'"),
         ({"activation_checkpointing": {"unit": [Block]}}, r"expected 'units'"),
         ({"activation_checkpointing": {"policy": 3}}, r"has the policy 3: expected"),
@@ -246,12 +264,19 @@ def test_arguments_of_no_known_form(options, message):
 
 
 def test_models_without_what_is_asked_for():
-    with pytest.raises(ConfigurationError, match=r"'Conv2d' is listed as a unit, and no part of Net is or has that"):
+    with pytest.raises(
+        ConfigurationError, match=r"'Conv2d' is listed as a unit, and no part of Net is or has that"
+    ):
         train(activation_checkpointing=[nn.Conv2d])
-    with pytest.raises(ConfigurationError, match=r"'blocks' is a ModuleList, which is never called itself"):
+    with pytest.raises(
+        ConfigurationError, match=r"'blocks' is a ModuleList, which is never called itself"
+    ):
         train(activation_checkpointing=["blocks"])
     fabric = Fabric(accelerator="cpu", activation_offload=True)
-    with pytest.raises(ConfigurationError, match=r"activation_offload=True means the repeated blocks .* Linear has no"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"activation_offload=True means the repeated blocks .* Linear has no",
+    ):
         fabric.setup(nn.Linear(2, 2))
 
 
@@ -264,7 +289,12 @@ def test_strategies_that_decide_themselves():
     class Told(SingleDeviceStrategy):
         own_activation_option = "checkpoint_layers"
 
-    with pytest.raises(UnsupportedError, match="Compiled runs forward and backward as one compiled program"):
+    with pytest.raises(
+        UnsupportedError, match="Compiled runs forward and backward as one compiled program"
+    ):
         Fabric(accelerator="cpu", strategy=Compiled(), activation_checkpointing="units")
-    with pytest.raises(ConfigurationError, match=r"and checkpoint_layers of Told both say what .* Leave one of them"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"and checkpoint_layers of Told both say what .* Leave one of them",
+    ):
         quiet_trainer(strategy=Told(), activation_offload=True)

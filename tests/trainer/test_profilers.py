@@ -35,7 +35,9 @@ def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
     folders = {"/".join(Path(name).parts[-4:]) for name in seen}
     assert "core/trainer/loops/fit.py" in folders
     assert not [
-        name for name in folders if name.endswith(("core/trainer/profilers.py", "core/trainer/loops/profiling.py"))
+        name
+        for name in folders
+        if name.endswith(("core/trainer/profilers.py", "core/trainer/loops/profiling.py"))
     ]
 
 
@@ -87,16 +89,23 @@ def test_a_profiler_of_ones_own_sees_a_step_in_order(tmp_path, capsys):
 
 
 def test_what_is_no_profiler(tmp_path):
-    expected = r"profiler='fast': expected 'simple', 'advanced', 'pytorch', an instance of core\.profilers\.Profiler"
+    expected = (
+        r"profiler='fast': expected 'simple', 'advanced', 'pytorch', an instance of "
+        r"core\.profilers\.Profiler"
+    )
     with pytest.raises(ConfigurationError, match=expected):
         make_trainer(tmp_path, "fast")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("simple", "SimpleProfiler"), ("pytorch", "PyTorchProfiler")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("simple", "SimpleProfiler"), ("pytorch", "PyTorchProfiler")]
+)
 def test_a_profiler_whose_package_is_not_installed(tmp_path, monkeypatch, name, kind):
     empty = SimpleNamespace(offers=lambda kind, alias: ())
     monkeypatch.setattr("core.registry.named_functions.plugin_manager", lambda: empty)
-    expected = rf"core\.profilers\.{kind} comes with core-profilers\. .*`pip install core-profilers`"
+    expected = (
+        rf"core\.profilers\.{kind} comes with core-profilers\. .*`pip install core-profilers`"
+    )
     with pytest.raises(ImportError, match=expected):
         make_trainer(tmp_path, name)
     with pytest.raises(ImportError, match=expected):

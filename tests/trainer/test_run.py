@@ -1,4 +1,6 @@
-"""Each stage is a run of its own: what goes on from one to the next, and what a search leaves alone."""
+"""Each stage is a run of its own: what goes on from one to the next, and what a search leaves
+alone.
+"""
 
 import dataclasses
 import os
@@ -23,7 +25,9 @@ def test_a_fit_on_copies_has_a_run_of_its_own_and_leaves_the_trainers_alone():
 
         def training_step(self, batch, batch_idx):
             trainer = self.trainer
-            self.met.append((type(trainer), trainer.max_steps, len(trainer.callbacks), trainer.global_step))
+            self.met.append(
+                (type(trainer), trainer.max_steps, len(trainer.callbacks), trainer.global_step)
+            )
             return super().training_step(batch, batch_idx)
 
         def __deepcopy__(self, memo):
@@ -57,7 +61,11 @@ def test_a_stage_goes_on_with_counters_and_settings_of_the_one_before(tmp_path):
     trainer.default_root_dir = str(tmp_path)
     trainer.predict(module, batches(1))
     assert trainer.run is not first
-    assert (trainer.progress, trainer.accumulate_grad_batches, trainer.callbacks) == (progress, 2, [added])
+    assert (trainer.progress, trainer.accumulate_grad_batches, trainer.callbacks) == (
+        progress,
+        2,
+        [added],
+    )
     assert [type(logger) for logger in trainer.loggers] == [CSVLogger]
     assert trainer.default_root_dir == str(tmp_path)
 
@@ -72,7 +80,9 @@ def test_a_stop_is_asked_of_one_fit_alone():
 
 
 def test_what_a_failed_run_was_still_to_save_is_not_saved_by_the_next(tmp_path):
-    """It would be a checkpoint of another run, perhaps of another module, under the name that the first one chose."""
+    """It would be a checkpoint of another run, perhaps of another module, under the name that the
+    first one chose.
+    """
 
     class SaveWithinWindow(Callback):
         """Asks for a checkpoint within an accumulation window, in which the first run fails."""
@@ -101,7 +111,9 @@ def test_a_trainer_that_runs_refuses_another_stage(stage):
             getattr(self.trainer, stage)(Net(), batches(2))
 
     trainer = quiet_trainer(max_epochs=2)
-    with pytest.raises(ConfigurationError, match=rf"trainer\.{stage}\(\) was called while trainer\.fit\(\) runs"):
+    with pytest.raises(
+        ConfigurationError, match=rf"trainer\.{stage}\(\) was called while trainer\.fit\(\) runs"
+    ):
         trainer.fit(Nested(), batches(2))
     trainer.fit(Net(), batches(2))  # after the failed one it serves again
     assert trainer.current_epoch == 2

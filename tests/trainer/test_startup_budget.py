@@ -44,7 +44,9 @@ print(*sorted(name for name in set(sys.modules) - after_import if name.startswit
 print(*sorted(name for name in set(sys.modules) - before if "." not in name))
 """
     environment = os.environ | {"CORE_PLUGINS": ""}  # whatever is installed here
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     num_modules, ours, packages = done.stdout.splitlines()
     assert int(num_modules) <= 60
     assert [name for name in ours.split() if name.startswith(UNUSED)] == []

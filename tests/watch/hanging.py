@@ -1,8 +1,10 @@
-"""A program with one rank that hangs, or is merely slow: `hanging.py HOW STRATEGY LAUNCHER LIMIT_S FOLDER [END_S]`.
+"""A program with one rank that hangs, or is merely slow:
+`hanging.py HOW STRATEGY LAUNCHER LIMIT_S FOLDER [END_S]`.
 
-LAUNCHER is `script`, `spawn`, `fork` (with the Trainer), or who has started it, such as `torchrun`. Rank 1 is the one;
-`stopped-0` stops rank 0.
-HOW may end with a place, as in `asleep@first`: a step of the loop below, or a stage of the Trainer, `asleep@teardown`.
+LAUNCHER is `script`, `spawn`, `fork` (with the Trainer), or who has started it, such as `torchrun`.
+Rank 1 is the one; `stopped-0` stops rank 0.
+HOW may end with a place, as in `asleep@first`: a step of the loop below, or a stage of the Trainer,
+`asleep@teardown`.
 """
 
 import ctypes
@@ -47,7 +49,9 @@ def hang(how, fabric, model):
 
 
 def be_slow(how, fabric, model):
-    """An act of a healthy rank that lasts longer than a limit: that of telling, for those that do nothing."""
+    """An act of a healthy rank that lasts longer than a limit: that of telling, for those that do
+    nothing.
+    """
     rank = fabric.global_rank
     slow_s = 1.5 * END_S
     ends_s = time.monotonic() + slow_s
@@ -120,7 +124,11 @@ class Net(Module):
         self.layer = torch.nn.Linear(4, 2)
 
     def act(self, place):
-        if place == PLACE and self.trainer.global_rank == HANGS and not self.trainer.sanity_checking:
+        if (
+            place == PLACE
+            and self.trainer.global_rank == HANGS
+            and not self.trainer.sanity_checking
+        ):
             hang(HOW, self.trainer.fabric, self)
 
     def training_step(self, batch, batch_idx):

@@ -1,4 +1,6 @@
-"""A strategy without torch's process group: ranks talk through a store of their own, in which they look for answers."""
+"""A strategy without torch's process group: ranks talk through a store of their own, in which they
+look for answers.
+"""
 
 import json
 import time
@@ -19,7 +21,10 @@ class StoreStrategy(ParallelStrategy):
         if self.watch_store is None:
             environment = self.cluster_environment
             self.watch_store = TCPStore(
-                environment.main_address, environment.main_port, is_master=self.is_global_zero, wait_for_workers=False
+                environment.main_address,
+                environment.main_port,
+                is_master=self.is_global_zero,
+                wait_for_workers=False,
             )
             self._own, self._number = PrefixStore("own", self.watch_store), 0
 

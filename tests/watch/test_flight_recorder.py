@@ -1,4 +1,6 @@
-"""What torch has recorded of collectives, as the thread of the watch reads it beside the user's program."""
+"""What torch has recorded of collectives, as the thread of the watch reads it beside the user's
+program.
+"""
 
 import subprocess
 import sys

@@ -57,16 +57,28 @@ def test_a_rank_that_made_one_call_more_is_named_where_all_wait_in_the_same():
 @pytest.mark.parametrize(
     ("statuses", "absent", "says"),
     [
-        ([WAITS, status(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
+        (
+            [WAITS, status(1, "asleep", line="a.py:9 in g")],
+            (1,),
+            "rank 1 is asleep at a.py:9 in g, phase step",
+        ),
         ([WAITS, status(1, "stopped"), status(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
         ([WAITS, status(1, "asleep", 29.0)], None, ""),
         # It made progress not long ago, though it waits now.
         ([replace(WAITS, since_s=5.0), status(1, "asleep")], None, ""),
         ([WAITS, status(1, "asleep"), status(2, "computes", warn_after_s=90.0)], None, ""),
         # Nobody waits.
-        ([status(0, "asleep"), status(1, "stopped")], (0, 1), "no rank waits for another: rank 0 is asleep, phase"),
+        (
+            [status(0, "asleep"), status(1, "stopped")],
+            (0, 1),
+            "no rank waits for another: rank 0 is asleep, phase",
+        ),
         ([status(0, "asleep"), status(1, "computes", warn_after_s=300.0)], None, ""),
-        ([status(0, "asleep"), status(1, "left")], (0,), "no rank waits for another: rank 0 is asleep"),
+        (
+            [status(0, "asleep"), status(1, "left")],
+            (0,),
+            "no rank waits for another: rank 0 is asleep",
+        ),
         ([status(0, "left"), status(1, "left")], None, ""),
         ([WAITS, status(1, "debugged")], None, ""),
         ([WAITS, replace(WAITS, rank=1, is_usual=False)], (0, 1), "look at the network"),
@@ -103,18 +115,27 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
             (1,),
             "in the same call, with other shapes",
         ),
-        # The stages of two pipelines: rank 1 waits for rank 3, which makes another call; 0 and 2 are done.
+        # The stages of two pipelines: rank 1 waits for rank 3, which makes another call; 0 and 2
+        # are done.
         (
             [
                 replace(WAITS, collective="gloo:all_reduce [[4]]"),
-                status(1, "waits", line="a.py:7 in f", awaits="the output of stage 1, of rank 3", awaited_ranks=(3,)),
+                status(
+                    1,
+                    "waits",
+                    line="a.py:7 in f",
+                    awaits="the output of stage 1, of rank 3",
+                    awaited_ranks=(3,),
+                ),
                 replace(WAITS, rank=2, collective="gloo:all_reduce [[5]]"),
                 replace(BARRIER, rank=3),
             ],
             (3,),
-            "in another call than the others: rank 3 waits for the others at a.py:2 in f (gloo:barrier []), phase step"
-            ", for 40 s; while rank 0 waits for the others at a.py:1 in f (gloo:all_reduce [[4]]), phase step, for 40 "
-            "s; rank 1 waits for the output of stage 1, of rank 3 at a.py:7 in f, phase step",
+            "in another call than the others: rank 3 waits for the others at a.py:2 in f "
+            "(gloo:barrier []), phase step"
+            ", for 40 s; while rank 0 waits for the others at a.py:1 in f (gloo:all_reduce [[4]]), "
+            "phase step, for 40 s; rank 1 waits for the output of stage 1, of rank 3 at a.py:7 in "
+            "f, phase step",
         ),
         # Two are waited for, and one of these has made this call before.
         (
@@ -129,8 +150,20 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
         ),
         (
             [
-                status(0, "waits", line="a.py:7 in f", awaits="a gradient, of rank 1", awaited_ranks=(1,)),
-                status(1, "waits", line="a.py:8 in f", awaits="an output, of rank 0", awaited_ranks=(0,)),
+                status(
+                    0,
+                    "waits",
+                    line="a.py:7 in f",
+                    awaits="a gradient, of rank 1",
+                    awaited_ranks=(1,),
+                ),
+                status(
+                    1,
+                    "waits",
+                    line="a.py:8 in f",
+                    awaits="an output, of rank 0",
+                    awaited_ranks=(0,),
+                ),
             ],
             (0, 1),
             "ranks wait for each other: rank 0 waits for a gradient, of rank 1 at a.py:7 in f",
@@ -139,8 +172,9 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
         (
             [replace(WAITS, is_usual=False), BARRIER],
             (0, 1),
-            "in different collectives, and nothing tells who went astray: rank 0 waits for the others at a.py:1 in f "
-            "(gloo:all_reduce [[10]]), phase step, for 40 s; rank 1 waits for the others at a.py:2 in f (gloo:barrier",
+            "in different collectives, and nothing tells who went astray: rank 0 waits for the "
+            "others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s; rank 1 waits "
+            "for the others at a.py:2 in f (gloo:barrier",
         ),
         # Two of three went one way.
         (
@@ -150,28 +184,41 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
                 replace(WAITS, rank=2, is_usual=False),
             ],
             (1,),
-            "rank 1 waits for the others at a.py:2 in f (gloo:barrier []), phase step, for 40 s; while rank 0 waits for"
-            " the others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s (and 1 more there)",
+            "rank 1 waits for the others at a.py:2 in f (gloo:barrier []), phase step, for 40 s; "
+            "while rank 0 waits for the others at a.py:1 in f (gloo:all_reduce [[10]]), phase "
+            "step, for 40 s (and 1 more there)",
         ),
-        ([WAITS, status(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
+        (
+            [WAITS, status(1, "waits", phase="end of epoch", line="a.py:1 in f")],
+            (1,),
+            "out of data",
+        ),
         # Under `if trainer.is_global_zero`.
         *[
             (
-                [replace(WAITS, phase="checkpoint"), status(1, "waits", phase=other, line="a.py:1 in f")],
+                [
+                    replace(WAITS, phase="checkpoint"),
+                    status(1, "waits", phase=other, line="a.py:1 in f"),
+                ],
                 (0,),
-                "in a checkpoint, to which the others don't come: rank 0 waits for the others at a.py:1 in f (gloo:all_"
-                "reduce [[10]]), phase checkpoint, for 40 s; while rank 1 waits for the others at a.py:1 in f, phase "
-                f"{other}, for 40 s. All ranks must save",
+                "in a checkpoint, to which the others don't come: rank 0 waits for the others at "
+                "a.py:1 in f (gloo:all_"
+                "reduce [[10]]), phase checkpoint, for 40 s; while rank 1 waits for the others at "
+                f"a.py:1 in f, phase {other}, for 40 s. All ranks must save",
             )
             for other in ("end of epoch", "step")
         ],
         (
             [
-                *[status(rank, "waits", phase="checkpoint", collective="gloo:all_gather [[1]]") for rank in (0, 1)],
+                *[
+                    status(rank, "waits", phase="checkpoint", collective="gloo:all_gather [[1]]")
+                    for rank in (0, 1)
+                ],
                 status(2, "waits", line="a.py:9 in g", collective="gloo:barrier []"),
             ],
             (2,),
-            "in another collective than the others: rank 2 waits for the others at a.py:9 in g (gloo:barrier [])",
+            "in another collective than the others: rank 2 waits for the others at a.py:9 in g "
+            "(gloo:barrier [])",
         ),
     ],
 )
@@ -213,7 +260,8 @@ def test_the_limits_follow_the_runs_own_phases(monkeypatch):
     assert stand(1)[0] == 6120.0  # twice what it has survived; a shorter one has no part in it
     own.phase = "checkpoint"
     move()
-    assert stand(35, is_waiting=True) == (30.0, 300.0)  # for another rank, which is no time of its own
+    # for another rank, which is no time of its own
+    assert stand(35, is_waiting=True) == (30.0, 300.0)
     stand(20)
     move()
     assert stand(1) == (30.0, 300.0)
@@ -229,7 +277,11 @@ def test_the_limits_follow_the_runs_own_phases(monkeypatch):
 def test_a_phase_marks_its_beginning_and_its_end():
     heartbeat.begin()
     with suppress(OSError), phase("checkpoint", line="a.py:1 in f"):
-        assert (heartbeat.phase, heartbeat.line, heartbeat.count) == ("checkpoint", "a.py:1 in f", 1)
+        assert (heartbeat.phase, heartbeat.line, heartbeat.count) == (
+            "checkpoint",
+            "a.py:1 in f",
+            1,
+        )
         raise OSError("full")
     assert (heartbeat.phase, heartbeat.line, heartbeat.count) == ("set-up", "", 2)
 
@@ -286,7 +338,8 @@ GRANDCHILD = "import time\nends = time.process_time() + 1\nwhile time.process_ti
 def test_a_rank_that_waits_for_the_work_of_a_grandchild_works():
     command = f"{shlex.quote(sys.executable)} -c '{GRANDCHILD}' | cat"
     samples = sampled(lambda: subprocess.run(["sh", "-c", command], check=True))
-    assert sum(each.is_at_work for each in samples) > 4  # as it works, and not only once it has ended
+    # as it works, and not only once it has ended
+    assert sum(each.is_at_work for each in samples) > 4
 
 
 def test_where_nothing_can_be_seen_a_rank_is_not_called_asleep(monkeypatch):
@@ -308,17 +361,25 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
         "watcher = threading.Thread(target=time.sleep, args=(60,), daemon=True)\n"
         "watcher.start()\n"
         "sleep = ctypes.PyDLL(None).sleep\n"
-        "print(threading.get_ident(), watcher.native_id, flush=True); print(sleep(3), flush=True)\n"  # what is left
+        # what is left
+        "print(threading.get_ident(), watcher.native_id, flush=True); print(sleep(3), flush=True)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         script, stacks = Path(folder, "prögram.py"), Path(folder, "stacks")
         script.write_text(program, encoding="utf-8")
-        with subprocess.Popen([sys.executable, script, stacks], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, script, stacks], stdout=subprocess.PIPE, text=True
+        ) as process:
             thread, watcher = map(int, process.stdout.readline().split())
-            last = status(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
+            last = status(
+                1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks)
+            )
             last = replace(last, thread=thread, watcher=watcher)
             local_ranks, seen = LocalRanks(300.0), last
-            wait_until(lambda: kernel.process_state(process.pid) == "S", "sleep of the process that has printed")
+            wait_until(
+                lambda: kernel.process_state(process.pid) == "S",
+                "sleep of the process that has printed",
+            )
             while process.poll() is None and not seen.line:  # written thread by thread
                 seen = local_ranks.examine(last, WAITS)
                 time.sleep(0.05)
@@ -333,7 +394,8 @@ def test_what_faulthandler_writes_is_read():
     text = (
         f'Thread 0x{7:016x} (most recent call first):\n  File "{os.__file__}", line 1 in wait\n'
         '  File "/\\xe4/\\u0436/b.py", line 7 in train\n\n'
-        f'Current thread 0x{2:016x} (most recent call first):\n  File "/usr/x.py", line 3 in watch\n'
+        f'Current thread 0x{2:016x} (most recent call first):\n  File "/usr/x.py", line 3 in '
+        "watch\n"
     )
     assert line_in(text, 7) == "/ä/ж/b.py:7 in train"
     assert line_in("", 7) == line_in(text, 3) == ""
@@ -343,7 +405,8 @@ def test_what_faulthandler_writes_is_read():
 def test_the_users_own_package_is_known_wherever_it_is(tmp_path, monkeypatch, folder):
     """Also one that is called as plugins are, or is installed; a library that it calls isn't."""
     for name, text in {
-        "core_user/net.py": "import core\nimport library_of_others\ndef step(): return library_of_others.wait()\n",
+        "core_user/net.py": "import core\nimport library_of_others\ndef step(): return "
+        "library_of_others.wait()\n",
         "core_user/__init__.py": "",
         "library_of_others.py": "import sys\ndef wait(): return sys._getframe()\n",
     }.items():
@@ -366,7 +429,9 @@ def test_the_users_own_package_is_known_wherever_it_is(tmp_path, monkeypatch, fo
 
 
 def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, capfd):
-    options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
+    options = WatchdogOptions(
+        limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path
+    )
     watchdog = Watchdog(options, HashStore(), World(), 0)
     try:
         reports = wait_until(lambda: [*tmp_path.glob("core-hang-*.txt")], "a report")
@@ -377,15 +442,22 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
         watchdog.close()
     signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
     assert told.count("s. No rank waits for another: rank 0 ") == 1
-    assert f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten times that" in told
+    assert (
+        f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten "
+        "times that" in told
+    )
     assert told.count("core: The ranks make progress again, after ") == 1
     assert watchdog.termination.error is None
 
 
-@pytest.mark.parametrize("place", ["<frozen importlib._bootstrap>", "/torch/_inductor/compile_fx.py"])
+@pytest.mark.parametrize(
+    "place", ["<frozen importlib._bootstrap>", "/torch/_inductor/compile_fx.py"]
+)
 def test_a_rank_that_imports_or_compiles_is_one_line_and_no_report(tmp_path, capfd, place):
     loads = status(1, "computes", stack=f'  File "{place}", line 7, in load\n', line="a.py:3 in f")
-    works = replace(loads, stack=f'{loads.stack}  File "/core/trainer/loops/fit.py", line 7, in run\n')
+    works = replace(
+        loads, stack=f'{loads.stack}  File "/core/trainer/loops/fit.py", line 7, in run\n'
+    )
     for other, num_lines in ((loads, 1), (replace(loads, state="asleep"), 5), (works, 5)):
         statuses = [WAITS, other]
         warnings = StandstillWarnings(WatchdogOptions(folder=tmp_path))
@@ -409,9 +481,13 @@ def wait_until_told(capfd, text):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_on(tmp_path, capfd, fails):
+def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_on(
+    tmp_path, capfd, fails
+):
     """With an error it hasn't."""
-    options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
+    options = WatchdogOptions(
+        limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path
+    )
     watchdog = Watchdog(options, HashStore(), World(), 0)
     told = wait_until_told(capfd, "The run goes on.")
     try:
@@ -430,7 +506,11 @@ def test_a_folder_is_a_board(tmp_path):
     board.write("seen/1", WAITS.to_text())
     assert board.read(["seen/0", "seen/1"]) == ["", WAITS.to_text()]
     assert RankStatus.from_text(WAITS.to_text()) == WAITS
-    assert [board.is_first_to_decide(0), board.is_first_to_decide(0), board.is_first_to_decide(1)] == [1, 0, 1]
+    assert [
+        board.is_first_to_decide(0),
+        board.is_first_to_decide(0),
+        board.is_first_to_decide(1),
+    ] == [1, 0, 1]
 
 
 def test_the_verdict_of_a_worker_is_the_launchers_error():
@@ -439,7 +519,12 @@ def test_the_verdict_of_a_worker_is_the_launchers_error():
     report = WorkerFailure(**asdict(WorkerFailure.of(error)))
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
-    assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")
+    assert (found.rank, found.absent, found.ranks, found.stacks_path) == (
+        1,
+        (1,),
+        tuple(ranks),
+        "/a",
+    )
     assert not report.is_echo
 
 
@@ -458,9 +543,13 @@ def test_options_come_from_the_argument_and_the_environment(monkeypatch):
         monkeypatch.setenv("CORE_WATCH", wish)
         assert options.chosen(None) == expected
     monkeypatch.setenv("CORE_WATCH", "soon")
-    with pytest.raises(ConfigurationError, match="CORE_WATCH='soon': expected off, report, or a number of seconds"):
+    with pytest.raises(
+        ConfigurationError, match="CORE_WATCH='soon': expected off, report, or a number of seconds"
+    ):
         options.chosen(None)
-    with pytest.raises(ConfigurationError, match=r"watch=30: expected True, False, or core\.WatchdogOptions"):
+    with pytest.raises(
+        ConfigurationError, match=r"watch=30: expected True, False, or core\.WatchdogOptions"
+    ):
         options.chosen(30)
     with pytest.raises(ConfigurationError, match="expected a timedelta above 0"):
         WatchdogOptions(limit=timedelta())

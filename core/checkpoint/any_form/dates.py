@@ -1,4 +1,6 @@
-"""The times of checkpoints in a folder, of any form; each save is newer than what lies beside it."""
+"""The times of checkpoints in a folder, of any form; each save is newer than what lies beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
 
 
 def look_beside(path: PathLike) -> None:
-    """One process, before a save. Note when what lies beside it was saved, once a folder, so that the save is newer.
+    """One process, before a save. Note when what lies beside it was saved, once a folder, so that
+    the save is newer.
 
     What can't be read counts for nothing: it is no reason not to save.
     """
     place = path_of(path)
-    folder = place.url.rpartition("/")[0] + "/" if isinstance(place, RemotePath) else str(place.absolute().parent)
+    folder = (
+        place.url.rpartition("/")[0] + "/"
+        if isinstance(place, RemotePath)
+        else str(place.absolute().parent)
+    )
     if folder not in _looked_at:
         _looked_at.add(folder)
         with contextlib.suppress(Exception):  # of any store's making
@@ -58,7 +65,9 @@ def dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, f
 
 
 def _listed(place: Path | RemotePath) -> Iterator[tuple[str, bool, float]]:
-    """Name, whether it is a folder, and time of the last change of each thing in a folder, if there is one."""
+    """Name, whether it is a folder, and time of the last change of each thing in a folder, if there
+    is one.
+    """
     if isinstance(place, RemotePath):
         with contextlib.suppress(FileNotFoundError):
             for entry in place.filesystem.ls(place.name, detail=True):

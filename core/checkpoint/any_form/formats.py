@@ -26,18 +26,22 @@ T = TypeVar("T")
 _MOST_NAMES = 5
 
 
-def load_checkpoint(path: PathLike, targets: object = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
+def load_checkpoint(
+    path: PathLike, targets: object = None, share: tuple[int, int] = (0, 1)
+) -> dict[str, Any]:
     """This rank. The state of a folder or a file; `targets` are filled from a folder.
 
     Args:
         path: a local path or a URL.
         targets: tensors at their places in nested dicts and lists.
-        share: number of this process, and of all that load together: where its parts are likely to be.
+        share: number of this process, and of all that load together: where its parts are likely to
+            be.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
         CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
-        CheckpointError: it can't be read. `overwritten` is True if targets hold something of it by then.
+        CheckpointError: it can't be read. `overwritten` is True if targets hold something of it by
+            then.
     """
     load = prepare_load(path, targets, share)
     with messages.overwriting(load.has_targets):
@@ -72,7 +76,8 @@ def prepare_load(
         targets: as for `load_checkpoint`.
         share: likewise.
         verifies_first: read and verify what is needed already now, besides when it is loaded.
-        known: the folder, if it was opened before. What has been replaced meanwhile is opened again.
+        known: the folder, if it was opened before. What has been replaced meanwhile is opened
+            again.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
@@ -88,7 +93,9 @@ def prepare_load(
             plan.verify()
         return reader, plan
 
-    if known is not None and (str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)):
+    if known is not None and (
+        str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)
+    ):
         known = None
     first, plan = with_folder(folder, prepare, share, first=known)
 
@@ -98,22 +105,33 @@ def prepare_load(
     return Load(plan.has_targets, lambda: with_folder(folder, fill, share, first=first))
 
 
-def describe(path: PathLike, share: tuple[int, int] = (0, 1)) -> tuple[dict[str, Any], FolderReader] | None:
-    """This rank. The state of a folder, with descriptions in the place of tensors, and the folder; None for a file."""
+def describe(
+    path: PathLike, share: tuple[int, int] = (0, 1)
+) -> tuple[dict[str, Any], FolderReader] | None:
+    """This rank. The state of a folder, with descriptions in the place of tensors, and the folder;
+    None for a file.
+    """
     folder = open_folder(path)
-    return None if folder.is_file() else with_folder(folder, lambda reader: (reader.describe(), reader), share)
+    return (
+        None
+        if folder.is_file()
+        else with_folder(folder, lambda reader: (reader.describe(), reader), share)
+    )
 
 
 def verify_checkpoint(
-    path: PathLike, progress: Callable[[int, int], None] | None = None, share: tuple[int, int] | None = None
+    path: PathLike,
+    progress: Callable[[int, int], None] | None = None,
+    share: tuple[int, int] | None = None,
 ) -> None:
     """This rank. Read every byte and compare its digest.
 
     Args:
         path: a local path or a URL.
-        progress: called with the bytes that have been verified and those of all, for a folder again and again.
-        share: number of this process, and of all that verify together, each the files of other ranks that have written;
-            a file is the first one's.
+        progress: called with the bytes that have been verified and those of all, for a folder again
+            and again.
+        share: number of this process, and of all that verify together, each the files of other
+            ranks that have written; a file is the first one's.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
@@ -157,7 +175,8 @@ def with_folder(
     *,
     first: FolderReader | None = None,
 ) -> T:
-    """Open a checkpoint folder and do something with it, again if another process replaces it meanwhile.
+    """Open a checkpoint folder and do something with it, again if another process replaces it
+    meanwhile.
 
     Args:
         folder: of the checkpoint.
@@ -176,7 +195,8 @@ def with_folder(
             return work(first if first is not None else FolderReader(folder, raw_manifest, share))
         except Exception as error:
             first = None
-            # The files of an old manifest go when a new one is in place, so anything may fail then: read the new one.
+            # The files of an old manifest go when a new one is in place, so anything may fail then:
+            # read the new one.
             if _read_manifest(folder) != raw_manifest:
                 continue
             if isinstance(error, CheckpointError):
@@ -185,8 +205,9 @@ def with_folder(
                 raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
             if isinstance(error, FileNotFoundError):
                 raise CheckpointCorruptedError(
-                    f"{str(folder)!r} is incomplete: its file {os.path.basename(error.filename or str(error))!r} is "
-                    "missing. Load an earlier checkpoint."
+                    f"{str(folder)!r} is incomplete: its file "
+                    f"{os.path.basename(error.filename or str(error))!r} is missing. Load an "
+                    "earlier checkpoint."
                 ) from error
             raise messages.cannot_read(str(folder), error) from error
 
@@ -200,7 +221,9 @@ def _read_manifest(folder: Folder) -> bytes:
 
         raise unfinished_or_foreign(str(folder), names) from error
     except NotADirectoryError as error:
-        raise CheckpointCorruptedError(f"{str(folder)!r} is neither a folder nor a file.") from error
+        raise CheckpointCorruptedError(
+            f"{str(folder)!r} is neither a folder nor a file."
+        ) from error
     except NotAFileError as error:
         raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
     except OSError as error:
@@ -218,9 +241,12 @@ def unfinished_or_foreign(path: str, names: Collection[str]) -> CheckpointCorrup
 
     where = f"{path!r} is a folder without {manifest.NAME}:"
     if any(manifest.OWN_FILE.fullmatch(name) for name in names):
-        return CheckpointCorruptedError(f"{where} a checkpoint that was never completed. Load an earlier checkpoint.")
+        return CheckpointCorruptedError(
+            f"{where} a checkpoint that was never completed. Load an earlier checkpoint."
+        )
     return CheckpointCorruptedError(
-        f"{where} no checkpoint of core, and nothing of it was damaged. {what_reads(path, names) or _in_it(names)}"
+        f"{where} no checkpoint of core, and nothing of it was damaged. "
+        f"{what_reads(path, names) or _in_it(names)}"
     )
 
 
@@ -231,4 +257,7 @@ def _in_it(names: Collection[str]) -> str:
     if not meant:
         return "It is empty."
     shown = ", ".join(map(printable, meant[:_MOST_NAMES]))
-    return f"If something in it was meant, name that: {shown}{', ...' if len(meant) > _MOST_NAMES else ''}"
+    return (
+        "If something in it was meant, name that: "
+        f"{shown}{', ...' if len(meant) > _MOST_NAMES else ''}"
+    )

@@ -1,4 +1,6 @@
-"""Small buffers in memory, through which tensors that lie elsewhere go to a file and come from one."""
+"""Small buffers in memory, through which tensors that lie elsewhere go to a file and come from
+one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ BOUNCE_BYTES = 4 << 20
 
 
 class Bounce:
-    """Buffers for what a file can't be written from, or read into. For CUDA two in pinned memory: the device copies.
+    """Buffers for what a file can't be written from, or read into. For CUDA two in pinned memory:
+    the device copies.
 
     While it copies from one or to one, the other one is read, hashed and written.
     """
@@ -19,7 +22,9 @@ class Bounce:
         self._events: dict[int, torch.cuda.Event] = {}
 
     def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """A buffer of bytes that no device uses any more; for CUDA not the one that was taken last."""
+        """A buffer of bytes that no device uses any more; for CUDA not the one that was taken
+        last.
+        """
         is_pinned = device.type == "cuda"
         buffers = self._buffers.setdefault(is_pinned, [])
         if len(buffers) < (2 if is_pinned else 1):

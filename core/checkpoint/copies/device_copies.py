@@ -1,8 +1,9 @@
 """Copies from CUDA devices to memory, beside what the devices do for training.
 
-A copy takes a stream of its own, and memory that the device can write to by itself. Work that was queued
-before comes first. What is queued afterwards waits for the copies, in its queue and not in the program: all of it for
-tensors that anything may change, an optimizer's next step for those that only optimizers change.
+A copy takes a stream of its own, and memory that the device can write to by itself. Work that was
+queued before comes first. What is queued afterwards waits for the copies, in its queue and not in
+the program: all of it for tensors that anything may change, an optimizer's next step for those that
+only optimizers change.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def await_copies() -> None:
-    """Make devices finish the copies that saves have begun before the work that is queued from now on.
+    """Make devices finish the copies that saves have begun before the work that is queued from now
+    on.
 
-    For what writes to trained weights between two steps of their optimizer. The program doesn't wait.
+    For what writes to trained weights between two steps of their optimizer. The program doesn't
+    wait.
     """
     for copies in list(_running):
         copies.hold_up()
@@ -61,9 +64,10 @@ class DeviceCopies:
         """Begin to copy. The copies before these were awaited.
 
         Args:
-            copies: from CUDA devices. The targets have their memory when this returns, and their elements when
-                `finish` does.
-            stepped: tensors that nothing but an optimizer's step changes, some of which are copied, or parts of them.
+            copies: from CUDA devices. The targets have their memory when this returns, and their
+                elements when `finish` does.
+            stepped: tensors that nothing but an optimizer's step changes, some of which are copied,
+                or parts of them.
 
         Raises:
             CheckpointError: there is no memory for them that a device can write to.
@@ -113,12 +117,14 @@ class DeviceCopies:
             event.synchronize()
         batches, self._batches, self._events = self._batches, [], {}
         for batch in batches:
-            if batch.sums is not None and batch.sums[0].tolist() != [_sum(held).item() for held, _ in batch.later]:
+            if batch.sums is not None and batch.sums[0].tolist() != [
+                _sum(held).item() for held, _ in batch.later
+            ]:
                 raise CheckpointError(
-                    "Weights were changed while a save was copying them, by something else than their optimizer's "
-                    "step: what was copied is of two moments, and isn't written. Use "
-                    "AsyncCheckpointIO(during_forward=False), or call core.checkpoint.await_copies() before you change "
-                    "them."
+                    "Weights were changed while a save was copying them, by something else than "
+                    "their optimizer's step: what was copied is of two moments, and isn't written. "
+                    "Use AsyncCheckpointIO(during_forward=False), or call "
+                    "core.checkpoint.await_copies() before you change them."
                 )
 
     def close(self) -> None:
@@ -138,7 +144,9 @@ def _call(method: weakref.WeakMethod[Any]) -> None:
 
 
 class _Arena:
-    """Memory that CUDA devices can write to by themselves, of the size that is needed: torch takes powers of two."""
+    """Memory that CUDA devices can write to by themselves, of the size that is needed: torch takes
+    powers of two.
+    """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -165,8 +173,8 @@ class _Arena:
         # 1 is cudaHostRegisterPortable: for all devices.
         if error := int(runtime.cudaHostRegister(address, num_bytes, 1)):
             raise CheckpointError(
-                f"{num_bytes:,} bytes of memory can't be locked for copies from the device, CUDA's error {error}. Save "
-                "without AsyncCheckpointIO, or in more processes."
+                f"{num_bytes:,} bytes of memory can't be locked for copies from the device, CUDA's "
+                f"error {error}. Save without AsyncCheckpointIO, or in more processes."
             )
         # This has the memory until it is unlocked.
         self._unlock = weakref.finalize(self, _unlock, runtime, memory)
@@ -199,6 +207,8 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """A number that another content of the tensor hardly has: all its elements, read as integers, added up."""
+    """A number that another content of the tensor hardly has: all its elements, read as integers,
+    added up.
+    """
     plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return plain.view(_AS_INTEGERS[plain.dtype.itemsize]).sum(dtype=torch.int64)

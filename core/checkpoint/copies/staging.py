@@ -31,8 +31,8 @@ _MAX_THREADS = 8
 class StagingMemory:
     """Copies states to the CPU, into memory that is used again for the next one.
 
-    Fresh memory costs more than the copying, since the system clears each page of it. CUDA devices copy by themselves,
-    which `finish` waits for.
+    Fresh memory costs more than the copying, since the system clears each page of it. CUDA devices
+    copy by themselves, which `finish` waits for.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,15 @@ class StagingMemory:
         self._on_devices: DeviceCopies | None = None
 
     def copy(
-        self, state: dict[str, Any], *, rank: int, sharded: bool, stepped: Iterable[torch.Tensor] = ()
+        self,
+        state: dict[str, Any],
+        *,
+        rank: int,
+        sharded: bool,
+        stepped: Iterable[torch.Tensor] = (),
     ) -> dict[str, Any]:
-        """A copy of all tensors, arrays and containers in `state`. The one before it is not to be used any more.
+        """A copy of all tensors, arrays and containers in `state`. The one before it is not to be
+        used any more.
 
         Args:
             state: as it is handed to a CheckpointIO.
@@ -117,32 +123,47 @@ class _Snapshot(Encoder):
     def _other(self, value: Any, key_path: KeyPath, path: str) -> Any:
         if not is_sharded(value):
             return super()._other(value, key_path, path).copy()
-        take = super()._tensor  # past this class's own: a chunk belongs to this rank, whichever that is
+        # past this class's own: a chunk belongs to this rank, whichever that is
+        take = super()._tensor
         chunks = (
-            Chunk(chunk.offsets, chunk.sizes, take(chunk.tensor, key_path, f"{path}{chunk.offsets}"))
+            Chunk(
+                chunk.offsets, chunk.sizes, take(chunk.tensor, key_path, f"{path}{chunk.offsets}")
+            )
             for chunk in chunks_to_write(path, value, self._rank)
         )
         return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))
 
 
 def can_copy(tensor: torch.Tensor) -> bool:
-    """True if the elements of a tensor are large memory of the processor's own, in order and as they are."""
-    is_plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    """True if the elements of a tensor are large memory of the processor's own, in order and as
+    they are.
+    """
+    is_plain = (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
     return is_plain and tensor.nbytes >= LEAST_BYTES
 
 
 def copy_all(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy memory to memory, by as many threads as torch may use.
 
-    torch's `copy_` deals out equal parts, and spins until the last of them is done: where other programs want the same
-    cores, that takes twice the processor's time, and longer than one thread would. Here a thread takes the next piece
-    when it is done with one, so that a core that isn't free does less.
+    torch's `copy_` deals out equal parts, and spins until the last of them is done: where other
+    programs want the same cores, that takes twice the processor's time, and longer than one thread
+    would. Here a thread takes the next piece when it is done with one, so that a core that isn't
+    free does less.
 
     Args:
-        copies: each a target and what it gets, of one type and shape, and both as `can_copy` wants them.
+        copies: each a target and what it gets, of one type and shape, and both as `can_copy` wants
+            them.
     """
     left = deque(
-        (target.data_ptr() + start, source.data_ptr() + start, min(_PIECE_BYTES, source.nbytes - start))
+        (
+            target.data_ptr() + start,
+            source.data_ptr() + start,
+            min(_PIECE_BYTES, source.nbytes - start),
+        )
         for target, source in copies
         for start in range(0, source.nbytes, _PIECE_BYTES)
     )

@@ -18,14 +18,16 @@ ALIGNMENT_BYTES = 64
 """Alignment of each tensor in a file, so that it can be used where it is mapped."""
 
 _PIECE_BYTES = BOUNCE_BYTES // 2
-"""Bytes that are copied at a time of a tensor that isn't in the processor's memory, or not in order."""
+"""Bytes that are copied at a time of a tensor that isn't in the processor's memory, or not in
+order.
+"""
 
 
 def pieces(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, Any]]:
     """The elements of tensors in order, as bytes, each piece with the number of its tensor.
 
-    A contiguous tensor on the CPU comes whole, others in small copies: a CUDA device makes the next one while one is
-    used. Each piece is to be used before the next one is asked for.
+    A contiguous tensor on the CPU comes whole, others in small copies: a CUDA device makes the next
+    one while one is used. Each piece is to be used before the next one is asked for.
     """
     bounce = Bounce()
     ahead: tuple[int, torch.Tensor] | None = None
@@ -56,7 +58,9 @@ def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
 
 
 def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:
-    """The part in memory, in order; one from a CUDA device will be there when its copy was awaited."""
+    """The part in memory, in order; one from a CUDA device will be there when its copy was
+    awaited.
+    """
     if part.device.type != "cuda":
         return part.cpu().contiguous()
     buffer = bounce.take(part.nbytes, part.device)
@@ -71,16 +75,24 @@ def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, obje
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """The bytes of a contiguous tensor on the CPU: a view that is good as long as the tensor lives."""
+    """The bytes of a contiguous tensor on the CPU: a view that is good as long as the tensor
+    lives.
+    """
     # Not through NumPy, which knows neither bfloat16 nor the 8-bit floats.
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def chunk_span(sizes: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[int, int]:
-    """First element, and the one after the last, of a chunk in a contiguous tensor of shape `sizes`."""
+def chunk_span(
+    sizes: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]
+) -> tuple[int, int]:
+    """First element, and the one after the last, of a chunk in a contiguous tensor of shape
+    `sizes`.
+    """
     strides = strides_of(sizes)
     start = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
-    return start, start + 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+    return start, start + 1 + sum(
+        (length - 1) * stride for length, stride in zip(lengths, strides, strict=True)
+    )
 
 
 def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,5 +103,7 @@ def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def chunk_of(
     content: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]
 ) -> torch.Tensor:
-    """A chunk of a contiguous tensor of shape `sizes`, on bytes that begin with the chunk's first element."""
+    """A chunk of a contiguous tensor of shape `sizes`, on bytes that begin with the chunk's first
+    element.
+    """
     return content.view(dtype).as_strided(lengths, strides_of(sizes))

@@ -1,8 +1,9 @@
 """Storage of one checkpoint file, which is replaced so that it is there whole or not at all.
 
-A file and its digest can't be renamed in one step. So the digest file is written first, with the digests of the old and
-of the new content; then the file is renamed, which is the moment that counts; then the old digest goes. Whenever the
-process dies, the content that is there is one of those that the digest file names.
+A file and its digest can't be renamed in one step. So the digest file is written first, with the
+digests of the old and of the new content; then the file is renamed, which is the moment that
+counts; then the old digest goes. Whenever the process dies, the content that is there is one of
+those that the digest file names.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Location(abc.ABC):
             return []
         if (content := self.read_digest()) is not None:
             return digest.from_text(content)
-        # A file from elsewhere has no digest yet, and needs one until it is replaced: a reader may still get it.
+        # A file from elsewhere has no digest yet, and needs one until it is replaced: a reader may
+        # still get it.
         with self._stream() as file:
             return [digest.of_file(file)]
 
@@ -95,18 +97,21 @@ class LocalLocation(Location):
         disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
             with locks.held(self.folder):
-                # Delete what writers that died have left, and digests whose file a remover that died has deleted.
+                # Delete what writers that died have left, and digests whose file a remover that
+                # died has deleted.
                 for path in self.folder.iterdir():
                     with contextlib.suppress(OSError):
                         if self._is_left_over(path) or is_lonely_digest(path):
                             disk.unlink(path)
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
-            # A clock may jump back, and of two files the one that was saved later is to be the newer one all the same.
+            # A clock may jump back, and of two files the one that was saved later is to be the
+            # newer one all the same.
             disk.set_time(file, manifest.next_time_ns())
             disk.sync(file)
             self._read_back(temporary, new)
-            # The writing above is not under the lock: it takes long, and others may save to the same folder.
+            # The writing above is not under the lock: it takes long, and others may save to the
+            # same folder.
             with locks.held(self.folder):
                 if not is_sealed:
                     self._write_digest([*self._accepted(), new])
@@ -119,7 +124,11 @@ class LocalLocation(Location):
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
         # A symbolic link has none of its own: the digest stands beside the file.
-        path = LocalLocation(self.path.resolve()).digest_path if self.path.is_symlink() else self.digest_path
+        path = (
+            LocalLocation(self.path.resolve()).digest_path
+            if self.path.is_symlink()
+            else self.digest_path
+        )
         with contextlib.suppress(FileNotFoundError):
             return plain_file.read_file(path, digest.MAX_BYTES)
         return None
@@ -149,14 +158,17 @@ class LocalLocation(Location):
 
     @contextlib.contextmanager
     def _temporary(self, target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-        """A new file beside `target`, locked as long as its writer lives, and gone at the end if it wasn't renamed."""
+        """A new file beside `target`, locked as long as its writer lives, and gone at the end if it
+        wasn't renamed.
+        """
         path = partial_path(target, secrets.token_hex(4))
         file = disk.create(path)
         try:
             with locks.held(path):
                 yield file, path
         finally:
-            # What had to come to the disk was synced; whatever fails here, the save has ended as it has.
+            # What had to come to the disk was synced; whatever fails here, the save has ended as it
+            # has.
             for end in (file.close, lambda: disk.unlink(path)):
                 with contextlib.suppress(OSError):
                     end()
@@ -168,15 +180,23 @@ class LocalLocation(Location):
 
 
 def is_lonely_digest(path: Path) -> bool:
-    """True if it is a digest whose file is gone. While the folder is locked, no writer is between the two."""
+    """True if it is a digest whose file is gone. While the folder is locked, no writer is between
+    the two.
+    """
     owner = path.name[1:].removesuffix(digest.SUFFIX)
     if not owner or digest.name_of(owner) != path.name or os.path.lexists(path.with_name(owner)):
         return False
-    return path.is_file() and path.stat().st_size <= digest.MAX_BYTES and bool(digest.from_text(path.read_bytes()))
+    return (
+        path.is_file()
+        and path.stat().st_size <= digest.MAX_BYTES
+        and bool(digest.from_text(path.read_bytes()))
+    )
 
 
 class RemoteLocation(Location):
-    """A file behind an fsspec file system. A dead writer's remains stay: nothing distinguishes it from a live one."""
+    """A file behind an fsspec file system. A dead writer's remains stay: nothing distinguishes it
+    from a live one.
+    """
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
@@ -197,7 +217,9 @@ class RemoteLocation(Location):
         return local
 
     def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
-        """Replace the content: write under another name, then move. An object appears whole in the stores we know."""
+        """Replace the content: write under another name, then move. An object appears whole in the
+        stores we know.
+        """
         self.filesystem.makedirs(self.path.parent, exist_ok=True)
         temporary = f"{self.name}.{secrets.token_hex(4)}.partial"
         try:
@@ -206,14 +228,16 @@ class RemoteLocation(Location):
             self._read_back(temporary, new)
             if not is_sealed:  # first: a reader must find the digest of whichever is there
                 self._write_digest([*self._accepted(), new])
-            # Move a file. Many stores copy and then delete: a call that fails may have moved it nevertheless.
+            # Move a file. Many stores copy and then delete: a call that fails may have moved it
+            # nevertheless.
             try:
                 self.filesystem.mv(temporary, self.name)
             except Exception as error:
                 if not has_happened(lambda: self._holds(new), error):
                     raise
         finally:
-            with contextlib.suppress(Exception):  # whatever fails here, the save has ended as it has
+            # whatever fails here, the save has ended as it has
+            with contextlib.suppress(Exception):
                 self.path.delete(temporary)
         with contextlib.suppress(Exception):  # the next save does it
             self.path.delete(self.digest_name) if is_sealed else self._write_digest([new])

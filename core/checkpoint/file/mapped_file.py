@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def load_mapped(path: PathLike) -> Any:
-    """The content of a local file that another program has written by `torch.save`. Nothing in it is executed.
+    """The content of a local file that another program has written by `torch.save`. Nothing in it
+    is executed.
 
     Its tensors are on mapped memory of the file, privately.
 
     Raises:
-        CheckpointCorruptedError: no file is there, or something else; or a tensor shows more than the file holds.
+        CheckpointCorruptedError: no file is there, or something else; or a tensor shows more than
+            the file holds.
     """
     name = os.fspath(path)
     try:
@@ -34,7 +36,9 @@ def load_mapped(path: PathLike) -> Any:
     except (MemoryError, Warning):
         raise
     except (FileNotFoundError, plain_file.NotAFileError):
-        raise CheckpointCorruptedError(f"{name!r} is missing or damaged: no file is there.") from None
+        raise CheckpointCorruptedError(
+            f"{name!r} is missing or damaged: no file is there."
+        ) from None
     except Exception as error:
         reason = torch_file.reason_of(error)
         raise CheckpointCorruptedError(f"{name!r} is missing or damaged: {reason:.300}.") from error
@@ -44,4 +48,7 @@ def load_mapped(path: PathLike) -> Any:
 def _check_whole(name: str, tensor: torch.Tensor) -> None:
     is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not is_dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
-        raise ValueError(f"{name!r} of shape {tuple(tensor.shape)} is no dense tensor with a value for each element")
+        raise ValueError(
+            f"{name!r} of shape {tuple(tensor.shape)} is no dense tensor with a value for each "
+            "element"
+        )

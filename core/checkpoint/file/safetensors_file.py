@@ -27,7 +27,8 @@ _MAX_HEADER_BYTES = 100 << 20
 
 
 def write(state: dict[str, Any], path: PathLike) -> None:
-    """Replace what is at `path` by a state of weights, entries that are dicts of tensors, and plain values.
+    """Replace what is at `path` by a state of weights, entries that are dicts of tensors, and plain
+    values.
 
     Raises:
         CheckpointError: it can't be written, has no weights, or other tensors and arrays besides.
@@ -37,19 +38,26 @@ def write(state: dict[str, Any], path: PathLike) -> None:
     entries = {key: value for key, value in plain.items() if _is_weights(value)}
     if not entries:
         raise CheckpointError(
-            f"The state has no weights to write as safetensors: none of {sorted(map(str, state))} is a dict of tensors."
+            f"The state has no weights to write as safetensors: none of {sorted(map(str, state))} "
+            "is a dict of tensors."
         )
     rest = {key: value for key, value in plain.items() if key not in entries}
     if lost := _with_tensors(rest):
         raise CheckpointError(
-            f"A file of safetensors holds weights and plain values: {', '.join(map(repr, lost))} would be lost, with "
-            "tensors or arrays that aren't a module's weights. Save the module alone (ModelCheckpoint's "
-            "save_weights_only=True), or use another form, from which training can go on, and convert it: "
-            "`core checkpoint convert`."
+            f"A file of safetensors holds weights and plain values: {', '.join(map(repr, lost))} "
+            "would be lost, with tensors or arrays that aren't a module's weights. Save the module "
+            "alone (ModelCheckpoint's save_weights_only=True), or use another form, from which "
+            "training can go on, and convert it: `core checkpoint convert`."
         )
     # A single entry keeps the names that other programs look for.
     prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
-    tensors = _apart({prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()})
+    tensors = _apart(
+        {
+            prefixes[key] + name: value
+            for key, part in entries.items()
+            for name, value in part.items()
+        }
+    )
     metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": JsonEncoder().encode_state(rest)})}
 
     def fill(file: HashingWriter) -> None:
@@ -59,7 +67,9 @@ def write(state: dict[str, Any], path: PathLike) -> None:
 
 
 def weights_in(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The weights of a state that `write` takes, and the names of the entries that it leaves out."""
+    """The weights of a state that `write` takes, and the names of the entries that it leaves
+    out.
+    """
     lost = _with_tensors({key: value for key, value in state.items() if not _is_weights(value)})
     return {key: value for key, value in state.items() if key not in lost}, lost
 
@@ -70,7 +80,10 @@ def _with_tensors(value: Any) -> list[str]:
 
 
 def _has_tensors(value: object) -> bool:
-    return any(isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray" for _, leaf in leaves_of(value))
+    return any(
+        isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray"
+        for _, leaf in leaves_of(value)
+    )
 
 
 def begins(file: BinaryIO) -> bool:
@@ -78,11 +91,16 @@ def begins(file: BinaryIO) -> bool:
     start = file.read(9)
     file.seek(0)
     # The length of the header in 8 bytes, then the header, a JSON object.
-    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
+    return (
+        len(start) == 9
+        and start[8:] == b"{"
+        and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
+    )
 
 
 def load(file: BinaryIO, path: str) -> dict[str, Any]:
-    """Read the content of a file: `{"model": {...}}` if it isn't core's own, or the state that was written.
+    """Read the content of a file: `{"model": {...}}` if it isn't core's own, or the state that was
+    written.
 
     Raises:
         CheckpointCorruptedError: it is something else.
@@ -92,15 +110,21 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     try:
         tensors = library.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {"prefixes": {"model": ""}}
+        ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {
+            "prefixes": {"model": ""}
+        }
         state = _apart_by(ours["prefixes"], tensors)
         rest = Decoder(_no_tensor, _no_tensor).decode(ours.get("rest", {}))
         return {**state, **rest}
     except Exception as error:
-        raise CheckpointCorruptedError(f"{path!r} is not a file of safetensors: {error}.") from error
+        raise CheckpointCorruptedError(
+            f"{path!r} is not a file of safetensors: {error}."
+        ) from error
 
 
-def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def _apart_by(
+    prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, dict[str, torch.Tensor]]:
     """Group them by the entries that they came from; one entry's name may begin as another's."""
     state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
     owners = {prefix: key for key, prefix in prefixes.items()}
@@ -119,7 +143,9 @@ def _is_weights(value: object) -> bool:
     return (
         isinstance(value, dict)
         and bool(value)
-        and all(type(name) is str and isinstance(item, torch.Tensor) for name, item in value.items())
+        and all(
+            type(name) is str and isinstance(item, torch.Tensor) for name, item in value.items()
+        )
     )
 
 
@@ -138,7 +164,9 @@ def _library() -> ModuleType:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise CheckpointError("The package safetensors is not installed: `pip install safetensors`.") from error
+        raise CheckpointError(
+            "The package safetensors is not installed: `pip install safetensors`."
+        ) from error
     return safetensors.torch
 
 

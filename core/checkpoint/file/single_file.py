@@ -1,4 +1,6 @@
-"""A checkpoint in one file, with its digest within or beside it: replaced whole, and verified when it is read."""
+"""A checkpoint in one file, with its digest within or beside it: replaced whole, and verified when
+it is read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
 
 
-def replace(path: PathLike, write: Callable[[digest.HashingWriter], None], *, is_sealed: bool = False) -> None:
+def replace(
+    path: PathLike, write: Callable[[digest.HashingWriter], None], *, is_sealed: bool = False
+) -> None:
     """Replace what is at `path` by what `write` writes, front to back.
 
     Args:
@@ -48,12 +52,15 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None], *, is
         raise messages.cannot_write(os.fspath(path), cause) from cause
 
 
-def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, warns: bool = False) -> dict[str, Any]:
+def read(
+    path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, warns: bool = False
+) -> dict[str, Any]:
     """Return what `parse` makes of the file and its name, once its digest is known to be right.
 
     Args:
         path: a local path or a URL.
-        parse: understands the content. A file without a digest, as other programs write it, is parsed as it is.
+        parse: understands the content. A file without a digest, as other programs write it, is
+            parsed as it is.
         warns: of a file without a digest.
 
     Raises:
@@ -74,7 +81,9 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, wa
 
 
 def digests_of(path: Path) -> list[str]:
-    """The digests that a local file has at its end, or in the file beside it; none if it has neither."""
+    """The digests that a local file has at its end, or in the file beside it; none if it has
+    neither.
+    """
     from core.checkpoint.format import seal
 
     with path.open("rb") as file:
@@ -103,8 +112,8 @@ def _verified(
             if content is None:
                 if warns:
                     warnings.warn(
-                        f"{path!r} has no digest beside it ({name_of(path)}), so damage to it would not be seen. "
-                        "Save it again with core to get one.",
+                        f"{path!r} has no digest beside it ({name_of(path)}), so damage to it "
+                        "would not be seen. Save it again with core to get one.",
                         stacklevel=2,
                     )
                 return parse(file, path)
@@ -119,13 +128,15 @@ def _verified(
 def _damaged(path: str, content: bytes | None = None) -> CheckpointCorruptedError:
     if content is None:
         return CheckpointCorruptedError(
-            f"{path!r} is damaged: its content does not have the digest at its end. Load an earlier checkpoint."
+            f"{path!r} is damaged: its content does not have the digest at its end. Load an "
+            "earlier checkpoint."
         )
     if not digest.from_text(content):
         return CheckpointCorruptedError(
-            f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."
+            f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} "
+            "unverified."
         )
     return CheckpointCorruptedError(
-        f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load an earlier "
-        "checkpoint. If you replaced the file yourself, delete that digest."
+        f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load an "
+        "earlier checkpoint. If you replaced the file yourself, delete that digest."
     )

@@ -1,7 +1,9 @@
-"""A state in one file, as torch.save writes it, and NumPy's arrays and scalars in it, made without NumPy's unpickling.
+"""A state in one file, as torch.save writes it, and NumPy's arrays and scalars in it, made without
+NumPy's unpickling.
 
-NumPy's unpickler trusts the dtype in the file, object fields included, which it then reads as pointers. torch's safe
-unpickler makes stand-ins instead; scalars come out right at once, arrays by `unwrap`.
+NumPy's unpickler trusts the dtype in the file, object fields included, which it then reads as
+pointers. torch's safe unpickler makes stand-ins instead; scalars come out right at once, arrays by
+`unwrap`.
 """
 
 from __future__ import annotations
@@ -43,14 +45,19 @@ def write(state: dict[str, Any], path: PathLike, *, is_sealed: bool = False) -> 
         is_sealed: put the digest into the file, and none beside it.
 
     Raises:
-        CheckpointError: it can't be written, or `state` holds something else than plain types, tensors and arrays.
+        CheckpointError: it can't be written, or `state` holds something else than plain types,
+            tensors and arrays.
     """
     plain = to_plain(state)
     # It needs `write` and `flush` only.
     if is_sealed:
         from core.checkpoint.format import seal  # few write such files
 
-        single_file.replace(path, lambda file: seal.write(file, lambda held: torch.save(plain, held)), is_sealed=True)
+        single_file.replace(
+            path,
+            lambda file: seal.write(file, lambda held: torch.save(plain, held)),
+            is_sealed=True,
+        )
     else:
         single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
 
@@ -64,14 +71,16 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     reader: CheckpointReader | None = None
     try:
         loaded = unpickle(file)
-    except (MemoryError, OSError, Warning):  # a warning that the user has made an error says nothing of the file
+    except (MemoryError, OSError, Warning):
+        # a warning that the user has made an error says nothing of the file
         raise
     except Exception as error:
         reader = _reader_of(file, path)
         if reader is None or (loaded := reader.read(file, path)) is None:
             raise CheckpointCorruptedError(
-                f"{path!r} is not a checkpoint that can be loaded without running code from it: {reason_of(error)}. "
-                "Expected a file written by core, or by torch.save with plain types and tensors only."
+                f"{path!r} is not a checkpoint that can be loaded without running code from it: "
+                f"{reason_of(error)}. Expected a file written by core, or by torch.save with plain "
+                "types and tensors only."
             ) from error
     if not isinstance(loaded, dict):
         raise CheckpointCorruptedError(
@@ -88,12 +97,16 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         ) from error
 
 
-def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_from: str | None = None) -> Any:
-    """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses other memory.
+def unpickle(
+    file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_from: str | None = None
+) -> Any:
+    """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses
+    other memory.
 
     Args:
         file: seekable.
-        stand_ins: what is made in place of other classes that are in it, with their names; NumPy's are as ever.
+        stand_ins: what is made in place of other classes that are in it, with their names; NumPy's
+            are as ever.
         mapped_from: the path of the file, if its tensors are to be on mapped memory.
 
     Raises:
@@ -105,10 +118,13 @@ def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_f
         torch.sparse.check_sparse_tensor_invariants(),
         warnings.catch_warnings(),
     ):
-        # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the user's choice.
+        # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the
+        # user's choice.
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
         source: Any = mapped_from or file
-        load = partial(torch.load, source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
+        load = partial(
+            torch.load, source, map_location="cpu", weights_only=True, mmap=mapped_from is not None
+        )
         try:
             loaded = load()
         except pickle.UnpicklingError as error:
@@ -131,7 +147,9 @@ def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
 
 
 def reason_of(error: Exception) -> str:
-    """The reason why torch didn't load a file, without the advice to load it unsafely that its message begins with."""
+    """The reason why torch didn't load a file, without the advice to load it unsafely that its
+    message begins with.
+    """
     _, found, reason = str(error).partition("WeightsUnpickler error: ")
     if not found:
         return messages.describe(error)
@@ -190,14 +208,19 @@ NAMES = frozenset(name for _, name in STAND_INS)
 
 @contextmanager
 def allowed(others: Sequence[Any]) -> Iterator[None]:
-    """A context in which torch's safe unpickler makes stand-ins, and nothing of NumPy's that the program allows it.
+    """A context in which torch's safe unpickler makes stand-ins, and nothing of NumPy's that the
+    program allows it.
 
     Args:
         others: what else it may make.
     """
     programs = serialization.get_safe_globals()
     names = [each[1] if isinstance(each, tuple) else each.__module__ for each in programs]
-    kept = [each for each, name in zip(programs, names, strict=True) if name.partition(".")[0] != "numpy"]
+    kept = [
+        each
+        for each, name in zip(programs, names, strict=True)
+        if name.partition(".")[0] != "numpy"
+    ]
     serialization.clear_safe_globals()
     serialization.add_safe_globals([*kept, *STAND_INS, *others])
     try:
@@ -208,7 +231,9 @@ def allowed(others: Sequence[Any]) -> Iterator[None]:
 
 
 def unwrap(value: Any) -> Any:
-    """The same state with arrays in it, as torch's unpickler made it of `STAND_INS`; changed in place."""
+    """The same state with arrays in it, as torch's unpickler made it of `STAND_INS`; changed in
+    place.
+    """
     if isinstance(value, _StandIn):
         return value.made
     if (kind := type(value)) is tuple:

@@ -1,8 +1,10 @@
-"""A checkpoint folder on a local or mounted file system: how it is written beside its place and put there whole.
+"""A checkpoint folder on a local or mounted file system: how it is written beside its place and put
+there whole.
 
-A new folder is renamed to its place, in one step. Where a checkpoint is already, the new files, which have names of
-their own, are moved to it, and then the manifest, in one step, takes the place of the old one: until then they are
-nothing. Whenever the process or the machine dies, the manifest that is there names files that are there, and synced.
+A new folder is renamed to its place, in one step. Where a checkpoint is already, the new files,
+which have names of their own, are moved to it, and then the manifest, in one step, takes the place
+of the old one: until then they are nothing. Whenever the process or the machine dies, the manifest
+that is there names files that are there, and synced.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class LocalFolder:
         """Path of a file in it, for messages."""
         return str(self.path / file)
 
-    # writing --------------------------------------------------------------------------------------------------------
+    # writing --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[str]:
@@ -68,14 +70,17 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def stage(self, token: str) -> Iterator[None]:
-        """All ranks. Keep the folder that `begin` made from being swept, also if rank 0 dies before this process."""
+        """All ranks. Keep the folder that `begin` made from being swept, also if rank 0 dies before
+        this process.
+        """
         path = partial_path(self.path, token)
         if not path.is_dir():
             raise CheckpointError(
-                f"{path.absolute()} was made by rank 0, and isn't on {socket.gethostname()}, where another rank has to "
-                "write its part. Save to a folder that all nodes share, under the same absolute path (dirpath=..., or "
-                "default_root_dir=...), to a URL such as s3://bucket/run, or whole and through rank 0 with "
-                f"plugins='torch'. If it is shared, another program deletes in {path.parent}."
+                f"{path.absolute()} was made by rank 0, and isn't on {socket.gethostname()}, where "
+                "another rank has to write its part. Save to a folder that all nodes share, under "
+                "the same absolute path (dirpath=..., or default_root_dir=...), to a URL such as "
+                "s3://bucket/run, or whole and through rank 0 with plugins='torch'. If it is "
+                f"shared, another program deletes in {path.parent}."
             )
         with locks.held(path, shared=True):
             yield
@@ -121,14 +126,17 @@ class LocalFolder:
                 # POSIX leaves the choice between these two to the system.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                # A checkpoint is there already: no system call puts a folder in the place of a full one.
+                # A checkpoint is there already: no system call puts a folder in the place of a full
+                # one.
                 self._move_in(stage, files)
             with messages.in_place():
                 disk.sync_folder(self.path.parent)
 
     @contextlib.contextmanager
     def _link_aside(self) -> Iterator[None]:
-        """Rename a link that is in a folder's way: no folder replaces it in one step. After a failure it is back."""
+        """Rename a link that is in a folder's way: no folder replaces it in one step. After a
+        failure it is back.
+        """
         target = os.readlink(self.path) if self.path.is_symlink() else None
         if target is not None:
             disk.unlink(self.path)
@@ -144,7 +152,8 @@ class LocalFolder:
         # First the files, under names that no reader looks for yet.
         for name in kept:
             disk.rename(stage / name, self.path / name)
-        disk.sync_folder(self.path)  # before the manifest, or a crash could leave it without the files that it names
+        # before the manifest, or a crash could leave it without the files that it names
+        disk.sync_folder(self.path)
         disk.rename(stage / manifest.NAME, self.manifest_path)
         with messages.in_place():
             disk.sync_folder(self.path)
@@ -173,22 +182,32 @@ class LocalFolder:
             with locks.held(self.path.parent):
                 # Under a name that a sweep deletes, in case this process dies before it has.
                 disk.rename(self.path, obsolete)
-                stack.enter_context(locks.held(obsolete))  # or else another's sweep deletes it at the same time
+                # or else another's sweep deletes it at the same time
+                stack.enter_context(locks.held(obsolete))
             disk.remove_tree(obsolete)
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder that isn't a checkpoint, as it may hold other work, and a file, which may be a checkpoint."""
+        """Refuse a folder that isn't a checkpoint, as it may hold other work, and a file, which may
+        be a checkpoint.
+        """
         if self.path.is_file() and not self.path.is_symlink():
             raise CheckpointError(
-                "a file is there, and this CheckpointIO writes a folder; remove it, or save elsewhere"
+                "a file is there, and this CheckpointIO writes a folder; remove it, or save "
+                "elsewhere"
             )
         if not self.path.is_dir() or self.manifest_path.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if not manifest.OWN_FILE.fullmatch(entry.name))
+        foreign = sorted(
+            entry.name
+            for entry in self.path.iterdir()
+            if not manifest.OWN_FILE.fullmatch(entry.name)
+        )
         if foreign:
-            raise CheckpointError(f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it.")
+            raise CheckpointError(
+                f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it."
+            )
 
-    # reading --------------------------------------------------------------------------------------------------------
+    # reading --------------------------------------------------------------------------------------
 
     def read_manifest(self) -> bytes:
         """Content of the manifest.
@@ -212,7 +231,8 @@ class LocalFolder:
         path = self.path / name
         with plain_file.open_file(path) as file:
             actual = file.seek(0, 2)
-            # A file of another size is damaged: without content, its first read raises an error that names it.
+            # A file of another size is damaged: without content, its first read raises an error
+            # that names it.
             if actual != size_bytes:
                 return MappedFile(str(path), memoryview(b""), size_bytes, blocks)
             # Private: what is written to a tensor on this memory stays in the process.
@@ -240,7 +260,9 @@ class LocalFolder:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what writers that died have left in a folder; what a living one holds a lock on stays."""
+    """Delete what writers that died have left in a folder; what a living one holds a lock on
+    stays.
+    """
     for path in folder.iterdir():
         if is_partial(path.name) and locks.is_free(path):
             with contextlib.suppress(OSError):

@@ -67,7 +67,8 @@ class Plan:
         for read in self.reads:
             by_file.setdefault(id(read.saved.file), []).append(read)
         with torch.no_grad():
-            # Autograd has to see that a tensor has changed, and doesn't see what the system writes to its memory.
+            # Autograd has to see that a tensor has changed, and doesn't see what the system writes
+            # to its memory.
             torch.autograd.graph.increment_version(
                 [read.target for read in self.reads if not read.target.is_inference()]
             )
@@ -77,10 +78,11 @@ class Plan:
 
 
 class FolderReader:
-    """One checkpoint folder. Its indexes are read and verified as they are needed, the likeliest first.
+    """One checkpoint folder. Its indexes are read and verified as they are needed, the likeliest
+    first.
 
-    There is an index for each rank that has written, and what one rank needs is in few of them: a load costs a rank
-    as much as it loads, on however many the checkpoint was written.
+    There is an index for each rank that has written, and what one rank needs is in few of them: a
+    load costs a rank as much as it loads, on however many the checkpoint was written.
 
     Attributes:
         raw_manifest: its content when it was opened.
@@ -90,14 +92,16 @@ class FolderReader:
         files: with the bytes of tensors, by name; likewise.
     """
 
-    def __init__(self, folder: Folder, raw_manifest: bytes, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(
+        self, folder: Folder, raw_manifest: bytes, share: tuple[int, int] = (0, 1)
+    ) -> None:
         """Read the index of rank 0, which has the tree.
 
         Args:
             folder: of the checkpoint.
             raw_manifest: what it has as its manifest now.
-            share: number of this process, and of all that load together. Its parts are likely where they would be if
-                as many had written.
+            share: number of this process, and of all that load together. Its parts are likely where
+                they would be if as many had written.
 
         Raises:
             FileNotFoundError: a file that the manifest names is missing.
@@ -112,7 +116,10 @@ class FolderReader:
         self.tree: Any = None
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
-        ranks = {name: int(name.partition("-")[2].removesuffix(".json")) for name in self.manifest.indexes[1:]}
+        ranks = {
+            name: int(name.partition("-")[2].removesuffix(".json"))
+            for name in self.manifest.indexes[1:]
+        }
         self._unread = sorted(ranks, key=lambda name: -abs(ranks[name] - place))
         for name in self.manifest.indexes[:1]:
             self._take_index(name)
@@ -138,49 +145,63 @@ class FolderReader:
                     for chunk in chunks:
                         self.chunks.setdefault(leaf, []).append(_chunk_from(*chunk, file=file))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointCorruptedError(f"{path!r} is not an index that core has written: {error!r}.") from None
+            raise CheckpointCorruptedError(
+                f"{path!r} is not an index that core has written: {error!r}."
+            ) from None
 
     def _open(self, name: str, blocks: list[str]) -> File:
-        entry, described = self.manifest.files[name], digest.Blocks(blocks, self.manifest.block_bytes)
+        entry, described = (
+            self.manifest.files[name],
+            digest.Blocks(blocks, self.manifest.block_bytes),
+        )
         # The manifest's digest is made of those of the blocks, which the index lists.
         if digest.of_blocks(blocks) != entry.digest or not described.describes(entry.size_bytes):
-            raise CheckpointCorruptedError(f"{self.folder.name_of(name)!r} does not belong to its index.")
+            raise CheckpointCorruptedError(
+                f"{self.folder.name_of(name)!r} does not belong to its index."
+            )
         self.files[name] = file = self.folder.open(name, entry.size_bytes, described)
         return file
 
     def _read_verified(self, name: str) -> bytes:
         entry, path = self.manifest.files[name], self.folder.name_of(name)
         content = self.folder.read(name, entry.size_bytes)
-        if not digest.is_content(io.BytesIO(content), entry.size_bytes, entry.digest, self.manifest.block_bytes):
+        if not digest.is_content(
+            io.BytesIO(content), entry.size_bytes, entry.digest, self.manifest.block_bytes
+        ):
             raise CheckpointCorruptedError(
                 f"{path!r} is damaged: its content does not have the digest in the manifest. "
                 "Load an earlier checkpoint."
             )
         return content
 
-    # reading --------------------------------------------------------------------------------------------------------
+    # reading --------------------------------------------------------------------------------------
 
     def describe(self, *, looks: bool = False) -> Any:
         """The state, with a `TensorDescription` in the place of each tensor.
 
         Args:
-            looks: for the parts of each tensor, too, which are in the indexes of all ranks. `load` does in any case.
+            looks: for the parts of each tensor, too, which are in the indexes of all ranks. `load`
+                does in any case.
 
         Raises:
             CheckpointCorruptedError: a file lacks a part of a tensor.
         """
 
-        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object) -> TensorDescription:
+        def take(
+            key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object
+        ) -> TensorDescription:
             self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             return TensorDescription(shape, dtype)
 
         return self._decode(take if looks else None)
 
     def plan(self, targets: Any = None) -> Plan:
-        """The reads that a load needs. Tensors without a target are on mapped memory of their own, or read.
+        """The reads that a load needs. Tensors without a target are on mapped memory of their own,
+        or read.
 
         Raises:
-            CheckpointCorruptedError: a file lacks a part of a tensor, or what is mapped of it is damaged.
+            CheckpointCorruptedError: a file lacks a part of a tensor, or what is mapped of it is
+                damaged.
             CheckpointError: a target has another shape.
         """
         reads: list[ChunkRead] = []
@@ -190,33 +211,47 @@ class FolderReader:
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
             name = leaf_name(key_path)
             # The usual case, a tensor that was saved in one piece, is one read.
-            if type(target) in DENSE and target.shape == shape and (whole := self._one_chunk(name, dtype, shape)):
+            if (
+                type(target) in DENSE
+                and target.shape == shape
+                and (whole := self._one_chunk(name, dtype, shape))
+            ):
                 filled.append(target)
                 reads.append(chunk_read(whole, dtype, whole.offsets, target.detach()))
                 return target
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 if shape_of(target) != shape:
                     raise _UnfitTargetError(
-                        f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."
+                        f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and "
+                        f"{shape_of(target)} here."
                     )
                 filled.append(target)
                 wanted = chunks_to_fill(target, known)
-                reads.extend(reads_of(self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted))
+                reads.extend(
+                    reads_of(
+                        self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted
+                    )
+                )
                 return target
-            # Beside what is filled, small ones are read with it: of a mapping their whole block would be read again.
+            # Beside what is filled, small ones are read with it: of a mapping their whole block
+            # would be read again.
             is_small = targets is not None and target is not AT_ONCE
             saved = self._chunks_of(name, dtype.itemsize, shape)
             return self._whole(saved, dtype, shape, reads, is_small=is_small)
 
         return Plan(self._decode(take, targets), _distinct(reads), bool(filled))
 
-    def verify(self, progress: Callable[[int, int], None] | None = None, share: tuple[int, int] | None = None) -> None:
+    def verify(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        share: tuple[int, int] | None = None,
+    ) -> None:
         """Read every byte, or those of every so many of the ranks that have written.
 
         Args:
             progress: called again and again, with the bytes that have been read and those of all.
-            share: number of this process, and of all that verify together; None for one that verifies all by itself,
-                and also looks whether the parts of each tensor are there.
+            share: number of this process, and of all that verify together; None for one that
+                verifies all by itself, and also looks whether the parts of each tensor are there.
 
         Raises:
             CheckpointCorruptedError: one of them isn't what was written; its file is named.
@@ -251,9 +286,11 @@ class FolderReader:
         # The last two say something of the machine, and nothing of the content.
         except (CheckpointCorruptedError, _UnfitTargetError, OSError, MemoryError):
             raise
-        except Exception as error:  # whatever Python, NumPy and torch say of what they can't make anything of
+        except Exception as error:
+            # whatever Python, NumPy and torch say of what they can't make anything of
             raise CheckpointCorruptedError(
-                f"{str(self.folder)!r} holds something that this release of core can't read: {error!r}."
+                f"{str(self.folder)!r} holds something that this release of core can't read: "
+                f"{error!r}."
             ) from error
 
     def _array(self, key_path: KeyPath, num_bytes: int) -> memoryview:
@@ -278,14 +315,17 @@ class FolderReader:
             view = saved[0].file.view(start, start + num_bytes)
             return torch.frombuffer(view, dtype=dtype).view(shape)
         key = (dtype, shape, frozenset(saved))
-        # Several chunks are put together in new memory. Empty tensors have none, and so no key of their own.
-        if not saved or key not in self._wholes:  # leaves that shared memory when they were saved share it again
+        # Several chunks are put together in new memory. Empty tensors have none, and so no key of
+        # their own. leaves that shared memory when they were saved share it again
+        if not saved or key not in self._wholes:
             self._wholes[key] = whole = _empty(dtype, shape)
             reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(whole)))
         return self._wholes[key]
 
     def _small(self, saved: SavedChunk, num_bytes: int, reads: list[ChunkRead]) -> torch.Tensor:
-        """The bytes of a small tensor, which are to be read; the same ones for leaves that shared memory."""
+        """The bytes of a small tensor, which are to be read; the same ones for leaves that shared
+        memory.
+        """
         key = (saved.file.path, saved.position, num_bytes)
         if key not in self._wholes:
             self._wholes[key] = content = _empty(torch.uint8, (num_bytes,))
@@ -293,7 +333,9 @@ class FolderReader:
             reads.append(chunk_read(whole, torch.uint8, (0,), content))
         return self._wholes[key]
 
-    def _one_chunk(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> SavedChunk | None:
+    def _one_chunk(
+        self, name: str, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> SavedChunk | None:
         """The only chunk of a tensor, if it is the whole tensor and its bytes are in the file."""
         chunks = self.chunks.get(name, ())
         if len(chunks) != 1 or chunks[0].sizes != shape or chunks[0].offsets != (0,) * len(shape):
@@ -303,23 +345,32 @@ class FolderReader:
         return chunk if fits else None
 
     def _chunks_of(
-        self, name: str, itemsize: int, shape: tuple[int, ...], wanted: Sequence[Chunk] | None = None
+        self,
+        name: str,
+        itemsize: int,
+        shape: tuple[int, ...],
+        wanted: Sequence[Chunk] | None = None,
     ) -> list[SavedChunk]:
-        """The chunks of a tensor, which cover it, or what is wanted of it, and whose bytes are in the files."""
+        """The chunks of a tensor, which cover it, or what is wanted of it, and whose bytes are in
+        the files.
+        """
         num_more = 1
         while not self._are_there(name, shape, wanted):
-            # Twice as many each time, so that looking whether it is enough costs little where all are needed.
+            # Twice as many each time, so that looking whether it is enough costs little where all
+            # are needed.
             if not self._take_indexes(num_more):
                 raise CheckpointCorruptedError(
-                    f"{str(self.folder)!r} is incomplete: the parts of {readable(tuple(json.loads(name)))!r} in its "
-                    f"files don't cover its shape {shape}, each element once. Load an earlier checkpoint."
+                    f"{str(self.folder)!r} is incomplete: the parts of "
+                    f"{readable(tuple(json.loads(name)))!r} in its files don't cover its shape "
+                    f"{shape}, each element once. Load an earlier checkpoint."
                 )
             num_more *= 2
         chunks = self.chunks.get(name, [])
         for chunk in chunks:
             if chunk.position + math.prod(chunk.sizes) * itemsize > chunk.file.size_bytes:
                 raise CheckpointCorruptedError(
-                    f"{chunk.file.path!r} is too short for {readable(tuple(json.loads(name)))!r}, of shape {shape}."
+                    f"{chunk.file.path!r} is too short for {readable(tuple(json.loads(name)))!r}, "
+                    f"of shape {shape}."
                 )
         return chunks
 
@@ -357,7 +408,9 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     try:
         return torch.empty(shape, dtype=dtype)
     except RuntimeError as error:
-        raise MemoryError(f"a tensor of type {dtype} and shape {shape} can't be made: {error}") from None
+        raise MemoryError(
+            f"a tensor of type {dtype} and shape {shape} can't be made: {error}"
+        ) from None
 
 
 def _distinct(reads: list[ChunkRead]) -> list[ChunkRead]:
@@ -367,5 +420,7 @@ def _distinct(reads: list[ChunkRead]) -> list[ChunkRead]:
         target, place = read.target, (id(read.saved.file), read.start, read.stop)
         # Only where there is memory: other tensors may all have the address 0.
         is_here = read.memory is not None
-        places[(*place, target.data_ptr(), target.shape, target.stride()) if is_here else id(read)] = read
+        places[
+            (*place, target.data_ptr(), target.shape, target.stride()) if is_here else id(read)
+        ] = read
     return list(places.values())

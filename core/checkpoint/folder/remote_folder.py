@@ -1,7 +1,7 @@
 """A checkpoint folder behind an fsspec file system, such as an object store.
 
-Objects appear whole there, and nothing can be renamed in one step: files get names of their own at once, and the
-manifest, written last, makes them a checkpoint.
+Objects appear whole there, and nothing can be renamed in one step: files get names of their own at
+once, and the manifest, written last, makes them a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 
 STALE_S = 24 * 3600.0
-"""Seconds by the store's own clock after which a file that no manifest names is taken for a dead writer's."""
+"""Seconds by the store's own clock after which a file that no manifest names is taken for a dead
+writer's.
+"""
 
 _not_deleted: dict[str, set[str]] = {}
-"""By the URL of a checkpoint the files that a manifest named which this process has replaced, and couldn't delete."""
+"""By the URL of a checkpoint the files that a manifest named which this process has replaced, and
+couldn't delete.
+"""
 
 _WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time."""
@@ -59,7 +63,9 @@ class _Fetched(io.RawIOBase):
 
 
 class RemoteFolder:
-    """One checkpoint folder. Nothing distinguishes a dead writer from a live one, so its remains stay for a day."""
+    """One checkpoint folder. Nothing distinguishes a dead writer from a live one, so its remains
+    stay for a day.
+    """
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
@@ -105,15 +111,18 @@ class RemoteFolder:
                     raise messages.not_as_written(name)
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
-        """Rank 0, when all files are there. Write the manifest, and delete what the one before it named.
+        """Rank 0, when all files are there. Write the manifest, and delete what the one before it
+        named.
 
         Raises:
-            CheckpointError: another program has deleted some of them; or the store has not kept the manifest as it is,
-                and has that of before again.
+            CheckpointError: another program has deleted some of them; or the store has not kept the
+                manifest as it is, and has that of before again.
         """
         kept = set(files)
         if missing := sorted(kept.difference(self._names())):
-            raise CheckpointError(f"its file {missing[0]!r} is gone: another program deletes in {self.url}.")
+            raise CheckpointError(
+                f"its file {missing[0]!r} is gone: another program deletes in {self.url}."
+            )
         before = self._manifest_before()
         replaced = self._named(before)
         try:
@@ -126,11 +135,15 @@ class RemoteFolder:
         try:
             for name in self._unneeded(kept, replaced):
                 self._delete(name)
-        except Exception:  # the next save of this process does it: the next manifest to be replaced doesn't name them
+        except Exception:
+            # the next save of this process does it: the next manifest to be replaced doesn't name
+            # them
             _not_deleted[self.url] = replaced
 
     def _manifest_before(self) -> bytes | None:
-        """The manifest that will be replaced; None if there is none, nothing if it can't be read now."""
+        """The manifest that will be replaced; None if there is none, nothing if it can't be read
+        now.
+        """
         try:
             return self.read_manifest()
         except FileNotFoundError:
@@ -142,13 +155,17 @@ class RemoteFolder:
         """The files that a manifest names."""
         try:
             return set(manifest.from_bytes(content or b"", self.name_of(manifest.NAME)).files)
-        except CheckpointError:  # nothing that can be read, and so nothing that may be deleted for it
+        except CheckpointError:
+            # nothing that can be read, and so nothing that may be deleted for it
             return set()
 
     def _read_manifest_back(self, content: bytes, before: bytes | None) -> None:
-        """Check that the manifest is what was written, while the files of the one before are there."""
+        """Check that the manifest is what was written, while the files of the one before are
+        there.
+        """
         try:
-            is_whole = self._holds(content) or bool(self._named(self.read_manifest()))  # another run's, just as whole
+            # another run's, just as whole
+            is_whole = self._holds(content) or bool(self._named(self.read_manifest()))
         except Exception as error:
             raise messages.UnsettledError("is in its place, and can't be read back") from error
         if is_whole:
@@ -157,13 +174,17 @@ class RemoteFolder:
         try:
             if before == b"":
                 raise FileNotFoundError("the one before could not be read")
-            self.filesystem.rm_file(path) if before is None else self.filesystem.pipe_file(path, before)
+            self.filesystem.rm_file(path) if before is None else self.filesystem.pipe_file(
+                path, before
+            )
         except Exception as error:
             raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
         raise messages.not_as_written(manifest.NAME)
 
     def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
-        """Files that the last manifest named, and those a day older than this one. A live writer may need all else."""
+        """Files that the last manifest named, and those a day older than this one. A live writer
+        may need all else.
+        """
         entries = {name: modified for name, _, modified in self.entries()}
         now = entries.get(manifest.NAME, 0.0)
         return [
@@ -182,19 +203,27 @@ class RemoteFolder:
         except FileNotFoundError:
             return []
         return [
-            (entry["name"].rstrip("/").rpartition("/")[2], int(entry.get("size") or 0), modified_at(entry))
+            (
+                entry["name"].rstrip("/").rpartition("/")[2],
+                int(entry.get("size") or 0),
+                modified_at(entry),
+            )
             for entry in found
         ]
 
     def _holds(self, content: bytes) -> bool:
-        self.filesystem.invalidate_cache()  # fsspec remembers listings, also of what has changed since
+        # fsspec remembers listings, also of what has changed since
+        self.filesystem.invalidate_cache()
         return self.read_manifest() == content
 
     def discard(self, token: str) -> None:
-        """Rank 0. Delete what was written for a save that failed, unless the manifest may name it nevertheless."""
+        """Rank 0. Delete what was written for a save that failed, unless the manifest may name it
+        nevertheless.
+        """
         with contextlib.suppress(Exception):
             own = [name for name in self._names() if name.startswith(f"{token}-")]
-            if not self._is_named(token):  # the manifest may have come through although its call failed
+            # the manifest may have come through although its call failed
+            if not self._is_named(token):
                 for name in own:
                     self._delete(name)
 

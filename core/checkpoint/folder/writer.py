@@ -1,4 +1,6 @@
-"""One rank's part of a checkpoint folder: its bytes in one file, and an index of them in a second one."""
+"""One rank's part of a checkpoint folder: its bytes in one file, and an index of them in a second
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class PartWriter:
-    """Writes what one rank has to write of a state. Which part that is, each rank works out by itself.
+    """Writes what one rank has to write of a state. Which part that is, each rank works out by
+    itself.
 
     Attributes:
         tree: the state, as `core.checkpoint.state.tree` writes it.
@@ -43,11 +46,14 @@ class PartWriter:
         self.tree = encoder.encode_state(state)
         for name, leaf in encoder.leaves.items():
             if isinstance(leaf, ShardedLeaf):
-                places = [(chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)]
+                places = [
+                    (chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)
+                ]
                 if not lie_apart(leaf.global_shape, places):
                     raise CheckpointError(
-                        f"The chunks of {readable(tuple(json.loads(name)))!r} overlap, or leave its shape "
-                        f"{leaf.global_shape}. Save DTensors, or ShardedLeafs whose chunks lie side by side."
+                        f"The chunks of {readable(tuple(json.loads(name)))!r} overlap, or leave "
+                        f"its shape {leaf.global_shape}. Save DTensors, or ShardedLeafs whose "
+                        "chunks lie side by side."
                     )
         self._leaves: Mapping[str, Any] = encoder.leaves
         self.num_elements = encoder.num_elements
@@ -68,8 +74,9 @@ class PartWriter:
             for chunk in chunks_to_write(name, leaf, self._rank)
             if chunk.tensor.numel()
         ]
-        # Those whose sizes are multiples of a block's first, and so on down: without a gap between them, each begins at
-        # a multiple of what its size is one of. Reading a part of them, or all but the small ones, needs fewer blocks.
+        # Those whose sizes are multiples of a block's first, and so on down: without a gap between
+        # them, each begins at a multiple of what its size is one of. Reading a part of them, or all
+        # but the small ones, needs fewer blocks.
         parts.sort(key=_evenness, reverse=True)
         self.num_written = sum([chunk.tensor.numel() for _, chunk in parts])
         if not parts and self._rank:  # rank 0's index also has what isn't in tensors
@@ -86,7 +93,8 @@ class PartWriter:
         return entries
 
     def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
-        # Tied weights are leaves on the same memory: their bytes are written once, and loading ties them again.
+        # Tied weights are leaves on the same memory: their bytes are written once, and loading ties
+        # them again.
         memories = [_memory_of(chunk.tensor) or number for number, (_, chunk) in enumerate(parts)]
         tensors = {memory: chunk.tensor for memory, (_, chunk) in zip(memories, parts, strict=True)}
         starts: list[int] = []
@@ -120,19 +128,23 @@ def _encoded(content: Mapping[str, object]) -> bytes:
     encoded = json.dumps(content, separators=(",", ":")).encode()
     if len(encoded) > manifest.MAX_INDEX_BYTES:
         raise CheckpointError(
-            f"what isn't in tensors or arrays takes {len(encoded):,} bytes, and may take {manifest.MAX_INDEX_BYTES:,}. "
-            "Put large lists and texts into tensors or arrays."
+            f"what isn't in tensors or arrays takes {len(encoded):,} bytes, and may take "
+            f"{manifest.MAX_INDEX_BYTES:,}. Put large lists and texts into tensors or arrays."
         )
     return encoded
 
 
 def _evenness(part: tuple[str, Chunk]) -> int:
-    """The largest power of two that a chunk's number of bytes is a multiple of, up to a block's bytes."""
+    """The largest power of two that a chunk's number of bytes is a multiple of, up to a block's
+    bytes.
+    """
     num_bytes = part[1].tensor.nbytes
     return min(num_bytes & -num_bytes, digest.BLOCK_BYTES)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Address and size of a tensor's elements, if they are in order: tensors that share memory are written once."""
+    """Address and size of a tensor's elements, if they are in order: tensors that share memory are
+    written once.
+    """
     # Not the dtype: a view of the same bytes in another one is the same bytes.
     return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None

@@ -1,1 +1,3 @@
-"""The files of a checkpoint folder: manifest, digests, and chunks of tensors that are read and verified."""
+"""The files of a checkpoint folder: manifest, digests, and chunks of tensors that are read and
+verified.
+"""

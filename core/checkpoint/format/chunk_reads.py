@@ -37,7 +37,8 @@ class ChunkRead(NamedTuple):
         offsets: of the chunk in `saved`.
         target: of the chunk's shape; the elements are copied to it.
         start: its first byte in the file.
-        stop: the byte after its last one. What lies between the chunk's rows is read and verified too, not copied.
+        stop: the byte after its last one. What lies between the chunk's rows is read and verified
+            too, not copied.
         memory: the target's own bytes, if those of the file can go there as they are.
     """
 
@@ -60,7 +61,9 @@ class ChunkRead(NamedTuple):
         self.target.copy_(elements, non_blocking=in_background)
 
     def parts(self, max_bytes: int) -> Iterator[ChunkRead]:
-        """Reads of parts of the chunk, of at most `max_bytes` from the first to the last one of each."""
+        """Reads of parts of the chunk, of at most `max_bytes` from the first to the last one of
+        each.
+        """
         lengths = tuple(self.target.shape)
         dim = next((dim for dim, length in enumerate(lengths) if length > 1), None)
         if self.stop - self.start <= max_bytes or dim is None:
@@ -74,18 +77,25 @@ class ChunkRead(NamedTuple):
             yield from chunk_read(self.saved, self.dtype, offsets, rows).parts(max_bytes)
 
 
-def chunk_read(saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor) -> ChunkRead:
-    """The read that fills `target` from the chunk of its shape that begins at `offsets` of the saved one."""
+def chunk_read(
+    saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor
+) -> ChunkRead:
+    """The read that fills `target` from the chunk of its shape that begins at `offsets` of the
+    saved one.
+    """
     lengths = tuple(target.shape)
     # The usual case, the whole chunk, has all of its bytes.
     is_whole = lengths == saved.sizes
     first, last = (0, math.prod(lengths)) if is_whole else chunk_span(saved.sizes, offsets, lengths)
     start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
-    return ChunkRead(saved, dtype, offsets, target, start, stop, _memory_of(target, dtype, stop - start))
+    return ChunkRead(
+        saved, dtype, offsets, target, start, stop, _memory_of(target, dtype, stop - start)
+    )
 
 
 def _memory_of(target: torch.Tensor, dtype: torch.dtype, num_bytes: int) -> memoryview | None:
-    # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
+    # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have
+    # no bytes.
     fits = (
         type(target) in DENSE
         and target.dtype == dtype
@@ -116,7 +126,11 @@ def reads_of(
 
 
 def _part_read(
-    found: SavedChunk, dtype: torch.dtype, chunk: Chunk, starts: tuple[int, ...], sizes: tuple[int, ...]
+    found: SavedChunk,
+    dtype: torch.dtype,
+    chunk: Chunk,
+    starts: tuple[int, ...],
+    sizes: tuple[int, ...],
 ) -> ChunkRead:
     """The read of the part that a saved chunk and a wanted one have in common."""
     target = chunk.tensor

@@ -14,23 +14,32 @@ if TYPE_CHECKING:
 
 def covers(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
     """Whether chunks, of which none is empty, cover a tensor of this shape, each element once."""
-    return sum(math.prod(sizes) for _, sizes in chunks) == math.prod(shape) and lie_apart(shape, chunks)
+    return sum(math.prod(sizes) for _, sizes in chunks) == math.prod(shape) and lie_apart(
+        shape, chunks
+    )
 
 
 def covers_chunk(wanted: Place, chunks: Sequence[Place]) -> bool:
     """Whether chunks cover one that is wanted; their parts that lie elsewhere don't count."""
-    if any(len(offsets) != len(wanted[0]) or len(sizes) != len(wanted[0]) for offsets, sizes in chunks):
+    if any(
+        len(offsets) != len(wanted[0]) or len(sizes) != len(wanted[0]) for offsets, sizes in chunks
+    ):
         return False
     parts = [part for chunk in chunks if (part := overlap(wanted, chunk)) is not None]
     return sum(math.prod(sizes) for _, sizes in parts) == math.prod(wanted[1]) and _are_apart(parts)
 
 
 def lie_apart(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
-    """Whether chunks, of which none is empty, lie within a tensor of this shape, and no two of them overlap."""
+    """Whether chunks, of which none is empty, lie within a tensor of this shape, and no two of them
+    overlap.
+    """
     for offsets, sizes in chunks:
         if not len(offsets) == len(sizes) == len(shape):
             return False
-        if any(start < 0 or start + size > end for start, size, end in zip(offsets, sizes, shape, strict=True)):
+        if any(
+            start < 0 or start + size > end
+            for start, size, end in zip(offsets, sizes, shape, strict=True)
+        ):
             return False
     return _are_apart(chunks)
 
@@ -40,8 +49,11 @@ def _are_apart(chunks: Sequence[Place]) -> bool:
         return True
     if not chunks[0][0]:  # scalars
         return False
-    # A sweep along the dim with the most cuts: a chunk can only overlap those that haven't ended where it starts.
-    dim = max(range(len(chunks[0][0])), key=lambda dim: len({offsets[dim] for offsets, _ in chunks}))
+    # A sweep along the dim with the most cuts: a chunk can only overlap those that haven't ended
+    # where it starts.
+    dim = max(
+        range(len(chunks[0][0])), key=lambda dim: len({offsets[dim] for offsets, _ in chunks})
+    )
     ahead: list[Place] = []
     for chunk in sorted(chunks, key=lambda chunk: chunk[0][dim]):
         ahead = [other for other in ahead if other[0][dim] + other[1][dim] > chunk[0][dim]]

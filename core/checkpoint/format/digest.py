@@ -16,22 +16,26 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 SUFFIX = ".digest"
-"""Suffix of the hidden file beside a one-file checkpoint (`name_of`). One line for each content that is right:
-`xxh3-128 <32 hexadecimal digits>`; two lines stand there only while a checkpoint is replaced. `xxhsum -H2 last.ckpt`
-prints the same digits."""
+"""Suffix of the hidden file beside a one-file checkpoint (`name_of`). One line for each content
+that is right: `xxh3-128 <32 hexadecimal digits>`; two lines stand there only while a checkpoint is
+replaced. `xxhsum -H2 last.ckpt` prints the same digits."""
 
 MAX_BYTES = 1 << 12
 """The largest size of such a file."""
 
 BLOCK_BYTES = 1 << 20
-"""Files of a folder have a digest for each block of so many bytes, so that parts of them can be read and verified."""
+"""Files of a folder have a digest for each block of so many bytes, so that parts of them can be
+read and verified.
+"""
 
 _LINE = re.compile(r"xxh3-128 ([0-9a-f]{32})")
 _CHUNK_BYTES = 1 << 20
 
 
 def name_of(path: str) -> str:
-    """The digest file of a one-file checkpoint: `folder/.last.ckpt.digest` of `folder/last.ckpt`, out of listings."""
+    """The digest file of a one-file checkpoint: `folder/.last.ckpt.digest` of `folder/last.ckpt`,
+    out of listings.
+    """
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}.{name}{SUFFIX}"
 
@@ -61,8 +65,11 @@ def of_blocks(digests: Iterable[str]) -> str:
     return of_bytes("".join(digests).encode())
 
 
-def is_content(file: BinaryIO, size_bytes: int, expected: str, block_bytes: int = BLOCK_BYTES) -> bool:
-    """True if what is left to read in a file is what a manifest says: read once, through a small buffer.
+def is_content(
+    file: BinaryIO, size_bytes: int, expected: str, block_bytes: int = BLOCK_BYTES
+) -> bool:
+    """True if what is left to read in a file is what a manifest says: read once, through a small
+    buffer.
 
     Args:
         file: to read.
@@ -116,7 +123,9 @@ class HashingWriter:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write, and take into the digest. torch reports an error of its own in place of an OSError: it is kept."""
+        """Write, and take into the digest. torch reports an error of its own in place of an
+        OSError: it is kept.
+        """
         try:
             self._file.write(data)
         except OSError as error:

@@ -23,19 +23,23 @@ FORMAT = 2
 MAX_BYTES = 64 << 20
 """The largest size of a manifest, which names two files of each rank."""
 MAX_INDEX_BYTES = 1 << 30
-"""The largest size of an index, which holds all of the state but tensors and arrays. More isn't written: as objects it
-takes many times the memory."""
+"""The largest size of an index, which holds all of the state but tensors and arrays. More isn't
+written: as objects it takes many times the memory."""
 _TITLE = "core checkpoint"
 _FIRST_BLOCK_BYTES = 4 << 20
 
 OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
-"""Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
+"""Names of the files of a folder, beside its manifest: those of one save have their first part in
+common.
+"""
 
 
 _LATEST_NS = 1 << 62
 """In the year 2116: what claims to be later is no time to go on from."""
 _STEP_NS = 1_000_000
-"""Times of two saves differ by so much at least: as seconds in a float, and on a file system, they still do."""
+"""Times of two saves differ by so much at least: as seconds in a float, and on a file system, they
+still do.
+"""
 _seen_ns = 0
 
 
@@ -47,7 +51,9 @@ def note_time(saved_at_ns: int) -> None:
 
 
 def next_time_ns() -> int:
-    """Nanoseconds since 1970, later than what this process has saved or seen: a clock may jump back."""
+    """Nanoseconds since 1970, later than what this process has saved or seen: a clock may jump
+    back.
+    """
     note_time(max(time.time_ns(), _seen_ns + _STEP_NS))
     return _seen_ns
 
@@ -82,7 +88,9 @@ class Manifest:
     world_size: int
     writer: dict[str, Any]
     saved_at_ns: int = field(default_factory=next_time_ns)
-    versions: dict[str, str] = field(default_factory=lambda: {"core": __version__, "torch": torch.__version__})
+    versions: dict[str, str] = field(
+        default_factory=lambda: {"core": __version__, "torch": torch.__version__}
+    )
     block_bytes: int = field(default_factory=lambda: digest.BLOCK_BYTES)
 
     def to_bytes(self) -> bytes:
@@ -116,15 +124,18 @@ def from_bytes(raw: bytes, path: str) -> Manifest:
         ) from None
     content.pop("checksum", None)
     number = content.get("format")
-    # Before the format: a newer release seals its manifest in the same way, so a wrong seal is damage.
+    # Before the format: a newer release seals its manifest in the same way, so a wrong seal is
+    # damage.
     if not _is_sealed(content, raw):
-        raise CheckpointCorruptedError(f"{path!r} is damaged: its content does not have the checksum in its last line.")
+        raise CheckpointCorruptedError(
+            f"{path!r} is damaged: its content does not have the checksum in its last line."
+        )
     if not isinstance(number, int) or number > FORMAT:
         versions = content.get("versions")
         release = versions.get("core", "?") if isinstance(versions, dict) else "?"
         raise CheckpointCorruptedError(
-            f"{path!r} has format {number!r}, written by core {release!r}; this is core {__version__}, which reads up "
-            f"to {FORMAT}. Install that release, or a later one."
+            f"{path!r} has format {number!r}, written by core {release!r}; this is core "
+            f"{__version__}, which reads up to {FORMAT}. Install that release, or a later one."
         )
     return _parse(content, path)
 
@@ -144,7 +155,9 @@ def _parse(content: Mapping[str, Any], path: str) -> Manifest:
             block_bytes=_FIRST_BLOCK_BYTES if content["format"] == 1 else content["block_bytes"],
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointCorruptedError(f"{path!r} is not a manifest that core has written: {error!r}.") from None
+        raise CheckpointCorruptedError(
+            f"{path!r} is not a manifest that core has written: {error!r}."
+        ) from None
 
 
 def _is_sealed(content: Mapping[str, object], raw: bytes) -> bool:

@@ -1,7 +1,8 @@
 """The digest within an archive of torch.save, for folders in which programs expect no second file.
 
-It is the comment that ends the file, as archives may have one: `core xxh3-128 <32 hexadecimal digits>`, of all bytes
-before it. torch reads such a file as any other.
+It is the comment that ends the file, as archives may have one:
+`core xxh3-128 <32 hexadecimal digits>`, of all bytes before it. torch reads such a file as any
+other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Chunks of tensors read into their places, and verified meanwhile.
 
-A local file is read once, front to back, and hashed while the processor still has the bytes. Where a chunk lies in
-memory as it does in the file, the system copies it there, and nothing else does. Other chunks, such as those of a
-device, go through a small buffer. What is read between them, because their blocks can't be verified without it, is
-dropped.
+A local file is read once, front to back, and hashed while the processor still has the bytes. Where
+a chunk lies in memory as it does in the file, the system copies it there, and nothing else does.
+Other chunks, such as those of a device, go through a small buffer. What is read between them,
+because their blocks can't be verified without it, is dropped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def fill(file: File, reads: list[ChunkRead]) -> None:
 
 
 def _stream(file: MappedFile, reads: list[ChunkRead]) -> list[ChunkRead]:
-    """Read all but what is returned: those that overlap others, of tensors that share bytes in the file only."""
+    """Read all but what is returned: those that overlap others, of tensors that share bytes in the
+    file only.
+    """
     chosen, left = _apart(reads)
     if chosen:
         with plain_file.open_file(file.path) as opened:

@@ -51,7 +51,9 @@ class MappedFile:
 class RemoteFile:
     """A file that is fetched in parts."""
 
-    def __init__(self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks) -> None:
+    def __init__(
+        self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks
+    ) -> None:
         self.path = path
         self._fetch = fetch
         self.size_bytes = size_bytes
@@ -110,4 +112,6 @@ def damaged(path: str, begin: int, end: int) -> CheckpointCorruptedError:
 
 def wrong_size(path: str, expected: int) -> CheckpointCorruptedError:
     """The file doesn't have its size any more."""
-    return CheckpointCorruptedError(f"{path!r} is damaged: expected {expected} bytes. Load an earlier checkpoint.")
+    return CheckpointCorruptedError(
+        f"{path!r} is damaged: expected {expected} bytes. Load an earlier checkpoint."
+    )

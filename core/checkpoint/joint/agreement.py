@@ -1,4 +1,6 @@
-"""Agreement on errors: what fails on one rank is raised on all of them, so that no rank waits for ever."""
+"""Agreement on errors: what fails on one rank is raised on all of them, so that no rank waits for
+ever.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def together(collectives: Collectives, work: Callable[[], T]) -> T:
 
 
 def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, list[T]]:
-    """The own result of `work`, and on rank 0 those of all ranks, once it has succeeded on all of them.
+    """The own result of `work`, and on rank 0 those of all ranks, once it has succeeded on all of
+    them.
 
     Args:
         collectives: the ranks that call this together.
@@ -41,7 +44,8 @@ def _share(collectives: Collectives, error: Exception | None, result: object) ->
     Raises:
         Exception: that of this rank, or the first one of another rank.
     """
-    # Two messages, whatever has failed where: outcomes to rank 0, and the first failure back to all.
+    # Two messages, whatever has failed where: outcomes to rank 0, and the first failure back to
+    # all.
     gathered = collectives.gather_objects((_report(error), result if error is None else None))
     failed = [(rank, *report) for rank, (report, _) in enumerate(gathered or []) if report]
     first = collectives.broadcast_object(failed[0] if failed else None)
@@ -56,7 +60,9 @@ def _share(collectives: Collectives, error: Exception | None, result: object) ->
 def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:
     """On all ranks the result of `work`, which rank 0 alone does."""
     result, error = _attempt(work) if collectives.rank == 0 else (None, None)
-    report, result = collectives.broadcast_object((_report(error), result if error is None else None))
+    report, result = collectives.broadcast_object(
+        (_report(error), result if error is None else None)
+    )
     if error is not None:
         raise error
     if report is not None:
@@ -76,4 +82,6 @@ def _report(error: Exception | None) -> tuple[type[Exception], str] | None:
 
 
 def _from_rank(rank: int, kind: type[Exception], message: str) -> Exception:
-    return (kind if issubclass(kind, CheckpointError) else CheckpointError)(f"On rank {rank}: {message}")
+    return (kind if issubclass(kind, CheckpointError) else CheckpointError)(
+        f"On rank {rank}: {message}"
+    )

@@ -21,13 +21,16 @@ def damage_of(path: PathLike, collectives: Collectives) -> str | None:
         collectives: the ranks that call this together.
     """
     found = _found(path, (collectives.rank, collectives.size))
-    gathered = collectives.gather_objects(found and (isinstance(found, CheckpointCorruptedError), str(found)))
+    gathered = collectives.gather_objects(
+        found and (isinstance(found, CheckpointCorruptedError), str(found))
+    )
     failed = [(rank, *report) for rank, report in enumerate(gathered or []) if report]
     damage: str | None = None
     if failed:
         rank, is_damaged, text = max(failed, key=lambda report: report[1])
         damage = f"On rank {rank}: {text}" if rank else text
-        # A network file system may hide for a minute what another machine has put there: rank 0 has, and reads all.
+        # A network file system may hide for a minute what another machine has put there: rank 0
+        # has, and reads all.
         if rank and not is_damaged:
             whole = _found(path, None)
             damage = None if whole is None else str(whole)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives
 
     Written = tuple[list[tuple[str, int, bytes]], int]
-    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and digest; the number of
-    elements that were written."""
+    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and
+    digest; the number of elements that were written."""
 
 _CURE = "Save DTensors, or ShardedLeafs whose chunks lie side by side."
 
@@ -32,13 +32,17 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         collectives: the ranks that call this together.
 
     Raises:
-        CheckpointError: it can't be written, on all ranks; says whether what was there is untouched.
+        CheckpointError: it can't be written, on all ranks; says whether what was there is
+            untouched.
     """
-    # Each takes the state apart, and nothing is on storage yet: a state that can't be saved touches nothing.
+    # Each takes the state apart, and nothing is on storage yet: a state that can't be saved touches
+    # nothing.
     part = together(collectives, lambda: PartWriter(state, collectives.rank))
     with ExitStack() as stack:
         # What rank 0 enters here stays locked until the checkpoint is in place.
-        token, replaces = on_rank_zero(collectives, lambda: _explained(folder, lambda: _begin(folder, stack)))
+        token, replaces = on_rank_zero(
+            collectives, lambda: _explained(folder, lambda: _begin(folder, stack))
+        )
         committed = False
 
         def write() -> Written:
@@ -52,7 +56,10 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
             _, written = gather_results(collectives, write)
             on_rank_zero(
-                collectives, lambda: _explained(folder, lambda: _commit(folder, token, part, written, collectives))
+                collectives,
+                lambda: _explained(
+                    folder, lambda: _commit(folder, token, part, written, collectives)
+                ),
             )
             committed = True
         finally:
@@ -77,8 +84,8 @@ def _commit(
     expected = "The chunks of all ranks must cover each tensor, and each of its elements once."
     if (total := sum(number for _, number in written)) != part.num_elements:
         raise CheckpointError(
-            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected} "
-            f"{_CURE}"
+            f"The ranks have {total} elements of tensors to save, and the state has "
+            f"{part.num_elements}. {expected} {_CURE}"
         )
     files = {
         f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())
@@ -90,7 +97,9 @@ def _commit(
 
 
 def _is_there(folder: Folder) -> bool:
-    """True if a checkpoint would be replaced. By reading, which stores' clients try again when it fails."""
+    """True if a checkpoint would be replaced. By reading, which stores' clients try again when it
+    fails.
+    """
     try:
         folder.read_manifest()
     except FileNotFoundError:
@@ -101,7 +110,10 @@ def _is_there(folder: Folder) -> bool:
 
 
 def _packed(entries: dict[str, FileEntry]) -> list[tuple[str, int, bytes]]:
-    return [(name.rpartition(".")[2], entry.size_bytes, bytes.fromhex(entry.digest)) for name, entry in entries.items()]
+    return [
+        (name.rpartition(".")[2], entry.size_bytes, bytes.fromhex(entry.digest))
+        for name, entry in entries.items()
+    ]
 
 
 def _explained(folder: Folder, work: Any) -> Any:

@@ -1,6 +1,8 @@
-"""NumPy's types that a checkpoint may hold, and the one place where arrays and scalars are built from bytes.
+"""NumPy's types that a checkpoint may hold, and the one place where arrays and scalars are built
+from bytes.
 
-Numbers and strings of a native byte order. The bytes of any other type may be pointers, which a reader would follow.
+Numbers and strings of a native byte order. The bytes of any other type may be pointers, which a
+reader would follow.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ _LAST_CODE_POINT = 0x10FFFF
 
 
 def is_plain(dtype: numpy.dtype[Any]) -> bool:
-    """True if a type is one of numbers or strings, in this machine's byte order and without fields."""
-    return dtype.kind in _KINDS and dtype.isnative and dtype.names is None and dtype.subdtype is None
+    """True if a type is one of numbers or strings, in this machine's byte order and without
+    fields.
+    """
+    return (
+        dtype.kind in _KINDS and dtype.isnative and dtype.names is None and dtype.subdtype is None
+    )
 
 
 def type_of(code: object) -> numpy.dtype[Any]:
@@ -32,13 +38,23 @@ def type_of(code: object) -> numpy.dtype[Any]:
     """
     import numpy
 
-    if type(code) is not str or not _CODE.fullmatch(code) or not is_plain(dtype := numpy.dtype(code)):
-        raise ValueError(f"NumPy's type {code!r}, where one of numbers or strings in native byte order was expected")
+    if (
+        type(code) is not str
+        or not _CODE.fullmatch(code)
+        or not is_plain(dtype := numpy.dtype(code))
+    ):
+        raise ValueError(
+            f"NumPy's type {code!r}, where one of numbers or strings in native byte order was "
+            "expected"
+        )
     return dtype
 
 
 def array_of(
-    dtype: numpy.dtype[Any], shape: Sequence[int], content: bytes | memoryview, order: Literal["C", "F"] = "C"
+    dtype: numpy.dtype[Any],
+    shape: Sequence[int],
+    content: bytes | memoryview,
+    order: Literal["C", "F"] = "C",
 ) -> numpy.ndarray[Any, Any]:
     """An array of its own memory.
 
@@ -56,8 +72,14 @@ def array_of(
     if not dtype.itemsize:  # NumPy makes of empty strings some that are filled with nothing
         content = b""
     if len(content) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(content)} bytes for an array of type {dtype.str!r} and shape {tuple(shape)}")
+        raise ValueError(
+            f"{len(content)} bytes for an array of type {dtype.str!r} and shape {tuple(shape)}"
+        )
     # NumPy takes code points as they are, and fails later, where such a string is read.
-    if dtype.kind == "U" and content and numpy.frombuffer(content, numpy.uint32).max() > _LAST_CODE_POINT:
+    if (
+        dtype.kind == "U"
+        and content
+        and numpy.frombuffer(content, numpy.uint32).max() > _LAST_CODE_POINT
+    ):
         raise ValueError("an array of strings with a character that Unicode doesn't have")
     return numpy.ndarray(tuple(shape), dtype, bytearray(content), order=order)

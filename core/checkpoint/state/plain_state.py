@@ -1,4 +1,6 @@
-"""The contents of a checkpoint: plain types, tensors and arrays. Others are refused before a byte is written."""
+"""The contents of a checkpoint: plain types, tensors and arrays. Others are refused before a byte
+is written.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +28,28 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 _COPIED = (tuple, set, OrderedDict, Counter, bytearray)
 _MAX_INT_BITS = 8 * 255 - 1
 """The most bits of an integer that torch's safe unpickler reads."""
-_EXPECTED = "numbers, strings, bytes, None, dict, list, tuple, set, torch.Tensor, NumPy arrays of numbers or strings"
+_EXPECTED = (
+    "numbers, strings, bytes, None, dict, list, tuple, set, torch.Tensor, NumPy arrays of "
+    "numbers or strings"
+)
 
 
 def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     """A copy of `state` that can be written and be loaded without running code.
 
-    Tensors are detached, on the CPU, and without the rest of a larger storage that they are a view of. Those that
-    share memory go on sharing it.
+    Tensors are detached, on the CPU, and without the rest of a larger storage that they are a view
+    of. Those that share memory go on sharing it.
 
     Raises:
-        CheckpointError: something in it is of another type; its path is named, as `state["callbacks"]["x"][3]`.
+        CheckpointError: something in it is of another type; its path is named, as
+            `state["callbacks"]["x"][3]`.
     """
     return Encoder().encode_state(state)
 
 
 class Encoder:
-    """One walk over a state, which makes plain data of it: here a copy of its containers. Meant to be subclassed.
+    """One walk over a state, which makes plain data of it: here a copy of its containers. Meant to
+    be subclassed.
 
     Attributes:
         max_depth: the most containers in each other.
@@ -66,14 +73,16 @@ class Encoder:
         except RecursionError:
             limit = f", more than {self.max_depth} levels" if self.max_depth < sys.maxsize else ""
             raise CheckpointError(
-                f"The state is nested too deeply to be saved{limit}, or holds itself. Save plain, finite data."
+                f"The state is nested too deeply to be saved{limit}, or holds itself. Save plain, "
+                "finite data."
             ) from None
 
     def encode(self, value: Any, key_path: KeyPath, path: str) -> Any:
         """One value in it, whose place is `path` in an error.
 
         Raises:
-            CheckpointError: it, or something in it, is of a type that can't be saved; its path is named.
+            CheckpointError: it, or something in it, is of a type that can't be saved; its path is
+                named.
             RecursionError: it is nested too deeply.
         """
         if len(key_path) > self.max_depth:
@@ -90,24 +99,34 @@ class Encoder:
             are_simple = are_names(value)
             for key in () if are_simple else value:
                 check_key(key, path)
-            items = {key: self.encode(item, (*key_path, key), f"{path}[{key!r}]") for key, item in value.items()}
+            items = {
+                key: self.encode(item, (*key_path, key), f"{path}[{key!r}]")
+                for key, item in value.items()
+            }
             encoded = self._pack(kind, items if are_simple else self._names(items, key_path, path))
             # A module's state_dict carries the versions of its submodules in an attribute.
             if metadata := getattr(value, "_metadata", None):
                 self._add_metadata(encoded, metadata, (*key_path, "$metadata"), f"{path}._metadata")
             return encoded
         if kind is list or kind is tuple:
-            if len(key_path) < self.max_depth and are_plain(value):  # at the limit, each item is one too deep
+            # at the limit, each item is one too deep
+            if len(key_path) < self.max_depth and are_plain(value):
                 return self._pack(kind, kind(value))
             return self._pack(
-                kind, [self.encode(item, (*key_path, index), f"{path}[{index}]") for index, item in enumerate(value)]
+                kind,
+                [
+                    self.encode(item, (*key_path, index), f"{path}[{index}]")
+                    for index, item in enumerate(value)
+                ],
             )
         if kind is set:
             return self._pack(kind, [self._member(item, key_path, path) for item in value])
         return self._pack(kind, value) if kind in _PLAIN else self._other(value, key_path, path)
 
     def _pack(self, kind: type, content: Any) -> Any:
-        """A value of the kind. The content of a container is encoded already, in a new dict or list."""
+        """A value of the kind. The content of a container is encoded already, in a new dict or
+        list.
+        """
         return kind(content) if kind in _COPIED else content
 
     def _names(self, items: dict[Any, Any], key_path: KeyPath, path: str) -> Any:
@@ -152,7 +171,9 @@ class Encoder:
 
 
 def are_plain(items: Sequence[Any]) -> bool:
-    """Whether all items are ints, or ASCII text, that can be saved: a random state has 625, looked at in one go."""
+    """Whether all items are ints, or ASCII text, that can be saved: a random state has 625, looked
+    at in one go.
+    """
     kinds = set(map(type, items))  # the exact types: a bool is an int too
     if kinds == {str}:
         return all(map(str.isascii, items))
@@ -166,7 +187,8 @@ def check_int(value: int, path: str) -> int:
     """The number, which is refused if it is too large."""
     if value.bit_length() > _MAX_INT_BITS:
         raise CheckpointError(
-            f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved. Save it as a string."
+            f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved. "
+            "Save it as a string."
         )
     return value
 
@@ -174,11 +196,14 @@ def check_int(value: int, path: str) -> int:
 def check_values(tensor: torch.Tensor, path: str) -> None:
     """Refuse a tensor that has no values, no shape, or only its rank's part of them."""
     if hasattr(tensor, "global_offsets"):
-        raise CheckpointError(f"{path} is this rank's part of a tensor. Save it with DistributedCheckpointIO.")
+        raise CheckpointError(
+            f"{path} is this rank's part of a tensor. Save it with DistributedCheckpointIO."
+        )
     if tensor.is_nested:
         raise CheckpointError(
-            f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: tensor.unbind() gives them, "
-            "and torch.nested.nested_tensor(parts, layout=...) makes it again."
+            f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: "
+            "tensor.unbind() gives them, and torch.nested.nested_tensor(parts, layout=...) makes "
+            "it again."
         )
     if tensor.is_meta:
         raise CheckpointError(
@@ -194,7 +219,8 @@ def check_text(text: str, path: str) -> str:
             text.encode()
     except UnicodeEncodeError:
         raise CheckpointError(
-            f"{path} is a string with a lone surrogate, {text!r}, which can't be encoded. Save it as bytes."
+            f"{path} is a string with a lone surrogate, {text!r}, which can't be encoded. Save it "
+            "as bytes."
         ) from None
     return text
 
@@ -207,8 +233,12 @@ def check_key(key: Value, path: str) -> Value:
 
 
 def are_names(keys: Collection[Any]) -> bool:
-    """Whether all keys are ASCII text without a `$`, looked at in one go. Such keys need no further check."""
-    return {str}.issuperset(map(type, keys)) and (text := "".join(keys)).isascii() and "$" not in text
+    """Whether all keys are ASCII text without a `$`, looked at in one go. Such keys need no further
+    check.
+    """
+    return (
+        {str}.issuperset(map(type, keys)) and (text := "".join(keys)).isascii() and "$" not in text
+    )
 
 
 def is_key(key: object) -> bool:
@@ -227,8 +257,8 @@ def check_array(value: Any, path: str) -> Any:
     # torch's safe unpickler drops the byte order, and so would return other numbers.
     if not array_types.is_plain(value.dtype):
         raise CheckpointError(
-            f"{path} is a NumPy array of type {value.dtype.str!r}, which would not come back as it is. "
-            "Expected numbers or strings in this machine's byte order: convert it."
+            f"{path} is a NumPy array of type {value.dtype.str!r}, which would not come back as it "
+            "is. Expected numbers or strings in this machine's byte order: convert it."
         )
     return value
 
@@ -240,6 +270,6 @@ def refusal(path: str, value: object) -> CheckpointError:
     kind = type(value)
     hint = " Save its state_dict() instead." if callable(getattr(value, "state_dict", None)) else ""
     return CheckpointError(
-        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold: nothing in it is executed "
-        f"when it is loaded.{hint} Expected {_EXPECTED}."
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold: "
+        f"nothing in it is executed when it is loaded.{hint} Expected {_EXPECTED}."
     )

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def collect_random_state(accelerator: Accelerator, device: torch.device) -> dict[str, Any]:
-    """All ranks. State of Python's, NumPy's (where it is used), torch's and the device's own generator.
+    """All ranks. State of Python's, NumPy's (where it is used), torch's and the device's own
+    generator.
 
     Args:
         accelerator: of the device.
@@ -24,8 +25,9 @@ def collect_random_state(accelerator: Accelerator, device: torch.device) -> dict
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = saved = numpy.random.get_state(legacy=False)
-        # As a tensor, so that torch.load(weights_only=True) reads the file without knowing NumPy's types. And not of
-        # uint32, as it is: torch 2.13 pickles a tensor of that type, and can't read it again.
+        # As a tensor, so that torch.load(weights_only=True) reads the file without knowing NumPy's
+        # types. And not of uint32, as it is: torch 2.13 pickles a tensor of that type, and can't
+        # read it again.
         saved["state"]["key"] = torch.from_numpy(saved["state"]["key"].astype(numpy.int64))
     if (own := accelerator.get_rng_state(device)) is not None:
         state["device"] = own
@@ -50,8 +52,11 @@ def check_random_state(state: Mapping[str, Any]) -> None:
         check_random_state(state["at_opening"])
 
 
-def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator, device: torch.device) -> None:
-    """All ranks, last of all that is restored. Restore what `collect_random_state` gave on this rank.
+def restore_random_state(
+    state: Mapping[str, Any], accelerator: Accelerator, device: torch.device
+) -> None:
+    """All ranks, last of all that is restored. Restore what `collect_random_state` gave on this
+    rank.
 
     A state of another kind of device restores what they have in common.
     """
@@ -73,4 +78,7 @@ def _of_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _of_numpy(state: Mapping[str, Any]) -> dict[str, Any]:
     saved = state["numpy"]
-    return {**saved, "state": {**saved["state"], "key": saved["state"]["key"].numpy().astype("uint32")}}
+    return {
+        **saved,
+        "state": {**saved["state"], "key": saved["state"]["key"].numpy().astype("uint32")},
+    }

@@ -1,4 +1,6 @@
-"""The parts of a leaf that this rank has: chunks of the whole tensor, with the memory that holds them."""
+"""The parts of a leaf that this rank has: chunks of the whole tensor, with the memory that holds
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
-    """The chunks of a leaf that this rank has to write, without asking the others: a plain tensor is rank 0's.
+    """The chunks of a leaf that this rank has to write, without asking the others: a plain tensor
+    is rank 0's.
 
     Args:
         name: of the leaf.
@@ -33,13 +36,20 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
 
     Args:
         leaf: a tensor, a DTensor, or a `ShardedLeaf`.
-        known: of DTensors that were seen before, by how they are laid out; added to. To work out a chunk takes long.
+        known: of DTensors that were seen before, by how they are laid out; added to. To work out a
+            chunk takes long.
     """
     if isinstance(leaf, ShardedLeaf):
         return leaf.chunks
     if hasattr(leaf, "global_offsets"):  # a plain tensor as torch 2.15's CheckpointableTensor
-        own, boxes = leaf.detach(), zip(leaf.global_offsets, leaf.local_offsets, leaf.local_sizes, strict=True)
-        return [Chunk(tuple(there), tuple(sizes), own[Chunk(here, sizes, own).box]) for there, here, sizes in boxes]
+        own, boxes = (
+            leaf.detach(),
+            zip(leaf.global_offsets, leaf.local_offsets, leaf.local_sizes, strict=True),
+        )
+        return [
+            Chunk(tuple(there), tuple(sizes), own[Chunk(here, sizes, own).box])
+            for there, here, sizes in boxes
+        ]
     if not hasattr(type(leaf), "__create_chunk_list__"):
         return [_whole(leaf)]
     with torch.no_grad():  # autograd would make a node for it
@@ -49,7 +59,8 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
     known = known if known is not None else {}
     layout = (leaf.shape, leaf.placements, id(leaf.device_mesh), local.shape)
     if (place := known.get(layout)) is None:
-        (found,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
+        # what torch's own checkpoints ask, of strided shards too
+        (found,) = leaf.__create_chunk_list__()
         known[layout] = place = (tuple(found.offsets), tuple(found.sizes))
     offsets, sizes = place
     return [Chunk(offsets, sizes, local)]
@@ -65,10 +76,15 @@ def _whole(tensor: torch.Tensor) -> Chunk:
 
 
 def _is_first_replica(name: str, leaf: Any) -> bool:
-    """True if this rank writes, of those that have the same part. The turn changes with the leaf's name."""
+    """True if this rank writes, of those that have the same part. The turn changes with the leaf's
+    name.
+    """
     coordinate = leaf.device_mesh.get_coordinate()
     if coordinate is None:  # the leaf is on other ranks only
         return False
     replicated = [dim for dim, placement in enumerate(leaf.placements) if placement.is_replicate()]
     # Not `hash`, which gives another number in each process.
-    return has_turn(zlib.crc32(name.encode()), ((coordinate[dim], leaf.device_mesh.size(dim)) for dim in replicated))
+    return has_turn(
+        zlib.crc32(name.encode()),
+        ((coordinate[dim], leaf.device_mesh.size(dim)) for dim in replicated),
+    )

@@ -1,7 +1,8 @@
 """A state as JSON, exactly, with its tensors and arrays kept elsewhere.
 
-Numbers, strings, None, lists, and dicts with text as keys are what they are in JSON. Everything else is an object with
-one key that begins with `$`: `{"$tuple": [1, 2]}`, `{"$float": "inf"}`, `{"$tensor": ["float32", [3, 4]]}`.
+Numbers, strings, None, lists, and dicts with text as keys are what they are in JSON. Everything
+else is an object with one key that begins with `$`: `{"$tuple": [1, 2]}`, `{"$float": "inf"}`,
+`{"$tensor": ["float32", [3, 4]]}`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 """A state in JSON, or a part of it."""
 
 MAX_DEPTH = 128
-"""The most containers in each other: both directions can walk through so many wherever they are called."""
+"""The most containers in each other: both directions can walk through so many wherever they are
+called.
+"""
 
 AT_ONCE: Any = object()
 """The target of a tensor that is needed while the state is being built."""
@@ -59,7 +62,8 @@ _COMPRESSED = {
 
 def leaf_name(key_path: KeyPath) -> str:
     """The key path of a leaf as text, by which files name it."""
-    # Nearly always as it stands. Otherwise encoded as values are, so that the keys 1 and "1" make two names.
+    # Nearly always as it stands. Otherwise encoded as values are, so that the keys 1 and "1" make
+    # two names.
     if {str}.issuperset(map(type, key_path)):
         return _TO_JSON(key_path)
     encode = JsonEncoder().encode
@@ -67,7 +71,9 @@ def leaf_name(key_path: KeyPath) -> str:
 
 
 def readable(key_path: KeyPath) -> str:
-    """The key path of a value for a reader: `model.0.weight`. Its keys are the checkpoint's, and made printable."""
+    """The key path of a value for a reader: `model.0.weight`. Its keys are the checkpoint's, and
+    made printable.
+    """
     return printable(".".join(map(str, key_path)))
 
 
@@ -81,7 +87,9 @@ def leaves_of(value: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
 
 
 def is_sharded(value: object) -> bool:
-    """True if this rank may have only a part of a tensor: our own form, or one of torch's protocols, as in DTensors."""
+    """True if this rank may have only a part of a tensor: our own form, or one of torch's
+    protocols, as in DTensors.
+    """
     return hasattr(value, "global_shape") or hasattr(type(value), "__create_chunk_list__")
 
 
@@ -107,9 +115,16 @@ class JsonEncoder(Encoder):
         # Keys that aren't text, or look like one of our tags, stand in pairs.
         if all(type(key) is str and not key.startswith("$") for key in items):
             return {check_text(key, path): item for key, item in items.items()}
-        return {"$dict": [[self.encode(key, key_path, f"a key of {path}"), item] for key, item in items.items()]}
+        return {
+            "$dict": [
+                [self.encode(key, key_path, f"a key of {path}"), item]
+                for key, item in items.items()
+            ]
+        }
 
-    def _add_metadata(self, encoded: dict[str, Json], metadata: Any, key_path: KeyPath, path: str) -> None:
+    def _add_metadata(
+        self, encoded: dict[str, Json], metadata: Any, key_path: KeyPath, path: str
+    ) -> None:
         encoded["metadata"] = self.encode(dict(metadata), key_path, path)
 
     def _member(self, item: object, key_path: KeyPath, path: str) -> Any:
@@ -118,7 +133,9 @@ class JsonEncoder(Encoder):
     def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> Json:
         check_values(tensor, path)
         if tensor.is_quantized:
-            raise CheckpointError(f"{path} is a quantized tensor. Save its int_repr(), scale and zero point instead.")
+            raise CheckpointError(
+                f"{path} is a quantized tensor. Save its int_repr(), scale and zero point instead."
+            )
         if tensor.layout == torch.strided:
             # A conjugated or negated view is a flag on another tensor's bytes.
             return self._leaf(tensor.detach().resolve_conj().resolve_neg(), key_path)
@@ -127,9 +144,13 @@ class JsonEncoder(Encoder):
             parts = {"indices": tensor._indices(), "values": tensor._values()}
             extra = [tensor.is_coalesced()]
         else:
-            parts = {name: getattr(tensor, name)() for name in (*_COMPRESSED[tensor.layout], "values")}
+            parts = {
+                name: getattr(tensor, name)() for name in (*_COMPRESSED[tensor.layout], "values")
+            }
             extra = []
-        encoded = {name: self._tensor(part, (*key_path, name), path) for name, part in parts.items()}
+        encoded = {
+            name: self._tensor(part, (*key_path, name), path) for name, part in parts.items()
+        }
         return {"$sparse": [_name_of(tensor.layout), list(tensor.shape), encoded, *extra]}
 
     def _other(self, value: object, key_path: KeyPath, path: str) -> Json:
@@ -185,7 +206,8 @@ class Decoder:
     """Builds the state again.
 
     Args:
-        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`; None for descriptions of them.
+        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`; None for
+            descriptions of them.
         array: asked for the bytes of each array: `(key_path, size_bytes) -> buffer`.
     """
 
@@ -234,38 +256,56 @@ class Decoder:
         # An unknown tag is an AttributeError, as damaged as anything else that isn't known.
         return getattr(self, f"_decode_{tag[1:]}")(node[tag], key_path, target, node)
 
-    def _mapping(self, nodes: dict[str, Json], key_path: KeyPath, target: object) -> dict[str, object]:
+    def _mapping(
+        self, nodes: dict[str, Json], key_path: KeyPath, target: object
+    ) -> dict[str, object]:
         if not are_names(nodes):
             for key in nodes:
                 check_text(key, "a key in it")
         targets = target if isinstance(target, dict) else {}
-        return {key: self.decode(item, (*key_path, key), targets.get(key)) for key, item in nodes.items()}
+        return {
+            key: self.decode(item, (*key_path, key), targets.get(key))
+            for key, item in nodes.items()
+        }
 
     def _items(self, nodes: list[Json], key_path: KeyPath, target: object) -> list[object]:
         if len(key_path) < MAX_DEPTH and are_plain(nodes):
             return [*nodes]
-        return [self.decode(item, (*key_path, index), _part(target, index)) for index, item in enumerate(nodes)]
+        return [
+            self.decode(item, (*key_path, index), _part(target, index))
+            for index, item in enumerate(nodes)
+        ]
 
     def _key(self, node: Json) -> object:
         if not is_key(key := self.decode(node)):
             raise TypeError(f"a {type(key).__name__} as a key")
         return key
 
-    def _decode_dict(self, pairs: Json, key_path: KeyPath, target: object, _: object) -> dict[object, object]:
+    def _decode_dict(
+        self, pairs: Json, key_path: KeyPath, target: object, _: object
+    ) -> dict[object, object]:
         decoded = [(self._key(key), item) for key, item in _exact(pairs, list)]
-        return {key: self.decode(item, (*key_path, key), _part(target, key)) for key, item in decoded}
+        return {
+            key: self.decode(item, (*key_path, key), _part(target, key)) for key, item in decoded
+        }
 
-    def _decode_ordered(self, inner: Json, key_path: KeyPath, target: object, node: dict[str, Json]) -> object:
+    def _decode_ordered(
+        self, inner: Json, key_path: KeyPath, target: object, node: dict[str, Json]
+    ) -> object:
         ordered = OrderedDict(_exact(self.decode(inner, key_path, target), dict))
         if "metadata" in node:
             metadata = _exact(self.decode(node["metadata"], (*key_path, "$metadata")), dict)
             ordered._metadata = OrderedDict(metadata)  # type: ignore[attr-defined]
         return ordered
 
-    def _decode_counter(self, inner: Json, key_path: KeyPath, target: object, _: object) -> Counter[object]:
+    def _decode_counter(
+        self, inner: Json, key_path: KeyPath, target: object, _: object
+    ) -> Counter[object]:
         return Counter(_exact(self.decode(inner, key_path, target), dict))
 
-    def _decode_tuple(self, items: Json, key_path: KeyPath, target: object, _: object) -> tuple[object, ...]:
+    def _decode_tuple(
+        self, items: Json, key_path: KeyPath, target: object, _: object
+    ) -> tuple[object, ...]:
         return tuple(self._items(_exact(items, list), key_path, target))
 
     def _decode_set(self, items: Json, *_: object) -> set[object]:
@@ -278,17 +318,26 @@ class Decoder:
     def _decode_sparse(self, described: Json, key_path: KeyPath, *_: object) -> object:
         name, shape, encoded, *extra = _exact(described, list)
         layout, encoded = torch_member(name, torch.layout), _exact(encoded, dict)
-        names = ("indices", "values") if layout == torch.sparse_coo else (*_COMPRESSED[layout], "values")
+        names = (
+            ("indices", "values")
+            if layout == torch.sparse_coo
+            else (*_COMPRESSED[layout], "values")
+        )
         if tuple(encoded) != names:
             raise ValueError(f"{name} of {sorted(encoded)}")
-        parts = {name: self.decode(part, (*key_path, name), AT_ONCE) for name, part in encoded.items()}
+        parts = {
+            name: self.decode(part, (*key_path, name), AT_ONCE) for name, part in encoded.items()
+        }
         if all(isinstance(part, TensorDescription) for part in parts.values()):
             return parts  # the state is only being described
         # Without the check, wrong indices are accesses to any memory.
         if layout == torch.sparse_coo:
             (is_coalesced,) = extra
             return torch.sparse_coo_tensor(
-                **parts, size=shape_from(shape), is_coalesced=bool(is_coalesced), check_invariants=True
+                **parts,
+                size=shape_from(shape),
+                is_coalesced=bool(is_coalesced),
+                check_invariants=True,
             )
         first, second, values = parts.values()
         return torch.sparse_compressed_tensor(
@@ -299,7 +348,9 @@ class Decoder:
         code, sizes = _exact(described, list)
         dtype, shape = array_types.type_of(code), shape_from(sizes)
         num_bytes = math.prod(shape) * dtype.itemsize
-        return array_types.array_of(dtype, shape, self._read_array(key_path, num_bytes) if num_bytes else b"")
+        return array_types.array_of(
+            dtype, shape, self._read_array(key_path, num_bytes) if num_bytes else b""
+        )
 
 
 def _bytes(text: Json) -> bytes:

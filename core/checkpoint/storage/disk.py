@@ -1,6 +1,8 @@
-"""Everything that changes a local disk when a folder is written: one place to look for what may fail, or come too late.
+"""Everything that changes a local disk when a folder is written: one place to look for what may
+fail, or come too late.
 
-A change is safe from a crash of the machine when the file, and the folder that names it, were synced.
+A change is safe from a crash of the machine when the file, and the folder that names it, were
+synced.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def create(path: Path) -> BinaryIO:
 
 
 def set_time(file: BinaryIO, time_ns: int) -> None:
-    """Set the time of a file's last change, in nanoseconds since 1970, where the file system allows it."""
+    """Set the time of a file's last change, in nanoseconds since 1970, where the file system allows
+    it.
+    """
     file.flush()  # what is written later would change it once more
     with contextlib.suppress(OSError):
         os.utime(file.fileno(), ns=(time_ns, time_ns))
@@ -59,7 +63,8 @@ def make_parents(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file or folder, in one step. A file takes the place of a file, a folder that of an empty one.
+    """Rename a file or folder, in one step. A file takes the place of a file, a folder that of an
+    empty one.
 
     Raises:
         OSError: also if a folder would take the place of one that isn't empty.

@@ -1,4 +1,6 @@
-"""Locks on folders, which show that a process is at work there. No effect where a file system can't lock folders."""
+"""Locks on folders, which show that a process is at work there. No effect where a file system can't
+lock folders.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Hold the lock on a folder, and wait for it if need be. It is gone with the process, however that ends.
+    """Hold the lock on a folder, and wait for it if need be. It is gone with the process, however
+    that ends.
 
     Yields:
         Whether the file system can lock folders.
@@ -45,7 +48,9 @@ def is_free(path: Path) -> bool:
 
 
 def _give_back(descriptor: int) -> None:
-    """Unlock and close. A process that was forked meanwhile, such as a loader's worker, has the file open as well."""
+    """Unlock and close. A process that was forked meanwhile, such as a loader's worker, has the
+    file open as well.
+    """
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     with contextlib.suppress(OSError):

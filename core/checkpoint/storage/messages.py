@@ -23,24 +23,31 @@ class UnsettledError(CheckpointError):
 
 @contextlib.contextmanager
 def in_place() -> Iterator[None]:
-    """A context for making a checkpoint safe that is in its place already: nothing is untouched any more."""
+    """A context for making a checkpoint safe that is in its place already: nothing is untouched any
+    more.
+    """
     try:
         yield
     except OSError as error:
-        raise UnsettledError("is in its place, but may not survive a crash of the machine") from error
+        raise UnsettledError(
+            "is in its place, but may not survive a crash of the machine"
+        ) from error
 
 
 @contextlib.contextmanager
 def overwriting(has_targets: bool) -> Iterator[None]:
-    """A context for reading into tensors of the caller: an error says that they can't be used any more."""
+    """A context for reading into tensors of the caller: an error says that they can't be used any
+    more.
+    """
     try:
         yield
     except CheckpointError as error:
         if has_targets and not error.overwritten:
             error.overwritten = True
             error.args = (
-                f"{error} What it was loaded into is overwritten in part: load another checkpoint into it, or make it "
-                "anew, before you use it. DistributedCheckpointIO(verifies_first=True) would have left it as it was.",
+                f"{error} What it was loaded into is overwritten in part: load another checkpoint "
+                "into it, or make it anew, before you use it. "
+                "DistributedCheckpointIO(verifies_first=True) would have left it as it was.",
             )
         raise
 
@@ -58,21 +65,32 @@ def cannot_write(path: str, error: BaseException) -> CheckpointError:
     """The error for a checkpoint that can't be written; what was there is as it was, or isn't."""
     if isinstance(error, UnsettledError):
         cause = describe(error.__cause__ or error)
-        return CheckpointError(f"The checkpoint {path!r} {error}: {cause}. Look after the storage, and save again.")
+        return CheckpointError(
+            f"The checkpoint {path!r} {error}: {cause}. Look after the storage, and save again."
+        )
     if isinstance(error, CheckpointError):  # it says what was expected
-        return CheckpointError(f"The checkpoint {path!r} can't be written: {error} What was there is untouched.")
+        return CheckpointError(
+            f"The checkpoint {path!r} can't be written: {error} What was there is untouched."
+        )
     expected = "a place with room that this process may write to"
     if isinstance(error, IsADirectoryError):
-        expected = "no folder there: move it, which may be a checkpoint of another form, or save elsewhere"
+        expected = (
+            "no folder there: move it, which may be a checkpoint of another form, or save elsewhere"
+        )
     cause = describe(error).rstrip(". ")
     return CheckpointError(
-        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. Expected {expected}."
+        f"The checkpoint {path!r} can't be written: {cause}. What was there is untouched. Expected "
+        f"{expected}."
     )
 
 
 def not_as_written(name: str) -> CheckpointError:
-    """The error for a file that storage gives back other than it was written, before it replaces anything."""
-    return CheckpointError(f"its file {name!r} was written, and something else comes back when it is read.")
+    """The error for a file that storage gives back other than it was written, before it replaces
+    anything.
+    """
+    return CheckpointError(
+        f"its file {name!r} was written, and something else comes back when it is read."
+    )
 
 
 def cannot_read(path: str, error: BaseException) -> CheckpointError:
@@ -93,10 +111,16 @@ def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
         names: of what lies beside it; None if its folder doesn't exist.
     """
     if names is None:
-        return CheckpointNotFoundError(f"There is no checkpoint {path!r}, nor its folder. Check the path.")
+        return CheckpointNotFoundError(
+            f"There is no checkpoint {path!r}, nor its folder. Check the path."
+        )
     wanted = os.path.basename(path.rstrip("/"))
     suffixes = (*FILE_SUFFIXES, *filter(None, [os.path.splitext(wanted)[1]]))
     names = [name for name in names if not name.startswith(".") and name.endswith(suffixes)]
     near = near_names(wanted, names) or sorted(names)[:5]
-    beside = f"In that folder are: {', '.join(map(printable, near))}." if near else "No checkpoint is in that folder."
+    beside = (
+        f"In that folder are: {', '.join(map(printable, near))}."
+        if near
+        else "No checkpoint is in that folder."
+    )
     return CheckpointNotFoundError(f"There is no checkpoint {path!r}. {beside}")

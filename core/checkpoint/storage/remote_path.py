@@ -41,7 +41,10 @@ class RemotePath:
 
     def names_in(self, folder: str) -> list[str]:
         """Names of what is in a folder."""
-        return [entry.rstrip("/").rpartition("/")[2] for entry in self.filesystem.ls(folder, detail=False)]
+        return [
+            entry.rstrip("/").rpartition("/")[2]
+            for entry in self.filesystem.ls(folder, detail=False)
+        ]
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -57,7 +60,11 @@ def path_of(path: PathLike) -> Path | RemotePath:
     from fsspec.implementations.local import LocalFileSystem
 
     filesystem, name = filesystem_of(text)
-    return Path(name) if isinstance(filesystem, LocalFileSystem) else RemotePath(filesystem, name, text)
+    return (
+        Path(name)
+        if isinstance(filesystem, LocalFileSystem)
+        else RemotePath(filesystem, name, text)
+    )
 
 
 def has_happened(is_there: Callable[[], bool], error: Exception) -> bool:
@@ -79,6 +86,8 @@ def has_happened(is_there: Callable[[], bool], error: Exception) -> bool:
 
 
 def modified_at(entry: dict[str, Any]) -> float:
-    """Seconds since 1970 at which a file was changed last, of its details by fsspec; 0 if they don't say."""
+    """Seconds since 1970 at which a file was changed last, of its details by fsspec; 0 if they
+    don't say.
+    """
     modified = next(filter(None, (entry.get(key) for key in _MODIFIED)), 0.0)
     return float(modified.timestamp()) if hasattr(modified, "timestamp") else float(modified)

@@ -19,22 +19,28 @@ if TYPE_CHECKING:
 def convert_checkpoint(
     source: PathLike, target: PathLike, writer: CheckpointIO, *, reader: CheckpointIO | None = None
 ) -> None:
-    """One process. Read the checkpoint at `source`, of any form, and write it to `target` in another.
+    """One process. Read the checkpoint at `source`, of any form, and write it to `target` in
+    another.
 
     Args:
         source: a local path or a URL.
         target: likewise; nothing may be there.
-        writer: of the form that is wanted. It is torn down in the end, for one that writes in the background.
+        writer: of the form that is wanted. It is torn down in the end, for one that writes in the
+            background.
         reader: what can read `source`; None for the core's own forms.
 
     Raises:
         CheckpointError: `source` can't be read, or something is at `target`.
     """
     if writer.exists(target) or formats.open_folder(target).exists():
-        raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
+        raise CheckpointError(
+            f"Something is at {os.fspath(target)!r} already. Name a place that is free."
+        )
     alone = _PassedOn(source if reader is None else None)
     try:
-        writer.convert_checkpoint(source, target, reader=reader or DistributedCheckpointIO(), collectives=alone)
+        writer.convert_checkpoint(
+            source, target, reader=reader or DistributedCheckpointIO(), collectives=alone
+        )
     finally:
         writer.teardown()
 

@@ -1,4 +1,6 @@
-"""Finds the newest checkpoint to go on from, and old ones that may go: never the last one that is known to be whole."""
+"""Finds the newest checkpoint to go on from, and old ones that may go: never the last one that is
+known to be whole.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ def newest_valid(
     storage: CheckpointIO | None = None,
     suffix: str | tuple[str, ...] = "",
 ) -> str | None:
-    """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
+    """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one
+    that doesn't.
 
-    A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any other is as old as
-    its last change, which a save sets. Each save is later than all that lay beside it when its process first saved
-    there, and than all that the process has found or loaded, also if the clock was set back.
+    A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any
+    other is as old as its last change, which a save sets. Each save is later than all that lay
+    beside it when its process first saved there, and than all that the process has found or loaded,
+    also if the clock was set back.
 
     Args:
         folders: local paths or URLs; those that don't exist hold nothing.
@@ -40,7 +44,9 @@ def newest_valid(
         Its path; None if there is none.
     """
     # A folder may be named twice.
-    candidates = sorted({found for folder in folders for found in dated(os.path.expanduser(folder), suffix)})
+    candidates = sorted(
+        {found for folder in folders for found in dated(os.path.expanduser(folder), suffix)}
+    )
     paths = [path for *_, path in reversed(candidates)]
     if first is not None:
         paths = [os.fspath(first), *(path for path in paths if path != os.fspath(first))]
@@ -53,7 +59,9 @@ def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
     try:
         (formats if storage is None else storage).verify_checkpoint(path)
     except CheckpointCorruptedError as error:
-        passed = f"The search passes over what is no whole checkpoint: {error} Looking for an older one."
+        passed = (
+            f"The search passes over what is no whole checkpoint: {error} Looking for an older one."
+        )
         warnings.warn(passed, stacklevel=4)
         return False
     except FileNotFoundError:
@@ -62,9 +70,11 @@ def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
 
 
 def collectable(folder: PathLike, keep: int) -> list[Removable]:
-    """One process. All checkpoints of a folder but the `keep` newest that verify, and those that links lead to.
+    """One process. All checkpoints of a folder but the `keep` newest that verify, and those that
+    links lead to.
 
-    Every byte of those that are kept is read; none is collectable unless so many verify, beside those of links.
+    Every byte of those that are kept is read; none is collectable unless so many verify, beside
+    those of links.
     """
     found = list_checkpoints(folder)
     linked = {os.path.realpath(listed.path) for listed in found if listed.state == "link"}

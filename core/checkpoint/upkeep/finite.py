@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def has_finite_weights(path: PathLike) -> bool:
-    """One process. True if a whole checkpoint is at `path` whose weights are all finite; of a folder each part is read.
+    """One process. True if a whole checkpoint is at `path` whose weights are all finite; of a
+    folder each part is read.
 
     False too if core can't read it.
     """

@@ -31,11 +31,13 @@ class Listed:
 
     Attributes:
         path: of it.
-        saved_at_s: seconds since 1970 at which it was saved, or a file changed last; 0 if that is unknown.
+        saved_at_s: seconds since 1970 at which it was saved, or a file changed last; 0 if that is
+            unknown.
         size_bytes: with all of its files.
-        step: optimizer steps that were made; None if nothing says so, or a whole file would have to be read for it.
-        state: `"complete"` if all files are there with their sizes, `"verified"` if every byte has been compared,
-            `"damaged"`, or `"link"`.
+        step: optimizer steps that were made; None if nothing says so, or a whole file would have to
+            be read for it.
+        state: `"complete"` if all files are there with their sizes, `"verified"` if every byte has
+            been compared, `"damaged"`, or `"link"`.
         detail: the damage in a sentence, or where a link leads; else empty.
     """
 
@@ -55,7 +57,8 @@ class Listed:
 def list_checkpoints(
     folder: PathLike, *, verify: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> list[Listed]:
-    """The checkpoints in a folder, local or a URL, the newest first; or the one that the folder itself is.
+    """The checkpoints in a folder, local or a URL, the newest first; or the one that the folder
+    itself is.
 
     Args:
         folder: of checkpoints, or one of them.
@@ -94,7 +97,9 @@ def _is_one(place: str, name: str) -> bool:
 
 def _listed(path: str, verify: bool, progress: Callable[[int, int], None] | None) -> Listed:
     if os.path.islink(path):
-        return Listed(path, os.lstat(path).st_mtime, 0, None, "link", f"leads to {os.readlink(path)}")
+        return Listed(
+            path, os.lstat(path).st_mtime, 0, None, "link", f"leads to {os.readlink(path)}"
+        )
     folder = folder_of(path)
     size_bytes, saved_at_s, step, state, detail = 0, 0.0, None, "complete", ""
     try:

@@ -45,10 +45,11 @@ class Removable:
 
 
 def sweep_folder(folder: PathLike) -> None:
-    """One process. Delete what writers that were killed have left in a folder; nothing that a living one needs.
+    """One process. Delete what writers that were killed have left in a folder; nothing that a
+    living one needs.
 
-    Locks show which is which: on a file system without them, and on an object store, all stays. What can't be deleted
-    stays, too: `core checkpoint gc` says why.
+    Locks show which is which: on a file system without them, and on an object store, all stays.
+    What can't be deleted stays, too: `core checkpoint gc` says why.
 
     Args:
         folder: of checkpoints, local or a URL.
@@ -62,9 +63,11 @@ def sweep_folder(folder: PathLike) -> None:
 
 
 def stale_files(folder: PathLike, *, stopped: bool = False) -> Iterator[Removable]:
-    """One process. Files that killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
+    """One process. Files that killed writers have left in a folder, local or a URL; a local one is
+    locked meanwhile.
 
-    On an object store it is what no manifest names and no one has changed for a day, by the store's clock.
+    On an object store it is what no manifest names and no one has changed for a day, by the store's
+    clock.
 
     Args:
         folder: of checkpoints.
@@ -87,7 +90,10 @@ def _local(folder: Path, stopped: bool = False) -> Iterator[Removable]:
             elif is_lonely_digest(path):
                 yield _at(path, "the digest of a file that is gone")
             elif path.is_dir() and not path.is_symlink():
-                yield from (_at(path / name, _UNNAMED) for name in _unnamed(LocalFolder(path), os.listdir(path)))
+                yield from (
+                    _at(path / name, _UNNAMED)
+                    for name in _unnamed(LocalFolder(path), os.listdir(path))
+                )
 
 
 def _at(path: Path, why: str) -> Removable:
@@ -119,10 +125,13 @@ def _unnamed(folder: LocalFolder | RemoteFolder, names: list[str]) -> list[str]:
 def _remote(path: RemotePath, stopped: bool) -> Iterator[Removable]:
     path.filesystem.invalidate_cache()
     listed = path.filesystem.ls(path.name, detail=True)
-    folders = [RemoteFolder(_within(path, entry)) for entry in listed if entry["type"] == "directory"]
+    folders = [
+        RemoteFolder(_within(path, entry)) for entry in listed if entry["type"] == "directory"
+    ]
     contents = [(folder, folder.entries()) for folder in folders]
     files = [entry for entry in listed if entry["type"] == "file"]
-    # The newest change anywhere in here is the store's own time, or nearly: this machine's clock has no say.
+    # The newest change anywhere in here is the store's own time, or nearly: this machine's clock
+    # has no say.
     times = [time for _, entries in contents for *_, time in entries]
     now = max([*times, *map(modified_at, files)], default=0.0)
 
@@ -132,12 +141,17 @@ def _remote(path: RemotePath, stopped: bool) -> Iterator[Removable]:
     for entry in files:
         if entry["name"].endswith(".partial") and is_stale(modified_at(entry)):
             place, size_bytes = _within(path, entry), int(entry.get("size") or 0)
-            yield Removable(place.url, size_bytes, "a save that did not end", partial(place.delete, place.name))
+            yield Removable(
+                place.url, size_bytes, "a save that did not end", partial(place.delete, place.name)
+            )
     for folder, entries in contents:
         sizes = {name: size for name, size, changed in entries if is_stale(changed)}
         names = list(sizes)
         if all(manifest.OWN_FILE.fullmatch(name) for name, *_ in entries):
-            unnamed, why = names, "a file of a save that did not end, in a folder without a manifest"
+            unnamed, why = (
+                names,
+                "a file of a save that did not end, in a folder without a manifest",
+            )
         else:
             unnamed, why = _unnamed(folder, names), _UNNAMED
         for name in unnamed:

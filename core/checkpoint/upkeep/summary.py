@@ -69,7 +69,9 @@ class Summary:
 
 def _shape_of(leaf: torch.Tensor | TensorDescription) -> tuple[int, ...]:
     """Of a nested tensor, which has none, the number of its parts."""
-    return (leaf.size(0),) if isinstance(leaf, torch.Tensor) and leaf.is_nested else tuple(leaf.shape)
+    return (
+        (leaf.size(0),) if isinstance(leaf, torch.Tensor) and leaf.is_nested else tuple(leaf.shape)
+    )
 
 
 def summarize(path: PathLike) -> Summary:
@@ -83,9 +85,16 @@ def summarize(path: PathLike) -> Summary:
     if folder.is_file():
         found, state = None, formats.load_checkpoint(path)
     else:
-        found, state = formats.with_folder(folder, lambda reader: (reader.manifest, reader.describe(looks=True)))
+        found, state = formats.with_folder(
+            folder, lambda reader: (reader.manifest, reader.describe(looks=True))
+        )
     rows = tuple(
-        TensorRow(readable(key_path), str(key_path[0]), _shape_of(leaf), str(leaf.dtype).removeprefix("torch."))
+        TensorRow(
+            readable(key_path),
+            str(key_path[0]),
+            _shape_of(leaf),
+            str(leaf.dtype).removeprefix("torch."),
+        )
         for key_path, leaf in leaves_of(state)
         if isinstance(leaf, torch.Tensor | TensorDescription)
     )

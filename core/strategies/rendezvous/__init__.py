@@ -1,1 +1,3 @@
-"""The rendezvous: how ranks find each other at a store before they are a process group, and wait for each other."""
+"""The rendezvous: how ranks find each other at a store before they are a process group, and wait
+for each other.
+"""

@@ -1,4 +1,6 @@
-"""Named barriers through a store: in place of a collective, which would mix with others if only some ranks reach it."""
+"""Named barriers through a store: in place of a collective, which would mix with others if only
+some ranks reach it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,16 @@ class NamedBarriers:
         self._past = deque[str](maxlen=2)
 
     def absent_at(self, point: str, timeout: timedelta) -> list[int]:
-        """Arrive at a point and wait for the others. Returns the ranks that don't arrive in time."""
+        """Arrive at a point and wait for the others. Returns the ranks that don't arrive in
+        time.
+        """
         self._number += 1
         key = f"{self._number}/{point}"
         # The name before the count: a rank that is counted is never listed as absent.
         self._store.set(f"rank/{self._rank}", key)
         has_come = self._store.add(key, 1)
-        # Delete the key of the last point but one. All ranks have been at the last one, so none waits there.
+        # Delete the key of the last point but one. All ranks have been at the last one, so none
+        # waits there.
         if self._rank == 0 and len(self._past) == 2:
             self._store.delete_key(self._past[0])
         self._past.append(key)
@@ -43,7 +48,9 @@ class NamedBarriers:
         while has_come < self._world_size:
             if (waited_s := time.monotonic() - began_s) > limit_s:
                 # Empty if the last one has come since the count was read.
-                return [rank for rank in range(self._world_size) if self._last_point_of(rank) != key]
+                return [
+                    rank for rank in range(self._world_size) if self._last_point_of(rank) != key
+                ]
             pause(waited_s)
             # To add nothing is to read the counter.
             has_come = self._store.add(key, 0)
@@ -59,6 +66,7 @@ def barriers_of_group() -> NamedBarriers:
     group = dist.group.WORLD
     assert group is not None, "a group that was joined"
     if group not in _of_groups:
-        store = dist.distributed_c10d._get_default_store()  # that the group was made with; it has no public name
+        # that the group was made with; it has no public name
+        store = dist.distributed_c10d._get_default_store()
         _of_groups[group] = NamedBarriers(store, dist.get_rank(), dist.get_world_size())
     return _of_groups[group]

@@ -8,6 +8,8 @@ _LONGEST_PAUSE_S = 0.25
 
 
 def pause(waited_s: float) -> None:
-    """Sleep a tenth of what was waited so far: a short wait ends soon, and a long one costs the store few questions."""
+    """Sleep a tenth of what was waited so far: a short wait ends soon, and a long one costs the
+    store few questions.
+    """
     # Not in the store's own wait, which keeps the exception of a signal from coming.
     time.sleep(min(max(waited_s / 10, 0.001), _LONGEST_PAUSE_S))

@@ -1,9 +1,10 @@
 """The rounds of a rendezvous at a store that may outlive the ranks, as an elastic agent's does.
 
-Nothing that torchrun gives a rank is the same on all ranks of its round and on no other: each agent counts its own
-restarts, and one that has come later counts from 0. So each rank takes a number, and rank 0 names the round and says up
-to which number its answer is good. Ranks of earlier rounds, which are gone, have had smaller numbers; what their rank 0
-has said is good for those only. Rank 0 asks and says as much for any number of ranks.
+Nothing that torchrun gives a rank is the same on all ranks of its round and on no other: each agent
+counts its own restarts, and one that has come later counts from 0. So each rank takes a number, and
+rank 0 names the round and says up to which number its answer is good. Ranks of earlier rounds,
+which are gone, have had smaller numbers; what their rank 0 has said is good for those only. Rank 0
+asks and says as much for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ANSWER = "core/answer"
 
 
 def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    """All ranks of a round, once in each process. Agree on a name for the round that is unique at this store.
+    """All ranks of a round, once in each process. Agree on a name for the round that is unique at
+    this store.
 
     Raises:
         WorkerError: a rank hasn't come in time; it is named.
@@ -54,7 +56,8 @@ def round_for(store: Store, number: int) -> str | None:
 
 def join(store: Store, name: str, rank: int) -> None:
     """Other ranks: join the round with this name."""
-    store.set(_came(name, rank), "")  # before it is counted: rank 0 looks for it only if some are missing
+    # before it is counted: rank 0 looks for it only if some are missing
+    store.set(_came(name, rank), "")
     store.add(f"core/round/{name}", 1)
 
 
@@ -65,7 +68,8 @@ def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
         return [rank for rank in range(1, world_size) if not store.check([_came(name, rank)])]
 
     while True:
-        before, num_asked = num_asked, store.add("core/asked", 0)  # to add nothing is to read the counter
+        # to add nothing is to read the counter
+        before, num_asked = num_asked, store.add("core/asked", 0)
         if num_asked > before:
             store.set(_ANSWER, f"{num_asked} {name}")
         if store.add(f"core/round/{name}", 0) == world_size - 1:

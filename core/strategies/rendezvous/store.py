@@ -22,12 +22,14 @@ _ANY_LEFT = "core/left"
 class RendezvousStore:
     """The store of one rendezvous of all ranks, as `core.strategies.fingerprint.exchange` needs it.
 
-    A rank whose program ends says so in the store, so that ranks that come later, or wait, don't do so in vain. One
-    that has never come can't say so; it is named when the time is over.
+    A rank whose program ends says so in the store, so that ranks that come later, or wait, don't do
+    so in vain. One that has never come can't say so; it is named when the time is over.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Use `store` under a prefix of its own: a group that was left, or died before a restart, leaves its keys."""
+        """Use `store` under a prefix of its own: a group that was left, or died before a restart,
+        leaves its keys.
+        """
         self.store = PrefixStore(str(store.add(f"core/joins/{rank}", 1)), store)
         self._shared, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
 
@@ -51,11 +53,13 @@ class RendezvousStore:
             if (is_late := wait.is_over) or self._shared.check([_ANY_LEFT]):
                 absent = self._absent()
                 # Rank 0 keeps the store, and may leave when it has come.
-                if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
+                if left := [
+                    rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])
+                ]:
                     raise WorkerError(
-                        f"{listed(left)} ended the program without reaching the start of the process group, where rank "
-                        f"{self._rank} waits. All ranks must make the same calls: look for a sys.exit or a return "
-                        "that only some ranks reach.",
+                        f"{listed(left)} ended the program without reaching the start of the "
+                        f"process group, where rank {self._rank} waits. All ranks must make the "
+                        "same calls: look for a sys.exit or a return that only some ranks reach.",
                         rank=left[0],
                     )
                 if is_late:
@@ -64,13 +68,16 @@ class RendezvousStore:
         return self.store.get(key)
 
     def _absent(self) -> list[int]:
-        return _without(lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size))
+        return _without(
+            lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size)
+        )
 
 
 def announce_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:
     """Announce to the other ranks when this rank's program ends, as long as the store is there.
 
-    Its server lives in a process of the run, which may be gone first, and torch prints a page about each such call.
+    Its server lives in a process of the run, which may be gone first, and torch prints a page about
+    each such call.
     """
     pid = os.getpid()
 
@@ -78,15 +85,17 @@ def announce_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None
         # A forked child inherits the handler, and doesn't speak for its parent.
         if os.getpid() == pid and is_there():
             with contextlib.suppress(RuntimeError):
-                # The name before the flag: a rank that sees the flag looks for names. In one message: the second to a
-                # server that has gone since is what torch warns of.
+                # The name before the flag: a rank that sees the flag looks for names. In one
+                # message: the second to a server that has gone since is what torch warns of.
                 store.multi_set([_left(rank), _ANY_LEFT], ["", ""])  # type: ignore[attr-defined]  # torch's stub
 
     atexit.register(leave)
 
 
 def _without(have_all: Callable[[range], bool], ranks: range) -> list[int]:
-    """The ranks that make `have_all` false: a few questions for each of them, and one where there are none."""
+    """The ranks that make `have_all` false: a few questions for each of them, and one where there
+    are none.
+    """
     if not ranks or have_all(ranks):
         return []
     if len(ranks) == 1:

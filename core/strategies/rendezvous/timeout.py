@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 WARN_AFTER_S = 30.0
-"""Seconds after which a rank that hasn't come is worth a warning; the watch's limit, once there is one."""
+"""Seconds after which a rank that hasn't come is worth a warning; the watch's limit, once there is
+one.
+"""
 _MEETS_WITHIN = timedelta(minutes=10)
 
 
 def meets_within(timeout: timedelta) -> timedelta:
-    """The time for ranks to meet: a strategy's `timeout`, or ten minutes where that is torch's default."""
+    """The time for ranks to meet: a strategy's `timeout`, or ten minutes where that is torch's
+    default.
+    """
     return timeout if timeout != default_pg_timeout else _MEETS_WITHIN
 
 
@@ -62,24 +66,26 @@ class Wait:
         speaker = next(rank for rank in itertools.count() if rank not in absent)
         if absent and self._rank == speaker:
             logging.getLogger("core").warning(
-                f"{listed(absent)} did not reach the start of the process group{self._place} within {WARN_AFTER_S:g} "
-                f"s, and rank {self._rank} waits there (phase set-up). The wait ends with an error after "
-                f"{self._timeout}; the strategy's timeout= changes that. Look for a rank that has ended, hangs, or is "
-                "still at work."
+                f"{listed(absent)} did not reach the start of the process group{self._place} "
+                f"within {WARN_AFTER_S:g} s, and rank {self._rank} waits there (phase set-up). The "
+                f"wait ends with an error after {self._timeout}; the strategy's timeout= changes "
+                "that. Look for a rank that has ended, hangs, or is still at work."
             )
 
 
 def late_error(absent: list[int], rank: int, timeout: timedelta, place: str = "") -> WorkerError:
     """The error of a rank whose wait for others has exceeded the limit."""
     return WorkerError(
-        f"{listed(absent)} did not reach the start of the process group{place} within {timeout}, and rank {rank} "
-        "waited. All ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
+        f"{listed(absent)} did not reach the start of the process group{place} within {timeout}, "
+        f"and rank {rank} waited. All ranks must make the same calls: look for a rank that has "
+        "ended, hangs, or takes another way.",
         rank=min(absent),
     )
 
 
 def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Wait for the server of the store, which rank 0 has; a connection by torch itself would wait without a message.
+    """Wait for the server of the store, which rank 0 has; a connection by torch itself would wait
+    without a message.
 
     Raises:
         WorkerError: it isn't there in time.
@@ -101,10 +107,12 @@ def answers(address: str, port: int) -> bool:
     """True if a server listens there."""
     try:
         with socket.create_connection((address, port), timeout=5) as line:
-            # A free port may be the one that the kernel gives to this end: the line is to itself then.
+            # A free port may be the one that the kernel gives to this end: the line is to itself
+            # then.
             if line.getsockname() != line.getpeername():
                 return True
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # and the port is free again
+            # and the port is free again
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     except OSError:
         pass
     return False

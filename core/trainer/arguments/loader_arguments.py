@@ -1,4 +1,6 @@
-"""The loaders that the arguments of a stage name: those that were passed, the data module's, or the module's own."""
+"""The loaders that the arguments of a stage name: those that were passed, the data module's, or the
+module's own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def check_fit_call(
 ) -> FitCall:
     """The arguments of `fit`, checked."""
     train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule, val_dataloaders)
-    train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
+    train = need_source(
+        find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model
+    )
     sources = [train, *find_validation(val_dataloaders, datamodule, model)]
     check_reload(options, sources)
     return FitCall(model, sources, datamodule)
@@ -46,8 +50,11 @@ def check_sources(
     return [source], datamodule
 
 
-def find_source(role: Role, given: object, datamodule: DataModule | None, module: nn.Module) -> Source | None:
-    """The source of loaders. Arguments come before the data module, and that before the module; None without any.
+def find_source(
+    role: Role, given: object, datamodule: DataModule | None, module: nn.Module
+) -> Source | None:
+    """The source of loaders. Arguments come before the data module, and that before the module;
+    None without any.
 
     Raises:
         ConfigurationError: something that is no loader was passed.
@@ -55,11 +62,15 @@ def find_source(role: Role, given: object, datamodule: DataModule | None, module
     if given is not None:
         check_loaders(given, role.argument, may_be_empty=role is VALIDATION)
         return Source(role, given=given)
-    owners = (owner for owner in (datamodule, module) if owner is not None and overrides(owner, role.hook))
+    owners = (
+        owner for owner in (datamodule, module) if owner is not None and overrides(owner, role.hook)
+    )
     return next((Source(role, owner=owner) for owner in owners), None)
 
 
-def need_source(source: Source | None, role: Role, datamodule: DataModule | None, module: nn.Module) -> Source:
+def need_source(
+    source: Source | None, role: Role, datamodule: DataModule | None, module: nn.Module
+) -> Source:
     """The source.
 
     Raises:
@@ -69,24 +80,26 @@ def need_source(source: Source | None, role: Role, datamodule: DataModule | None
         return source
     seen = f"; {datamodule} has no {role.hook}()" if datamodule is not None else ""
     raise ConfigurationError(
-        f"No {role.name} loader was given{seen}. Pass {role.argument}=..., or define {role.hook}() in a DataModule or "
-        f"in {type(module).__name__}."
+        f"No {role.name} loader was given{seen}. Pass {role.argument}=..., or define {role.hook}() "
+        f"in a DataModule or in {type(module).__name__}."
     )
 
 
-def find_validation(given: object, datamodule: DataModule | None, module: nn.Module) -> list[Source]:
+def find_validation(
+    given: object, datamodule: DataModule | None, module: nn.Module
+) -> list[Source]:
     """The source of validation within `fit`, if there is one.
 
-    Loaders that were passed need a `validation_step`. Those of a hook, which may serve several modules, are left alone
-    without one, with a warning.
+    Loaders that were passed need a `validation_step`. Those of a hook, which may serve several
+    modules, are left alone without one, with a warning.
     """
     source = find_source(VALIDATION, given, datamodule, module)
     if source is None:
         return []
     if source.owner is not None and not has_method(module, "validation_step"):
         warn_caller(
-            f"{type(module).__name__} has no validation_step(), so that {type(source.owner).__name__}.val_dataloader() "
-            "isn't used.",
+            f"{type(module).__name__} has no validation_step(), so that "
+            f"{type(source.owner).__name__}.val_dataloader() isn't used.",
         )
         return []
     require_method(module, "validation_step", "validation during fit")
@@ -102,12 +115,15 @@ def check_reload(options: TrainerOptions, sources: Sequence[Source]) -> None:
     given = [source.role.argument for source in sources if source.owner is None]
     if options.reload_dataloaders_every_n_epochs and given:
         raise ConfigurationError(
-            f"reload_dataloaders_every_n_epochs={options.reload_dataloaders_every_n_epochs} asks hooks for new "
-            f"loaders, and {given[0]} were passed as they are. Return them from a DataModule or hooks of the module."
+            f"reload_dataloaders_every_n_epochs={options.reload_dataloaders_every_n_epochs} asks "
+            f"hooks for new loaders, and {given[0]} were passed as they are. Return them from a "
+            "DataModule or hooks of the module."
         )
 
 
-def split_datamodule(loaders: object, datamodule: object, *others: object) -> tuple[object, DataModule | None]:
+def split_datamodule(
+    loaders: object, datamodule: object, *others: object
+) -> tuple[object, DataModule | None]:
     """Separate loaders from a data module, which may stand in their place.
 
     Raises:
@@ -124,7 +140,7 @@ def split_datamodule(loaders: object, datamodule: object, *others: object) -> tu
         )
     if any(other is not None for other in (loaders, *others)):
         raise ConfigurationError(
-            f"Both loaders and datamodule={type(datamodule).__name__} were passed, and it isn't clear which to use. "
-            "Pass one of them."
+            f"Both loaders and datamodule={type(datamodule).__name__} were passed, and it isn't "
+            "clear which to use. Pass one of them."
         )
     return None, datamodule

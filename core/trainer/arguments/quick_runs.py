@@ -1,4 +1,6 @@
-"""`fast_dev_run` and `barebones`: a few batches with nothing that stays, and a loop with nothing around it."""
+"""`fast_dev_run` and `barebones`: a few batches with nothing that stays, and a loop with nothing
+around it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 _NOT_BAREBONES = (
-    *("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps"),
+    *(
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "num_sanity_val_steps",
+    ),
     *("log_every_n_steps", "fast_dev_run", "detect_anomaly", "terminate_on_nan", "profiler"),
 )
 
@@ -29,7 +37,8 @@ def count_batches(fast_dev_run: object) -> int:
     """
     if not isinstance(fast_dev_run, int) or fast_dev_run < 0:
         raise ConfigurationError(
-            f"fast_dev_run={fast_dev_run!r}: expected True for one batch, a number of batches, or False."
+            f"fast_dev_run={fast_dev_run!r}: expected True for one batch, a number of batches, or "
+            "False."
         )
     return int(fast_dev_run)
 
@@ -63,12 +72,17 @@ def without_traces(callbacks: list[Callback], num_batches: int) -> list[Callback
 
 
 def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
-    """The loggers; in a quick run as many that write nothing, so that a module may use its logger as it does."""
-    return loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
+    """The loggers; in a quick run as many that write nothing, so that a module may use its logger
+    as it does.
+    """
+    return (
+        loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
+    )
 
 
 def check_barebones(arguments: Mapping[str, object]) -> None:
-    """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask for nothing.
+    """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask
+    for nothing.
 
     Raises:
         ConfigurationError: with the first one.
@@ -76,6 +90,6 @@ def check_barebones(arguments: Mapping[str, object]) -> None:
     for name in _NOT_BAREBONES:
         if value := arguments[name]:
             raise ConfigurationError(
-                f"barebones=True leaves out everything but the loop, and {name}={value!r} was passed. "
-                "Leave one of the two out."
+                f"barebones=True leaves out everything but the loop, and {name}={value!r} was "
+                "passed. Leave one of the two out."
             )

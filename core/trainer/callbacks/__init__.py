@@ -1,4 +1,6 @@
-"""The callbacks: actions around training, apart from the research code. Each is imported when it is first used."""
+"""The callbacks: actions around training, apart from the research code. Each is imported when it is
+first used.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,12 @@ import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int, check_mode
-from core.trainer.callbacks.rank_zero_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
+from core.trainer.callbacks.rank_zero_decisions import (
+    agree_on_metrics,
+    not_logged,
+    origin_of,
+    validates_within_epochs,
+)
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.warn_at import warn_caller
 
@@ -20,10 +25,12 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Callback):
-    """Stops training when a metric has stopped getting better. All ranks stop together, on rank 0's value.
+    """Stops training when a metric has stopped getting better. All ranks stop together, on rank 0's
+    value.
 
-    Each value counts once: where nothing was validated since the last check, the check waits for the next validation.
-    Checks before `min_epochs` and `min_steps` are reached count, and don't stop: the first one after that decides.
+    Each value counts once: where nothing was validated since the last check, the check waits for
+    the next validation. Checks before `min_epochs` and `min_steps` are reached count, and don't
+    stop: the first one after that decides.
 
     Attributes:
         wait_count: checks since the last improvement.
@@ -60,20 +67,27 @@ class EarlyStopping(Callback):
             check_finite: stop when the metric is NaN or infinite.
             stopping_threshold: stop as soon as the metric is better than this.
             divergence_threshold: stop as soon as the metric is worse than this.
-            check_on_train_epoch_end: check at the end of epochs rather than of validation runs. None: if validation,
-                too, runs once at the end of every epoch.
+            check_on_train_epoch_end: check at the end of epochs rather than of validation runs.
+                None: if validation, too, runs once at the end of every epoch.
             verbose: print a line on rank 0 for each improvement, and why training stops.
 
         Raises:
             ConfigurationError: a mode, patience or min_delta that can't be.
         """
         check_mode("EarlyStopping", mode)
-        check_int("EarlyStopping", "patience", patience, least=0, meaning="a number of checks, 0 or more")
+        check_int(
+            "EarlyStopping", "patience", patience, least=0, meaning="a number of checks, 0 or more"
+        )
         if min_delta < 0:
-            raise ConfigurationError(f"EarlyStopping(min_delta={min_delta!r}): expected 0 or more, for both modes.")
+            raise ConfigurationError(
+                f"EarlyStopping(min_delta={min_delta!r}): expected 0 or more, for both modes."
+            )
         self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
         self.strict, self.check_finite, self.verbose = strict, check_finite, verbose
-        self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
+        self.stopping_threshold, self.divergence_threshold = (
+            stopping_threshold,
+            divergence_threshold,
+        )
         self.check_on_train_epoch_end = check_on_train_epoch_end
         self.reset_for_fit()
 
@@ -96,7 +110,9 @@ class EarlyStopping(Callback):
         return torch.tensor(self._best, dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of checks without improvement, the best score, and the stop, if there was one."""
+        """The number of checks without improvement, the best score, and the stop, if there was
+        one.
+        """
         return {
             "wait_count": self.wait_count,
             "best_score": self._best,
@@ -160,9 +176,17 @@ class EarlyStopping(Callback):
         if self.check_finite and not math.isfinite(value):
             return f"{self.monitor} is {value}, which is not a finite number."
         if self.stopping_threshold is not None and self._is_better(value, self.stopping_threshold):
-            return f"{self.monitor} is {value:.4g}, better than the threshold {self.stopping_threshold:.4g}."
-        if self.divergence_threshold is not None and self._is_better(self.divergence_threshold, value):
-            return f"{self.monitor} is {value:.4g}, worse than the threshold {self.divergence_threshold:.4g}."
+            return (
+                f"{self.monitor} is {value:.4g}, better than the threshold "
+                f"{self.stopping_threshold:.4g}."
+            )
+        if self.divergence_threshold is not None and self._is_better(
+            self.divergence_threshold, value
+        ):
+            return (
+                f"{self.monitor} is {value:.4g}, worse than the threshold "
+                f"{self.divergence_threshold:.4g}."
+            )
         if self._is_better(value, self._best, by=self.min_delta):
             if self.verbose:
                 before = f" from {self._best:.4g}" if math.isfinite(self._best) else ""
@@ -172,11 +196,13 @@ class EarlyStopping(Callback):
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
-        limits = f"patience={self.patience}" + (f", min_delta={self.min_delta:g}" if self.min_delta else "")
+        limits = f"patience={self.patience}" + (
+            f", min_delta={self.min_delta:g}" if self.min_delta else ""
+        )
         checks = "check" if self.wait_count == 1 else f"{self.wait_count} checks"
         return (
-            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the last {checks} "
-            f"({limits})."
+            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the "
+            f"last {checks} ({limits})."
         )
 
     def _is_better(self, value: float, other: float, by: float = 0.0) -> bool:

@@ -23,7 +23,8 @@ class Layer:
     """A module of the user.
 
     Attributes:
-        name: its path from the root; empty for the parameters that the root has besides its children's.
+        name: its path from the root; empty for the parameters that the root has besides its
+            children's.
         kind: name of its class.
         num_parameters: with those of its children, but for the root; each counted once.
         trains: True in training mode.
@@ -45,9 +46,11 @@ class ModuleSummary:
     """A module's layers and totals.
 
     Attributes:
-        layers: down to the depth that was asked for, in the order of definition; last the root, if it has parameters.
+        layers: down to the depth that was asked for, in the order of definition; last the root, if
+            it has parameters.
         has_lazy: some parameters have no shape yet and aren't counted.
-        units: the model's repeated blocks in one line, and how they were found; empty if there are none.
+        units: the model's repeated blocks in one line, and how they were found; empty if there are
+            none.
     """
 
     layers: list[Layer] = field(default_factory=list)
@@ -81,7 +84,8 @@ def summarize(
     Args:
         module: the user's.
         max_depth: levels of children that get a row; -1 for all.
-        run_example: calls the module's forward, to count operations and see sizes; None leaves that out.
+        run_example: calls the module's forward, to count operations and see sizes; None leaves that
+            out.
         count: number of elements of a parameter.
     """
     summary = ModuleSummary(num_modules=sum(1 for _ in module.modules()))
@@ -92,7 +96,10 @@ def summarize(
         own = child.parameters(recurse=child is not module)
         layer = Layer(name, class_name(child), sum(map(count, own)), modes[child])
         if observed is not None:
-            layer.flops, (layer.in_size, layer.out_size) = observed.flops(name), observed.sizes.get(name, (None, None))
+            layer.flops, (layer.in_size, layer.out_size) = (
+                observed.flops(name),
+                observed.sizes.get(name, (None, None)),
+            )
         summary.layers.append(layer)
     if observed is not None:
         summary.flops = observed.flops("")
@@ -114,7 +121,9 @@ def _is_lazy(parameter: Any) -> bool:
     return bool(nn.parameter.is_lazy(parameter))
 
 
-def _count_all(module: nn.Module, summary: ModuleSummary, count: Callable[[nn.Parameter], int]) -> None:
+def _count_all(
+    module: nn.Module, summary: ModuleSummary, count: Callable[[nn.Parameter], int]
+) -> None:
     for parameter in module.parameters():
         number = count(parameter)
         summary.has_lazy |= _is_lazy(parameter)
@@ -132,11 +141,15 @@ class _Observed:
     sizes: dict[str, tuple[object, object]]
 
     def flops(self, name: str) -> int:
-        """The operations of a module, by its path; torch's counter puts the root's class in front."""
+        """The operations of a module, by its path; torch's counter puts the root's class in
+        front.
+        """
         return self.counts.get(f"{self.root}.{name}" if name else _ROOT, 0)
 
 
-def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], object]) -> _Observed:
+def _observe(
+    module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], object]
+) -> _Observed:
     """Run the example once, in evaluation mode, leaving no trace."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -160,7 +173,9 @@ def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Ca
             handle.remove()
         for child, mode in modes.items():
             child.training = mode
-    counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+    counts = {
+        name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()
+    }
     return _Observed(counts, type(module).__name__, sizes)
 
 

@@ -27,10 +27,12 @@ _UNITS = ("", "K", "M", "B", "T", "P")
 
 
 class ModelSummary(Callback):
-    """Prints layers, parameters, sizes and units (`core.strategies.find_units`) on rank 0 when fit begins.
+    """Prints layers, parameters, sizes and units (`core.strategies.find_units`) on rank 0 when fit
+    begins.
 
-    With `example_input_array` on the module (a tensor, a tuple of arguments, or a dict of them), also the shapes that
-    go in and out of each layer, and the floating-point operations of one forward, by torch's counter. All ranks run it.
+    With `example_input_array` on the module (a tensor, a tuple of arguments, or a dict of them),
+    also the shapes that go in and out of each layer, and the floating-point operations of one
+    forward, by torch's counter. All ranks run it.
     """
 
     def __init__(self, max_depth: int = 1) -> None:
@@ -42,7 +44,13 @@ class ModelSummary(Callback):
         Raises:
             ConfigurationError: less than -1.
         """
-        check_int("ModelSummary", "max_depth", max_depth, least=-1, meaning="0 or more, or -1 for all levels")
+        check_int(
+            "ModelSummary",
+            "max_depth",
+            max_depth,
+            least=-1,
+            meaning="0 or more, or -1 for all levels",
+        )
         self.max_depth = max_depth
 
     def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -62,17 +70,25 @@ class ModelSummary(Callback):
 
 
 def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], int]:
-    """All ranks. Counts the elements of whole parameters, also where ranks hold parts, or nothing between two uses."""
+    """All ranks. Counts the elements of whole parameters, also where ranks hold parts, or nothing
+    between two uses.
+    """
     if Capability.SHARDED_STATE not in strategy.capabilities:
         return count_here
     state = strategy.get_module_state_dict(module, layout="sharded")
     named = module.named_parameters()
-    sizes = {id(each): int(leaf.numel()) for name, each in named if hasattr(leaf := state.get(name), "numel")}
+    sizes = {
+        id(each): int(leaf.numel())
+        for name, each in named
+        if hasattr(leaf := state.get(name), "numel")
+    }
     return lambda parameter: sizes.get(id(parameter)) or count_here(parameter)
 
 
 def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], object] | None:
-    """Runs the module's example, on the device and in the precision of the run; None if there is none."""
+    """Runs the module's example, on the device and in the precision of the run; None if there is
+    none.
+    """
     strategy = trainer.strategy
     with _same_random_state(strategy):  # it may be a property that draws
         example = getattr(module, "example_input_array", None)
@@ -117,7 +133,8 @@ def to_text(summary: ModuleSummary) -> str:
     def line(row: list[str]) -> str:
         cells = zip(header, row, widths, strict=True)
         return "  ".join(
-            cell.rjust(width) if name in _NUMERIC else cell.ljust(width) for name, cell, width in cells
+            cell.rjust(width) if name in _NUMERIC else cell.ljust(width)
+            for name, cell, width in cells
         ).rstrip()
 
     rule = "-" * max(len(line(row)) for row in [header, *rows])
@@ -138,7 +155,14 @@ def to_rich(summary: ModuleSummary) -> object:
 
 
 def _header(summary: ModuleSummary) -> list[str]:
-    return ["", "name", "type", "params", "mode", *(_EXAMPLE_COLUMNS if summary.flops is not None else [])]
+    return [
+        "",
+        "name",
+        "type",
+        "params",
+        "mode",
+        *(_EXAMPLE_COLUMNS if summary.flops is not None else []),
+    ]
 
 
 def _rows(summary: ModuleSummary) -> list[list[str]]:
@@ -147,7 +171,11 @@ def _rows(summary: ModuleSummary) -> list[list[str]]:
         name, mode = layer.name or "(its own)", "train" if layer.trains else "eval"
         row = [str(index), name, layer.kind, shorten(layer.num_parameters), mode]
         if summary.flops is not None:
-            row += [shorten(layer.flops or 0), str(layer.in_size or "-"), str(layer.out_size or "-")]
+            row += [
+                shorten(layer.flops or 0),
+                str(layer.in_size or "-"),
+                str(layer.out_size or "-"),
+            ]
         rows.append(row)
     return rows
 
@@ -160,7 +188,9 @@ def _totals(summary: ModuleSummary) -> list[str]:
         (str(summary.num_modules), "modules"),
     ]
     if summary.flops is not None:
-        totals.append((shorten(summary.flops), "floating-point operations in a forward of the example"))
+        totals.append(
+            (shorten(summary.flops), "floating-point operations in a forward of the example")
+        )
     lines = [f"{number:<10}{meaning}" for number, meaning in totals]
     if summary.units:
         lines.append(f"units: {summary.units}")

@@ -1,4 +1,6 @@
-"""Decisions that the ranks take together: each may see other metrics and other clocks, so rank 0's count."""
+"""Decisions that the ranks take together: each may see other metrics and other clocks, so rank 0's
+count.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ def not_logged(who: str, name: str, logged: Collection[str]) -> ConfigurationErr
     """The error for a metric that was not logged."""
     names = ", ".join(map(repr, sorted(logged))) or "nothing"
     return ConfigurationError(
-        f"{who} monitors {name!r}, which was not logged; logged was {names}.{did_you_mean(name, logged)} "
-        f"Call self.log({name!r}, ...) in a step of the module, or monitor one of those."
+        f"{who} monitors {name!r}, which was not logged; logged was "
+        f"{names}.{did_you_mean(name, logged)} Call self.log({name!r}, ...) in a step of the "
+        "module, or monitor one of those."
     )
 
 

@@ -24,8 +24,8 @@ _STAGES = ("train", "validate", "test", "sanity_check")
 class Timer(Callback):
     """Measures training, validation and tests, and stops training when its time is over.
 
-    Time of training includes validations in between, and goes on counting when a run is resumed. All ranks stop
-    together, by rank 0's clock.
+    Time of training includes validations in between, and goes on counting when a run is resumed.
+    All ranks stop together, by rank 0's clock.
     """
 
     def __init__(
@@ -46,11 +46,14 @@ class Timer(Callback):
         """
         if interval not in ("step", "epoch"):
             raise ConfigurationError(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
-        self._duration_s = None if duration is None else parse_duration("duration", duration).total_seconds()
+        self._duration_s = (
+            None if duration is None else parse_duration("duration", duration).total_seconds()
+        )
         self._verbose = verbose
         self.reset_for_fit()
         if self._duration_s is not None:
-            # Only the hook that is needed: one that is defined is called, and paid for, in each step.
+            # Only the hook that is needed: one that is defined is called, and paid for, in each
+            # step.
             if interval == "step":
                 self.on_train_batch_end = self._check_step  # type: ignore[method-assign]
             else:
@@ -127,7 +130,9 @@ class Timer(Callback):
         """End of a test run."""
         self._end("test")
 
-    def _check_step(self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def _check_step(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not trainer.should_stop and self._is_time.ask(trainer.strategy, self._is_over):
             self._stop(trainer)
 
@@ -157,5 +162,7 @@ class Timer(Callback):
 
 def _checked(stage: str) -> str:
     if stage not in _STAGES:
-        raise ConfigurationError(f"A Timer has no stage {stage!r}; expected one of {', '.join(map(repr, _STAGES))}.")
+        raise ConfigurationError(
+            f"A Timer has no stage {stage!r}; expected one of {', '.join(map(repr, _STAGES))}."
+        )
     return stage

@@ -1,1 +1,3 @@
-"""Checks of module, strategy and arguments: what can't work is refused before any process starts."""
+"""Checks of module, strategy and arguments: what can't work is refused before any process
+starts.
+"""

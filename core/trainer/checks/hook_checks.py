@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _EVENTS = tuple(name for name, value in vars(EventHooks).items() if isinstance(value, FunctionType))
 _STEPS = {
     "training_step": ("batch", "batch_idx"),
-    **dict.fromkeys(("validation_step", "test_step", "predict_step"), ("batch", "batch_idx", "dataloader_idx")),
+    **dict.fromkeys(
+        ("validation_step", "test_step", "predict_step"), ("batch", "batch_idx", "dataloader_idx")
+    ),
 }
 _METHODS: dict[str, tuple[str, ...]] = {
     "configure_model": (),
@@ -35,7 +37,9 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "configure_gradient_clipping": ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
     "lr_scheduler_step": ("scheduler", "metric"),
 }
-_HOOK_LIKE = re.compile(r"^on_|^configure|_step|step_|optimizer|_dataloader|_epoch_|_batch_|prepare_data")
+_HOOK_LIKE = re.compile(
+    r"^on_|^configure|_step|step_|optimizer|_dataloader|_epoch_|_batch_|prepare_data"
+)
 # Hooks of PyTorch Lightning's earlier releases, with the one that is called at that moment.
 _FORMER = {
     "training_epoch_end": "on_train_epoch_end",
@@ -59,8 +63,11 @@ _FORMER = {
 }
 
 
-def check_hooks(module: nn.Module, callbacks: Sequence[Callback], datamodule: DataModule | None) -> None:
-    """Main process. Warn of names that look like a hook's, and refuse hooks that can't take their arguments.
+def check_hooks(
+    module: nn.Module, callbacks: Sequence[Callback], datamodule: DataModule | None
+) -> None:
+    """Main process. Warn of names that look like a hook's, and refuse hooks that can't take their
+    arguments.
 
     Raises:
         ModuleError: with the signature and the arguments.
@@ -68,7 +75,9 @@ def check_hooks(module: nn.Module, callbacks: Sequence[Callback], datamodule: Da
     for listener in (module, *callbacks, *([datamodule] if datamodule is not None else [])):
         kind: type = type(listener)
         for name, meant in _near_misses(kind):
-            if not overrides(listener, meant) or (listener is module and not has_method(module, meant)):
+            if not overrides(listener, meant) or (
+                listener is module and not has_method(module, meant)
+            ):
                 warn_at(
                     getattr(kind, name, None),
                     f"{kind.__name__}.{name} is not a hook, and is never called by the Trainer. "
@@ -94,19 +103,26 @@ def _check_events(listener: object, *, skip: int, least: int) -> None:
 def _check_methods(module: nn.Module) -> None:
     own = [name for name in (*_METHODS, *_STEPS) if name in _METHODS or hasattr(module, name)]
     for name in own:
-        if overrides(module, name) and getattr(type(module), name, None) is not getattr(Module, name):
+        if overrides(module, name) and getattr(type(module), name, None) is not getattr(
+            Module, name
+        ):
             names = _METHODS.get(name, _STEPS.get(name, ()))
             # Steps may leave out arguments at their end; the other methods get all of theirs.
             least = len(names) if name in _METHODS else 1
-            count_accepted(getattr(module, name), names, least=least, owner=f"{type(module).__name__}.{name}")
+            count_accepted(
+                getattr(module, name), names, least=least, owner=f"{type(module).__name__}.{name}"
+            )
 
 
 @cache
 def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
     """(name, hook that was meant) of a class's own methods."""
     base = next((base for base in (Callback, DataModule) if issubclass(kind, base)), Module)
-    hooks = _hooks_of(base) | frozenset(getattr(kind, "other_hooks", ()))  # those that a base of another package calls
-    return tuple((name, meant) for name in _own_methods(kind, hooks) if (meant := _meant(name, hooks)))
+    # those that a base of another package calls
+    hooks = _hooks_of(base) | frozenset(getattr(kind, "other_hooks", ()))
+    return tuple(
+        (name, meant) for name in _own_methods(kind, hooks) if (meant := _meant(name, hooks))
+    )
 
 
 def _meant(name: str, hooks: frozenset[str]) -> str | None:
@@ -126,4 +142,6 @@ def _own_methods(kind: type, hooks: frozenset[str]) -> Iterator[str]:
 
 @cache
 def _hooks_of(base: type) -> frozenset[str]:
-    return frozenset(name for name in dir(base) if not name.startswith("_")) - frozenset(dir(object))
+    return frozenset(name for name in dir(base) if not name.startswith("_")) - frozenset(
+        dir(object)
+    )

@@ -1,4 +1,6 @@
-"""A run of `fit` apart from the Trainer that asks for it: on copies, without loggers, with one callback."""
+"""A run of `fit` apart from the Trainer that asks for it: on copies, without loggers, with one
+callback.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from core.trainer.stage_data.sources import Source
     from core.trainer.views.trainer_views import TrainerViews
 
-_OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
+_OWN_STEPS = (
+    OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
+)
 
 
 def check_copied_fit(who: str, strategy: Strategy, module: object) -> None:
@@ -51,19 +55,22 @@ def check_copied_fit(who: str, strategy: Strategy, module: object) -> None:
     """
     if not getattr(module, "automatic_optimization", True):
         raise ConfigurationError(
-            f"{who} needs automatic optimization with one optimizer, and {type(module).__name__} has "
-            "automatic_optimization=False. Try values in a loop with Trainer(max_steps=100)."
+            f"{who} needs automatic optimization with one optimizer, and {type(module).__name__} "
+            "has automatic_optimization=False. Try values in a loop with Trainer(max_steps=100)."
         )
     if found := strategy.capabilities & _OWN_STEPS:
         raise UnsupportedError(
             f"{who} needs steps that core makes and parameters that are whole on each rank, and "
-            f"{type(strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Search with one "
-            "device or with 'ddp', or try values in a loop with Trainer(max_steps=100).",
+            f"{type(strategy).__name__} has {' and '.join(one.name or '' for one in found)}. "
+            "Search with one device or with 'ddp', or try values in a loop with "
+            "Trainer(max_steps=100).",
             capability=found,
         )
 
 
-def fit_on_copies(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int) -> None:
+def fit_on_copies(
+    trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int
+) -> None:
     """Run `fit` on copies; see `Trainer.fit_on_copies`."""
     with _random_state_kept(trainer.strategy):
         run = _copied_run(trainer.run, call, callback, max_steps)
@@ -119,7 +126,8 @@ def _copied_source(call: FitCall, module: nn.Module, datamodule: DataModule | No
 
 @contextmanager
 def _random_state_kept(strategy: Strategy) -> Iterator[None]:
-    if not strategy.launcher.calls_in_place:  # the ranks are other processes, and a device must not be touched here
+    # the ranks are other processes, and a device must not be touched here
+    if not strategy.launcher.calls_in_place:
         yield
         return
     place = strategy.accelerator, strategy.root_device
@@ -153,8 +161,8 @@ def copy_loaders(loaders: object, argument: str) -> object:
     for leaf in leaves:
         if hasattr(leaf, "__next__"):
             raise ConfigurationError(
-                f"{argument} has {type(leaf).__name__}, an iterator that a search would use up. Pass what can be "
-                "iterated over several times, such as a DataLoader."
+                f"{argument} has {type(leaf).__name__}, an iterator that a search would use up. "
+                "Pass what can be iterated over several times, such as a DataLoader."
             )
     return _copied(loaders, argument, _data_in(leaves, shares_others=True))
 
@@ -174,7 +182,7 @@ def _copied(value: object, name: str, shared: Iterable[object]) -> object:
         return copy.deepcopy(value, {id(one): one for one in shared if one is not None})
     except Exception as error:
         raise ConfigurationError(
-            f"{name} can't be copied, and a search for settings works on a copy so as to leave nothing behind "
-            f"({type(error).__name__}: {error}). Give it a __deepcopy__ or a __getstate__ that leaves out what can't "
-            "be copied."
+            f"{name} can't be copied, and a search for settings works on a copy so as to leave "
+            f"nothing behind ({type(error).__name__}: {error}). Give it a __deepcopy__ or a "
+            "__getstate__ that leaves out what can't be copied."
         ) from error

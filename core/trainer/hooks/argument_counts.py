@@ -15,15 +15,21 @@ _STEP = ("batch", "batch_idx", "dataloader_idx")
 
 
 def call_with(
-    call: Callable[..., object], method: Callable[..., object], *, num_arguments: int, num_loaders: int = 1
+    call: Callable[..., object],
+    method: Callable[..., object],
+    *,
+    num_arguments: int,
+    num_loaders: int = 1,
 ) -> Callable[..., object]:
     """`call` with as many of the arguments of a step as `method` takes.
 
     Args:
         call: runs the method, perhaps through a wrapper.
         method: the user's own, whose signature counts.
-        num_arguments: what the caller has to give: (batch, batch_idx) or (batch, batch_idx, dataloader_idx).
-        num_loaders: of one loader, the number isn't among the `*args` of a method that doesn't ask for it by name.
+        num_arguments: what the caller has to give: (batch, batch_idx) or (batch, batch_idx,
+            dataloader_idx).
+        num_loaders: of one loader, the number isn't among the `*args` of a method that doesn't ask
+            for it by name.
 
     Raises:
         ModuleError: it takes none, or needs more.
@@ -35,7 +41,9 @@ def call_with(
 
 
 def cut(call: Callable[..., object], num_given: int, num_taken: int) -> Callable[..., object]:
-    """A function that takes `num_given` arguments and passes the first `num_taken` on; `call` if that is all."""
+    """A function that takes `num_given` arguments and passes the first `num_taken` on; `call` if
+    that is all.
+    """
     if num_taken >= num_given:
         return call
     if num_taken == 0:
@@ -47,7 +55,9 @@ def cut(call: Callable[..., object], num_given: int, num_taken: int) -> Callable
     return lambda *arguments: call(*arguments[:num_taken])
 
 
-def count_accepted(method: Callable[..., object], names: Sequence[str], *, least: int, owner: str = "") -> int:
+def count_accepted(
+    method: Callable[..., object], names: Sequence[str], *, least: int, owner: str = ""
+) -> int:
     """The number of given arguments that a method takes.
 
     Args:
@@ -64,10 +74,18 @@ def count_accepted(method: Callable[..., object], names: Sequence[str], *, least
     except (TypeError, ValueError):  # written in C, and says nothing of itself
         return len(names)
     parameters = signature.parameters.values()
-    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    positional = [
+        item
+        for item in parameters
+        if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)
+    ]
     required = sum(item.default is item.empty for item in positional)
     takes_all = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    by_name = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY and item.default is item.empty]
+    by_name = [
+        item.name
+        for item in parameters
+        if item.kind is item.KEYWORD_ONLY and item.default is item.empty
+    ]
     accepted = len(names) if takes_all else min(len(positional), len(names))
     if accepted < least or required > len(names) or by_name:
         name = owner or getattr(method, "__qualname__", repr(method))
@@ -79,7 +97,9 @@ def count_accepted(method: Callable[..., object], names: Sequence[str], *, least
 def _num_named(method: Callable[..., object]) -> int:
     """Positional parameters with a name of their own, `*args` aside."""
     parameters = inspect.signature(method).parameters.values()
-    return sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
+    return sum(
+        item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters
+    )
 
 
 @cache

@@ -15,16 +15,21 @@ if TYPE_CHECKING:
 class Callback(EventHooks[Any]):
     """Actions around training, apart from the research code. Meant to be subclassed.
 
-    Override the hooks that you need (`core.contract.EventHooks` lists them in the order in which they happen); one that
-    isn't overridden is never called and costs nothing. All ranks call every hook. A hook may also be an attribute of
-    the instance, set in `__init__`, for a callback that needs it with some arguments only.
+    Override the hooks that you need (`core.contract.EventHooks` lists them in the order in which
+    they happen); one that isn't overridden is never called and costs nothing. All ranks call every
+    hook. A hook may also be an attribute of the instance, set in `__init__`, for a callback that
+    needs it with some arguments only.
     """
 
     runs_last: bool = False
-    """True to be called after all others and the module, as a callback that judges or saves the outcome has to be."""
+    """True to be called after all others and the module, as a callback that judges or saves the
+    outcome has to be.
+    """
 
     found_as: ClassVar[str] = ""
-    """The attribute of a Trainer that finds callbacks of this kind, such as `checkpoint_callback`; empty for most."""
+    """The attribute of a Trainer that finds callbacks of this kind, such as `checkpoint_callback`;
+    empty for most.
+    """
 
     leaves_traces: ClassVar[bool] = False
     """True to be left out of `fast_dev_run`, as what writes, logs or stops has to be."""
@@ -34,24 +39,29 @@ class Callback(EventHooks[Any]):
 
     @property
     def state_key(self) -> str:
-        """The name under which a checkpoint keeps the state; must differ between two callbacks of one trainer.
+        """The name under which a checkpoint keeps the state; must differ between two callbacks of
+        one trainer.
 
-        The class's own name, wherever it stands: a class that was pickled by value has no other in the process that
-        unpickles it.
+        The class's own name, wherever it stands: a class that was pickled by value has no other in
+        the process that unpickles it.
         """
         return type(self).__name__
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that must survive a restart: plain types, tensors and arrays. The same on all ranks."""
+        """The state that must survive a restart: plain types, tensors and arrays. The same on all
+        ranks.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
     def reset_for_fit(self) -> None:
-        """Forget what belongs to one `fit`: counts, scores, the best. Meant to be overridden, and called by `__init__`.
+        """Forget what belongs to one `fit`: counts, scores, the best. Meant to be overridden, and
+        called by `__init__`.
 
-        All ranks, when a later `fit` begins with another Trainer or module, before a state is restored.
+        All ranks, when a later `fit` begins with another Trainer or module, before a state is
+        restored.
         """
 
     def check_fit(self, trainer: Any, module: nn.Module) -> None:
@@ -63,7 +73,8 @@ class Callback(EventHooks[Any]):
 
     @empty_hook
     def before_fit(self, trainer: Any, call: Any) -> None:
-        """Each process that calls `fit`, after all checks, unless training resumes: find what training begins with.
+        """Each process that calls `fit`, after all checks, unless training resumes: find what
+        training begins with.
 
         Args:
             trainer: runs no stage yet.
@@ -72,12 +83,14 @@ class Callback(EventHooks[Any]):
 
     @empty_hook
     def before_restore(self, trainer: Any, module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """All ranks, when `fit` goes on, before anything is restored: make what the optimizers' state needs.
+        """All ranks, when `fit` goes on, before anything is restored: make what the optimizers'
+        state needs.
 
         Args:
             trainer: with optimizers as `configure_optimizers` has made them.
             module: set up.
-            checkpoint: what `on_save_checkpoint` has put there; nothing if it was saved without this callback.
+            checkpoint: what `on_save_checkpoint` has put there; nothing if it was saved without
+                this callback.
         """
 
     @property
@@ -86,14 +99,20 @@ class Callback(EventHooks[Any]):
         kind = type(self)
         return any(
             getattr(kind, name) is not getattr(Callback, name)
-            for name in ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
+            for name in (
+                "state_dict",
+                "load_state_dict",
+                "on_save_checkpoint",
+                "on_load_checkpoint",
+            )
         )
 
     def _key_with(self, **options: object) -> str:
         """A state key that distinguishes callbacks of one class by their options."""
         return f"{type(self).__name__}{options}"
 
-    # pluggy's specs of these take no defaults; an override that calls `super()` may leave the index out --------------
+    # pluggy's specs of these take no defaults; an override that calls `super()` may leave out the
+    # index.
 
     @empty_hook
     def on_validation_batch_start(
@@ -103,7 +122,13 @@ class Callback(EventHooks[Any]):
 
     @empty_hook
     def on_validation_batch_end(
-        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Any,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """`outputs`: what `validation_step` returned."""
 
@@ -115,7 +140,13 @@ class Callback(EventHooks[Any]):
 
     @empty_hook
     def on_test_batch_end(
-        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Any,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """`outputs`: what `test_step` returned."""
 
@@ -127,13 +158,21 @@ class Callback(EventHooks[Any]):
 
     @empty_hook
     def on_predict_batch_end(
-        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Any,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """`outputs`: what `predict_step` returned."""
 
 
 class GoBack(Exception):
-    """Raised by a callback on all ranks, between two optimizer steps: `fit` goes on from the state at its argument."""
+    """Raised by a callback on all ranks, between two optimizer steps: `fit` goes on from the state
+    at its argument.
+    """
 
 
 @runtime_checkable

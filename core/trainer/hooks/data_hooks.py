@@ -12,26 +12,32 @@ if TYPE_CHECKING:
 
 
 class DataHooks:
-    """Hooks that bring data to a stage; all are optional. What a DataModule defines comes before what a Module does.
+    """Hooks that bring data to a stage; all are optional. What a DataModule defines comes before
+    what a Module does.
 
     The call sequence:
 
     1. `prepare_data()`, one process of each node; the others wait.
     2. `setup(stage)`, all ranks; the process group exists, the model is not built yet.
-    3. `train_dataloader()` and its siblings, all ranks; each rank returns the same loader, which is sharded afterwards.
-    4. `on_before_batch_transfer`, `transfer_batch_to_device`, `on_after_batch_transfer`, all ranks, for each batch.
+    3. `train_dataloader()` and its siblings, all ranks; each rank returns the same loader, which is
+       sharded afterwards.
+    4. `on_before_batch_transfer`, `transfer_batch_to_device`, `on_after_batch_transfer`, all ranks,
+       for each batch.
     5. `teardown(stage)`, all ranks, also after an exception.
     """
 
     prepare_data_per_node: bool = True
-    """True to run `prepare_data` once on each node; False for once in all, for nodes that share their storage."""
+    """True to run `prepare_data` once on each node; False for once in all, for nodes that share
+    their storage.
+    """
 
     @empty_hook
     def prepare_data(self) -> None:
-        """One process of each node. Download, unpack, tokenize: write to disk what all ranks read afterwards.
+        """One process of each node. Download, unpack, tokenize: write to disk what all ranks read
+        afterwards.
 
-        Don't assign attributes here, since the other ranks don't have them. They wait for as long as the process
-        group's timeout allows.
+        Don't assign attributes here, since the other ranks don't have them. They wait for as long
+        as the process group's timeout allows.
         """
 
     @empty_hook
@@ -64,8 +70,11 @@ class DataHooks:
         return batch
 
     @empty_hook
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """All ranks. Bring a batch to the device. Override it for a structure that isn't known; the rest to `super()`.
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int = 0
+    ) -> Any:
+        """All ranks. Bring a batch to the device. Override it for a structure that isn't known; the
+        rest to `super()`.
 
         Args:
             batch: what the loader gave.
@@ -76,5 +85,7 @@ class DataHooks:
 
     @empty_hook
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        """All ranks. Change a batch that is on the device, such as to augment it there, and return it."""
+        """All ranks. Change a batch that is on the device, such as to augment it there, and return
+        it.
+        """
         return batch

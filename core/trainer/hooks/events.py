@@ -1,4 +1,6 @@
-"""The listeners of each hook: collected once, when a stage begins, so that a step calls no hook that is empty."""
+"""The listeners of each hook: collected once, when a stage begins, so that a step calls no hook
+that is empty.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,10 @@ _DATAMODULE_HOOKS = ("setup", "teardown", "on_exception")
 class Events:
     """The callbacks and the module of one run, seen as listeners.
 
-    A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
-    come first, in their order, then the module, then the callbacks that want to see everything done. A data module
-    is called at the stage's beginning and end, before all others.
+    A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what
+    follows. Callbacks come first, in their order, then the module, then the callbacks that want to
+    see everything done. A data module is called at the stage's beginning and end, before all
+    others.
     """
 
     def __init__(
@@ -53,17 +56,24 @@ class Events:
 
         Args:
             name: of the hook.
-            last: only the callbacks that `runs_last`, or only the others and the module; None is all.
+            last: only the callbacks that `runs_last`, or only the others and the module; None is
+                all.
         """
         ordinary = [callback for callback in self._callbacks if not callback.runs_last]
         final = [callback for callback in self._callbacks if callback.runs_last]
         found = [] if last is True else [*self._bind_datamodule(name), *self._bind(ordinary, name)]
         if last is not True and overrides(self._module, name):
-            found.append(self._profiled(self._module, name, _shortened(getattr(self._module, name), name)))
+            found.append(
+                self._profiled(self._module, name, _shortened(getattr(self._module, name), name))
+            )
         return found if last is False else found + self._bind(final, name)
 
     def _bind_datamodule(self, name: str) -> list[Callable[..., object]]:
-        if name not in _DATAMODULE_HOOKS or self._datamodule is None or not overrides(self._datamodule, name):
+        if (
+            name not in _DATAMODULE_HOOKS
+            or self._datamodule is None
+            or not overrides(self._datamodule, name)
+        ):
             return []
         return [self._profiled(self._datamodule, name, getattr(self._datamodule, name))]
 
@@ -77,7 +87,9 @@ class Events:
     def _bound(self, callback: Callback, name: str) -> Callable[..., object]:
         return partial(getattr(callback, name), self._trainer, self._module)
 
-    def _profiled(self, listener: object, name: str, call: Callable[..., object]) -> Callable[..., object]:
+    def _profiled(
+        self, listener: object, name: str, call: Callable[..., object]
+    ) -> Callable[..., object]:
         if self._profiler is None:
             return call
         return self._profiler.wrap(f"{type(listener).__qualname__}.{name}", call)
@@ -94,9 +106,11 @@ class Events:
         self._call(self.listeners(name, last=last), *args)
 
     def afterwards(self, action: Callable[[], None]) -> None:
-        """Call `action` once the running hook of all listeners has been called: what it saves has the state of each.
+        """Call `action` once the running hook of all listeners has been called: what it saves has
+        the state of each.
 
-        At once where no hook runs, or only this listener has it. If a listener fails, it isn't called.
+        At once where no hook runs, or only this listener has it. If a listener fails, it isn't
+        called.
         """
         if self._later is None:
             action()
@@ -117,7 +131,9 @@ class Events:
 
 
 def _shortened(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """The hook without arguments at its end that it leaves out. Trainer and module are bound, or not given to it."""
+    """The hook without arguments at its end that it leaves out. Trainer and module are bound, or
+    not given to it.
+    """
     if not hasattr(EventHooks, name):
         return method
     names = hook_arguments(name)[2:]
@@ -125,12 +141,18 @@ def _shortened(method: Callable[..., object], name: str) -> Callable[..., object
 
 
 def overrides(listener: object, name: str) -> bool:
-    """True if a callback or module has a hook of its own, rather than the empty one of its base class."""
+    """True if a callback or module has a hook of its own, rather than the empty one of its base
+    class.
+    """
     return override_of(listener, name) is not None
 
 
 def override_of(listener: object, name: str) -> Callable[..., Any] | None:
-    """The hook that a callback or module has of its own; None if it has the empty one of its base class, or none."""
+    """The hook that a callback or module has of its own; None if it has the empty one of its base
+    class, or none.
+    """
     method: Callable[..., Any] | None = getattr(listener, name, None)
     function = getattr(method, "__func__", method)
-    return None if function is getattr(EventHooks, name, None) or is_empty_hook(function) else method
+    return (
+        None if function is getattr(EventHooks, name, None) or is_empty_hook(function) else method
+    )

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from core.contract import PathLike
 
 _USUAL_NAMES = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
-_RAW = "Load it into the module before the run: module.load_state_dict(core.checkpoint.load_checkpoint({path!r}){item})"
+_RAW = (
+    "Load it into the module before the run: "
+    "module.load_state_dict(core.checkpoint.load_checkpoint({path!r}){item})"
+)
 
 
 def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
@@ -31,19 +34,32 @@ def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
 def _kind_and_cure(saved: Mapping[str, Any], path: str) -> tuple[str, str]:
     if _is_weights(saved):
         cure = _RAW.format(path=path, item="")
-        return f"it is the state_dict of a module, with {_named(saved)}", f"{cure}; with Fabric, fabric.load_raw."
+        return (
+            f"it is the state_dict of a module, with {_named(saved)}",
+            f"{cure}; with Fabric, fabric.load_raw.",
+        )
     if {"state", "param_groups"} <= saved.keys():
-        return "it is the state_dict of an optimizer", "With Fabric, load it by fabric.load_raw(path, optimizer)."
+        return (
+            "it is the state_dict of an optimizer",
+            "With Fabric, load it by fabric.load_raw(path, optimizer).",
+        )
     has = f"it has {sorted(map(str, saved))[:8]}"
     if name := next((name for name in _USUAL_NAMES if _is_weights(saved.get(name))), None):
         cure = _RAW.format(path=path, item=f"[{name!r}]")
-        return f"{has}, of which {name!r} is the state_dict of a module", f"{cure}; what Fabric saved, by fabric.load."
+        return (
+            f"{has}, of which {name!r} is the state_dict of a module",
+            f"{cure}; what Fabric saved, by fabric.load.",
+        )
     return has, "Read files of your own with torch.load, and what Fabric saved with fabric.load."
 
 
 def _is_weights(value: Any) -> bool:
     tensor = torch.Tensor | TensorDescription
-    return isinstance(value, dict) and bool(value) and all(isinstance(item, tensor) for item in value.values())
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(item, tensor) for item in value.values())
+    )
 
 
 def _named(saved: Mapping[str, Any]) -> str:

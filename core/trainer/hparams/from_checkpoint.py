@@ -45,20 +45,24 @@ def load_module(
         module.load_state_dict(from_canonical(module, saved["model"]), strict=strict)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} does not fit {cls.__name__}. Pass the arguments that it was made with, or strict=False. {error}"
+            f"{path} does not fit {cls.__name__}. Pass the arguments that it was made with, or "
+            f"strict=False. {error}"
         ) from error
     return module if device is None else module.to(device)
 
 
 def load_datamodule(
-    cls: type[object], path: PathLike, arguments: Mapping[str, Any], hparams_file: PathLike | None = None
+    cls: type[object],
+    path: PathLike,
+    arguments: Mapping[str, Any],
+    hparams_file: PathLike | None = None,
 ) -> Any:
     """See `core.DataModule.load_from_checkpoint`."""
     saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
     if not isinstance(section := saved.get("datamodule"), dict):
         raise CheckpointError(
-            f"{path} has nothing of a data module: it is saved where it has hyperparameters or a state. "
-            f"Make {cls.__name__} as usual."
+            f"{path} has nothing of a data module: it is saved where it has hyperparameters or a "
+            f"state. Make {cls.__name__} as usual."
         )
     datamodule = rebuild(cls, _with_file(section, hparams_file), arguments)
     if "state" in section:
@@ -81,26 +85,34 @@ def _as_device(map_location: Any) -> torch.device | None:
         return torch.device(map_location)
     except (RuntimeError, TypeError) as error:
         raise ConfigurationError(
-            f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None for the CPU."
+            f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None "
+            "for the CPU."
         ) from error
 
 
 def read_hparams(path: PathLike) -> dict[str, object]:
-    """The hyperparameters by name, from a local `.json`, `.yaml` or `.yml`. Nothing in it is executed.
+    """The hyperparameters by name, from a local `.json`, `.yaml` or `.yml`. Nothing in it is
+    executed.
 
     Raises:
         ConfigurationError: it isn't there, or holds something else.
     """
     ending = os.path.splitext(path)[1].lower()
     if ending not in (".json", ".yaml", ".yml"):
-        raise ConfigurationError(f"hparams_file={os.fspath(path)!r}: expected a .json, .yaml or .yml.")
+        raise ConfigurationError(
+            f"hparams_file={os.fspath(path)!r}: expected a .json, .yaml or .yml."
+        )
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8-sig")
         values = json.loads(text) if ending == ".json" else _parse_yaml(text)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"hparams_file={os.fspath(path)!r} can't be read: {error}.") from error
+        raise ConfigurationError(
+            f"hparams_file={os.fspath(path)!r} can't be read: {error}."
+        ) from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise ConfigurationError(f"hparams_file={os.fspath(path)!r}: expected names with values, at the top level.")
+        raise ConfigurationError(
+            f"hparams_file={os.fspath(path)!r}: expected names with values, at the top level."
+        )
     return values
 
 
@@ -109,7 +121,8 @@ def _parse_yaml(text: str) -> object:
         import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ConfigurationError(
-            "hparams_file: to read YAML, PyYAML has to be installed: pip install pyyaml. Or write a .json."
+            "hparams_file: to read YAML, PyYAML has to be installed: pip install pyyaml. Or write "
+            "a .json."
         ) from error
     try:
         return yaml.safe_load(text)

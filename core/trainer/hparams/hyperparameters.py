@@ -1,4 +1,6 @@
-"""A module's arguments: collected when it is made, saved with its weights, and enough to make it again."""
+"""A module's arguments: collected when it is made, saved with its weights, and enough to make it
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class Hyperparameters(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        raise AttributeError(f"There is no hyperparameter {name!r}; there are {', '.join(map(repr, self)) or 'none'}.")
+        raise AttributeError(
+            f"There is no hyperparameter {name!r}; there are "
+            f"{', '.join(map(repr, self)) or 'none'}."
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -56,15 +61,17 @@ class HasHyperparameters:
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Keep the arguments of the calling `__init__` in `self.hparams` and checkpoints, and give them to the loggers.
+        """Keep the arguments of the calling `__init__` in `self.hparams` and checkpoints, and give
+        them to the loggers.
 
-        Arguments of the `__init__` of subclasses, which call this one, are kept as well. They are kept with the values
-        that they have now: copies, except for what a checkpoint can't hold.
+        Arguments of the `__init__` of subclasses, which call this one, are kept as well. They are
+        kept with the values that they have now: copies, except for what a checkpoint can't hold.
 
         Args:
-            names: of the arguments to keep; or one dict, Namespace or dataclass instance of hyperparameters. By default
-                all arguments.
-            ignore: names to leave out, such as modules that were passed in; also from what a base class saves.
+            names: of the arguments to keep; or one dict, Namespace or dataclass instance of
+                hyperparameters. By default all arguments.
+            ignore: names to leave out, such as modules that were passed in; also from what a base
+                class saves.
             frame: of the `__init__`; None is the caller's.
             logger: give them to the loggers.
 
@@ -129,15 +136,16 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
         overrides: arguments that the user passed.
 
     Raises:
-        ModuleError: an argument that `__init__` needs is nowhere, or one that was passed isn't known.
+        ModuleError: an argument that `__init__` needs is nowhere, or one that was passed isn't
+            known.
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not takes_all and (unknown := [name for name in overrides if name not in parameters]):
         hint = did_you_mean(unknown[0], parameters)
         raise ModuleError(
-            f"load_from_checkpoint got {unknown[0]!r}, which {cls.__name__}.__init__ does not take.{hint} "
-            f"It takes {', '.join(parameters) or 'nothing'}."
+            f"load_from_checkpoint got {unknown[0]!r}, which {cls.__name__}.__init__ does not "
+            f"take.{hint} It takes {', '.join(parameters) or 'nothing'}."
         )
     reachable = saved.get("hyper_parameters_with_attributes", ())
     hparams = {
@@ -147,7 +155,8 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
     if argument := saved.get("hyper_parameters_argument"):
         hparams = {argument: Hyperparameters(hparams)}
     arguments = {**hparams, **overrides}
-    # Saved ones that `__init__` doesn't take are left out; those that the user has passed were checked above.
+    # Saved ones that `__init__` doesn't take are left out; those that the user has passed were
+    # checked above.
     if not takes_all:
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     _check_complete(cls, parameters, arguments, hparams)
@@ -166,7 +175,9 @@ def unplain(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> object:
-    """Nested mappings and sequences as dicts and lists: those of config libraries are of classes of their own."""
+    """Nested mappings and sequences as dicts and lists: those of config libraries are of classes of
+    their own.
+    """
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | tuple):
@@ -175,7 +186,9 @@ def _plain(value: Any) -> object:
 
 
 def _holds_config(value: Any) -> bool:
-    """True if a value is, or contains, a mapping of a config library: those have their items as attributes."""
+    """True if a value is, or contains, a mapping of a config library: those have their items as
+    attributes.
+    """
     if isinstance(value, Mapping):
         is_config = type(value).__module__ not in ("builtins", "collections")
         return is_config or any(map(_holds_config, value.values()))
@@ -185,7 +198,9 @@ def _holds_config(value: Any) -> bool:
 
 
 def _reachable(value: Any) -> object:
-    """A saved value whose dicts, and those in its lists, have their items as attributes, as in a config."""
+    """A saved value whose dicts, and those in its lists, have their items as attributes, as in a
+    config.
+    """
     if type(value) is dict:
         return Hyperparameters({name: _reachable(item) for name, item in value.items()})
     return [_reachable(item) for item in value] if type(value) is list else value
@@ -196,8 +211,9 @@ def _collect(owner: object, frame: FrameType) -> dict[str, object]:
     inits = _inits(owner, frame)
     if not inits:
         raise ModuleError(
-            f"save_hyperparameters was not called in {type(owner).__name__}.__init__, so that there are no arguments "
-            "to keep. Call it there, or pass the hyperparameters: self.save_hyperparameters({'lr': 0.1})."
+            f"save_hyperparameters was not called in {type(owner).__name__}.__init__, so that "
+            "there are no arguments to keep. Call it there, or pass the hyperparameters: "
+            "self.save_hyperparameters({'lr': 0.1})."
         )
     # Of two arguments of one name, the subclass's counts.
     return {name: value for each in inits for name, value in _arguments(each).items()}
@@ -214,7 +230,11 @@ def _inits(owner: object, frame: FrameType | None) -> list[FrameType]:
 
 def _is_init_of(owner: object, frame: FrameType) -> bool:
     code = frame.f_code
-    return code.co_name == "__init__" and code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is owner
+    return (
+        code.co_name == "__init__"
+        and code.co_argcount > 0
+        and frame.f_locals.get(code.co_varnames[0]) is owner
+    )
 
 
 def _arguments(frame: FrameType) -> dict[str, object]:
@@ -228,7 +248,8 @@ def _select(values: dict[str, Any], names: tuple[Any, ...]) -> dict[str, object]
         if name not in values:
             hint = did_you_mean(str(name), values)
             raise ModuleError(
-                f"save_hyperparameters({name!r}): __init__ has no such argument.{hint} It has {', '.join(values)}."
+                f"save_hyperparameters({name!r}): __init__ has no such argument.{hint} It has "
+                f"{', '.join(values)}."
             )
     return {name: values[name] for name in names} if names else values
 
@@ -241,30 +262,37 @@ def _as_dict(given: object) -> dict[str, object]:
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         return {item.name: getattr(given, item.name) for item in dataclasses.fields(given)}
     raise ModuleError(
-        f"Hyperparameters are {type(given).__name__} {given!r:.60}; expected names of arguments, or one dict, "
-        "Namespace or dataclass instance."
+        f"Hyperparameters are {type(given).__name__} {given!r:.60}; expected names of arguments, "
+        "or one dict, Namespace or dataclass instance."
     )
 
 
 def _name_of(given: object, frame: FrameType) -> str | None:
-    """The argument of `__init__` that is this object: it gets the hyperparameters when the module is made again."""
+    """The argument of `__init__` that is this object: it gets the hyperparameters when the module
+    is made again.
+    """
     if frame.f_code.co_name != "__init__":
         return None
     return next((name for name, value in _arguments(frame).items() if value is given), None)
 
 
-def _check_complete(cls: type, parameters: Mapping[str, Any], arguments: Any, hparams: Mapping[str, Any]) -> None:
+def _check_complete(
+    cls: type, parameters: Mapping[str, Any], arguments: Any, hparams: Mapping[str, Any]
+) -> None:
     optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     missing = [
         name
         for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in optional and name not in arguments
+        if parameter.default is parameter.empty
+        and parameter.kind not in optional
+        and name not in arguments
     ]
     if missing:
         raise ModuleError(
-            f"{cls.__name__}.__init__ needs {missing[0]!r}, which the checkpoint's hyperparameters don't have "
-            f"({', '.join(hparams) or 'there are none'}). Pass it: "
-            f"{cls.__name__}.load_from_checkpoint(path, {missing[0]}=...), or call save_hyperparameters in __init__."
+            f"{cls.__name__}.__init__ needs {missing[0]!r}, which the checkpoint's hyperparameters "
+            f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
+            f"{cls.__name__}.load_from_checkpoint(path, {missing[0]}=...), or call "
+            "save_hyperparameters in __init__."
         )
 
 
@@ -276,13 +304,17 @@ def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
     what = f"The hyperparameter {first}" + "".join(f", {other}" for other in others)
     they = ("they are" if others else "it is") + " in self.hparams, and left out of checkpoints"
     warn_caller(
-        f"{what}, which a checkpoint can't hold: {they}. Pass ignore={names if others else names[0]!r} if that is "
-        f"meant, and give {'them' if others else 'it'} again as load_from_checkpoint(path, {names[0]}=...).",
+        f"{what}, which a checkpoint can't hold: {they}. Pass "
+        f"ignore={names if others else names[0]!r} if that is meant, and give "
+        f"{'them' if others else 'it'} again as load_from_checkpoint(path, {names[0]}=...).",
     )
 
 
 def _copied(values: Mapping[str, Any]) -> Hyperparameters:
     left_out = unplain(values)
     return Hyperparameters(
-        {name: value if name in left_out else copy.deepcopy(value) for name, value in values.items()}
+        {
+            name: value if name in left_out else copy.deepcopy(value)
+            for name, value in values.items()
+        }
     )

@@ -26,7 +26,9 @@ def describe_closed(name: str, closed: str) -> str:
     )
 
 
-def describe_conflict(entry: Entry, options: tuple[Any, ...], *, by_step: bool, by_epoch: bool) -> str:
+def describe_conflict(
+    entry: Entry, options: tuple[Any, ...], *, by_step: bool, by_epoch: bool
+) -> str:
     """One name, logged in two ways."""
     changed = [
         f"{name}={before!r} and {name}={after!r}"
@@ -49,8 +51,8 @@ def check_metric(entry: Entry, value: Any) -> None:
     before = "a number" if entry.metric is None else _name_of(entry.metric)
     after = f"another {_name_of(value)}" if type(value) is type(entry.metric) else _name_of(value)
     raise ModuleError(
-        f"self.log({entry.name!r}) got {before} before, and {after} now. Log one kind of value under one name: the "
-        "Metric object, or what it computes."
+        f"self.log({entry.name!r}) got {before} before, and {after} now. Log one kind of value "
+        "under one name: the Metric object, or what it computes."
     )
 
 
@@ -62,12 +64,14 @@ def check_alone(entry: Entry, collectors: Iterable[MetricCollector], own: Metric
     """
     for metrics in collectors:
         for other in metrics.entries.values():
-            if other.metric is entry.metric and (metrics is not own or other.dataloader_idx != entry.dataloader_idx):
+            if other.metric is entry.metric and (
+                metrics is not own or other.dataloader_idx != entry.dataloader_idx
+            ):
                 where = "another loader" if metrics is own else "another stage of this run"
                 raise ModuleError(
-                    f"self.log({entry.name!r}) got the {_name_of(entry.metric)} that was logged as {other.name!r} in "
-                    f"{where}: it would compute one value of both. Make an object for each, such as self.metrics = "
-                    "torch.nn.ModuleList([...])."
+                    f"self.log({entry.name!r}) got the {_name_of(entry.metric)} that was logged as "
+                    f"{other.name!r} in {where}: it would compute one value of both. Make an "
+                    "object for each, such as self.metrics = torch.nn.ModuleList([...])."
                 )
 
 
@@ -79,18 +83,21 @@ def check_called(name: str, metric: Any) -> None:
     """
     if getattr(metric, "_update_count", 0) and getattr(metric, "_forward_cache", metric) is None:
         raise ModuleError(
-            f"self.log({name!r}) got a {_name_of(metric)} that was updated and not called, so that it has no value of "
-            "a single step, and nothing would be logged. Call it, metric(...), in place of metric.update(...); or log "
-            "the epoch's value: on_step=False, on_epoch=True."
+            f"self.log({name!r}) got a {_name_of(metric)} that was updated and not called, so that "
+            "it has no value of a single step, and nothing would be logged. Call it, metric(...), "
+            "in place of metric.update(...); or log the epoch's value: on_step=False, "
+            "on_epoch=True."
         )
 
 
 def describe_alone(name: str, on: list[int], others: list[int]) -> str:
     """The warning for an epoch's value that some ranks log, and others don't."""
-    which, rest = (f"rank{'s' * (len(each) > 1)} {', '.join(map(str, each))}" for each in (on, others))
+    which, rest = (
+        f"rank{'s' * (len(each) > 1)} {', '.join(map(str, each))}" for each in (on, others)
+    )
     return (
-        f"self.log({name!r}) is called on {which}, and not on {rest}: the epoch's value is of {which} alone. Log it on "
-        "all ranks, or pass rank_zero_only=True where rank 0 is meant."
+        f"self.log({name!r}) is called on {which}, and not on {rest}: the epoch's value is of "
+        f"{which} alone. Log it on all ranks, or pass rank_zero_only=True where rank 0 is meant."
     )
 
 
@@ -105,8 +112,8 @@ def describe_shape(name: str, value: Tensor) -> str:
 def describe_type(name: str, value: Any) -> str:
     """The error for a value that is not a number at all."""
     return (
-        f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one element, "
-        "or a torchmetrics Metric. For several values use self.log_dict."
+        f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one "
+        "element, or a torchmetrics Metric. For several values use self.log_dict."
     )
 
 
@@ -134,10 +141,14 @@ def as_value(name: str, computed: Any) -> float:
         return computed.item()
     if isinstance(computed, float | int):
         return computed
-    what = f"a tensor of shape {tuple(computed.shape)}" if isinstance(computed, Tensor) else type(computed).__name__
+    what = (
+        f"a tensor of shape {tuple(computed.shape)}"
+        if isinstance(computed, Tensor)
+        else type(computed).__name__
+    )
     raise ModuleError(
-        f"The metric that self.log({name!r}) got computes {what}; expected one number. Log its parts by themselves in "
-        "an epoch-end hook: self.log_dict({...})."
+        f"The metric that self.log({name!r}) got computes {what}; expected one number. Log its "
+        "parts by themselves in an epoch-end hook: self.log_dict({...})."
     )
 
 

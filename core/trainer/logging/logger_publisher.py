@@ -36,7 +36,12 @@ class LoggerPublisher:
         profiler: Profiler | None,
     ) -> None:
         self.loggers, self.has_published_step = loggers, False
-        self._logged, self._progress, self._strategy, self._profiler = logged, progress, strategy, profiler
+        self._logged, self._progress, self._strategy, self._profiler = (
+            logged,
+            progress,
+            strategy,
+            profiler,
+        )
 
     def for_bar(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
@@ -45,7 +50,8 @@ class LoggerPublisher:
         return values
 
     def publish_step(self, metrics: MetricCollector, output: object, module: nn.Module) -> None:
-        """All ranks. Hand the newest step values to the loggers, and look at the last output of `training_step`.
+        """All ranks. Hand the newest step values to the loggers, and look at the last output of
+        `training_step`.
 
         Waits for the device once.
         """
@@ -60,24 +66,35 @@ class LoggerPublisher:
         losses.look_at_output(output, module, self._strategy, value=loss)
 
     def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
-        """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to callbacks."""
+        """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
+        callbacks.
+        """
         self._logged.reduce_epoch(metrics, self._strategy, module, is_over=False)
 
     def publish_epoch(
-        self, metrics: MetricCollector, module: nn.Module, *, is_over: bool = True, hands_over: bool = True
+        self,
+        metrics: MetricCollector,
+        module: nn.Module,
+        *,
+        is_over: bool = True,
+        hands_over: bool = True,
     ) -> dict[str, float]:
-        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers.
+        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the
+        loggers.
 
         Args:
             metrics: of the stage.
             module: has torchmetrics objects, perhaps.
-            is_over: the epoch has come to its end. False: a limit was reached within it, and it may go on one day.
+            is_over: the epoch has come to its end. False: a limit was reached within it, and it may
+                go on one day.
             hands_over: False for a sanity check, of which loggers get nothing.
         """
         values = self._logged.reduce_epoch(metrics, self._strategy, module, is_over=is_over)
         self._check_losses(values)
         # Those of single steps too: they may be shown nowhere.
-        steps = {name: value for name, value in metrics.step_values().items() if "loss" in name.lower()}
+        steps = {
+            name: value for name, value in metrics.step_values().items() if "loss" in name.lower()
+        }
         self._check_losses({name: float(value) for name, value in steps.items()})
         names = metrics.logger_names()
         logged = {name: float(value) for name, value in values.items() if name in names}

@@ -1,4 +1,6 @@
-"""The values that the user logs: collected on the device without a wait, reduced when they are read."""
+"""The values that the user logs: collected on the device without a wait, reduced when they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,21 @@ class MetricCollector:
     """The values that one stage logs.
 
     Attributes:
-        on_epoch_default: True if a value counts for the epoch (evaluation, hooks around epochs), False for its step.
+        on_epoch_default: True if a value counts for the epoch (evaluation, hooks around epochs),
+            False for its step.
         closed: where the run is while nothing can be logged; None while something can.
-        sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is nothing to reduce.
+        sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is
+            nothing to reduce.
         batch: the running batch; its size weighs a mean.
-        weight: of the running batch, as its step gave it: it weighs a mean in place of the batch's size. None where
-            none was given, or is given still.
-        held: entries and values of the running step, whose weight isn't known before it returns; None where steps give
-            no weights.
-        share: what it weighs by its samples among those of other ranks; None where they weigh alike. One of weight 0
-            counts in nothing.
+        weight: of the running batch, as its step gave it: it weighs a mean in place of the batch's
+            size. None where none was given, or is given still.
+        held: entries and values of the running step, whose weight isn't known before it returns;
+            None where steps give no weights.
+        share: what it weighs by its samples among those of other ranks; None where they weigh
+            alike. One of weight 0 counts in nothing.
         dataloader_idx: which of several loaders is running, None if there is one.
-        has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
+        has_weighed: True once the size of a batch was determined, with a warning if that is
+            uncertain.
         collectors: of all stages, this one among them.
         computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
         known_alone: names that only some ranks log, of which a warning was given.
@@ -69,12 +74,15 @@ class MetricCollector:
     computed: dict[str, ComputedMetric] = field(default_factory=dict)
     known_alone: set[str] = field(default_factory=set)
 
-    def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
+    def open(
+        self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False
+    ) -> None:
         """Begin to collect values.
 
         Args:
             on_epoch_default: see the attribute.
-            strategy: over whose ranks single steps are reduced where that is asked for: all ranks make the same steps.
+            strategy: over whose ranks single steps are reduced where that is asked for: all ranks
+                make the same steps.
             holds: steps may say what their batches weigh.
         """
         self.closed, self.on_epoch_default = None, on_epoch_default
@@ -94,7 +102,12 @@ class MetricCollector:
         self.close()
 
     def log(
-        self, name: str, value: Any, options: LogOptions, batch_size: int | None = None, add_dataloader_idx: bool = True
+        self,
+        name: str,
+        value: Any,
+        options: LogOptions,
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
     ) -> None:
         """Record a value; see `core.Module.log`."""
         if self.closed is not None:
@@ -104,8 +117,8 @@ class MetricCollector:
         entry = self.entries.get(name)
         if entry is None:
             entry = self.entries[name] = self._make_entry(name, value, options)
-        # The arguments as they were written, in one comparison for nearly every call; what they mean is looked at only
-        # then.
+        # The arguments as they were written, in one comparison for nearly every call; what they
+        # mean is looked at only then.
         elif entry.options != options or entry.default is not self.on_epoch_default:
             self._compare(entry, options)
         if self.share == 0 and not entry.syncs_steps:
@@ -127,7 +140,12 @@ class MetricCollector:
             if value.numel() != 1:
                 raise ModuleError(log_errors.describe_shape(name, value))
             value = value.detach()
-        waits = self.held is not None and batch_size is None and self.batch is not None and entry.reduce_fx == "mean"
+        waits = (
+            self.held is not None
+            and batch_size is None
+            and self.batch is not None
+            and entry.reduce_fx == "mean"
+        )
         if not entry.syncs_steps or self.sync_step is None:
             entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
         elif not waits:
@@ -145,7 +163,9 @@ class MetricCollector:
     def _reduce_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
         """All ranks. Reduce a value of one step over them, by what their batches weigh."""
         if entry.syncs_steps and self.sync_step is not None:
-            entry.last = reduce_weighted(value, entry.reduce_fx, 0 if self.share == 0 else weight, self.sync_step)
+            entry.last = reduce_weighted(
+                value, entry.reduce_fx, 0 if self.share == 0 else weight, self.sync_step
+            )
 
     def _add_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
         """Add a mean with the weight that the running step gave."""
@@ -157,8 +177,8 @@ class MetricCollector:
         """Add what the running step has logged, with the weight that its output has.
 
         Args:
-            output: of the step. One without a weight decides that its batches weigh their samples; None decides
-                nothing.
+            output: of the step. One without a weight decides that its batches weigh their samples;
+                None decides nothing.
         """
         held, self.held = self.held or (), None
         self.weight = weight_in(output)
@@ -188,11 +208,19 @@ class MetricCollector:
         reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
         reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
         if reduction not in REDUCTIONS:
-            raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(REDUCTIONS)}.")
+            raise ModuleError(
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
+                f"{', '.join(REDUCTIONS)}."
+            )
         by_step, by_epoch = self._resolve(on_step, on_epoch)
         if not (by_epoch or by_step):
-            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
-        entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
+            raise ModuleError(
+                f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one "
+                "True."
+            )
+        entry = Entry(
+            name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options
+        )
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
         entry.dataloader_idx, entry.in_batch = self.dataloader_idx, self.batch is not None
         if entry.metric is not None:
@@ -208,22 +236,34 @@ class MetricCollector:
         return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
 
     def _compare(self, entry: Entry, options: LogOptions) -> None:
-        """Check a call from another hook, or after a restart, against the options of the first one."""
+        """Check a call from another hook, or after a restart, against the options of the first
+        one.
+        """
         if not entry.options:
             entry.options, entry.default = options, self.on_epoch_default
             return
         # `on_step` and `on_epoch`, where they stand in `options`.
         by_step, by_epoch = self._resolve(*options[2:4])
         if entry.options != options or (by_step, by_epoch) != (entry.on_step, entry.on_epoch):
-            raise ModuleError(log_errors.describe_conflict(entry, options, by_step=by_step, by_epoch=by_epoch))
+            raise ModuleError(
+                log_errors.describe_conflict(entry, options, by_step=by_step, by_epoch=by_epoch)
+            )
 
     def step_values(self) -> dict[str, Any]:
         """The newest value of everything that is logged by step, as it is."""
-        return {entry.step_name: _last(entry) for entry in self.entries.values() if entry.on_step and _has_last(entry)}
+        return {
+            entry.step_name: _last(entry)
+            for entry in self.entries.values()
+            if entry.on_step and _has_last(entry)
+        }
 
     def fresh_values(self) -> dict[str, Any]:
         """The step values that no newer one has replaced."""
-        fresh = [entry for entry in self.entries.values() if entry.is_fresh and entry.on_step and _has_last(entry)]
+        fresh = [
+            entry
+            for entry in self.entries.values()
+            if entry.is_fresh and entry.on_step and _has_last(entry)
+        ]
         return {entry.step_name: _last(entry) for entry in fresh}
 
     def mark_stale(self) -> None:
@@ -233,50 +273,73 @@ class MetricCollector:
 
     def names(self) -> set[str]:
         """All names under which values appear."""
-        return {name for entry in self.entries.values() for name in (entry.name, entry.step_name, entry.epoch_name)}
+        return {
+            name
+            for entry in self.entries.values()
+            for name in (entry.name, entry.step_name, entry.epoch_name)
+        }
 
     def bar_names(self) -> set[str]:
         """All names that the progress bar shows."""
         return {
-            name for entry in self.entries.values() if entry.prog_bar for name in (entry.step_name, entry.epoch_name)
+            name
+            for entry in self.entries.values()
+            if entry.prog_bar
+            for name in (entry.step_name, entry.epoch_name)
         }
 
     def logger_names(self) -> set[str]:
         """All names that go to the loggers."""
-        return {name for entry in self.entries.values() if entry.logger for name in (entry.step_name, entry.epoch_name)}
+        return {
+            name
+            for entry in self.entries.values()
+            if entry.logger
+            for name in (entry.step_name, entry.epoch_name)
+        }
 
     def reduce_epoch(
         self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
     ) -> dict[str, float]:
-        """All ranks. The epoch's values, over all shards of the data where asked; begins a new epoch.
+        """All ranks. The epoch's values, over all shards of the data where asked; begins a new
+        epoch.
 
-        Values that are not logged with `sync_dist=False` are exact over all samples: sums and weights are added, ranks
-        that saw fewer samples, or none, included.
+        Values that are not logged with `sync_dist=False` are exact over all samples: sums and
+        weights are added, ranks that saw fewer samples, or none, included.
 
         Args:
             strategy: whose ranks take part.
             module: that has the torchmetrics objects; a rank that saw no batch finds them there.
-            is_over: False to look at an epoch that goes on, or whose last hooks are still to run. Torchmetrics objects
-                are computed once for both, unless those hooks have updated one.
+            is_over: False to look at an epoch that goes on, or whose last hooks are still to run.
+                Torchmetrics objects are computed once for both, unless those hooks have updated
+                one.
         """
         if self.held:  # a batch that was left out
             self.release(None)
         # What this rank has.
         reduced = [entry for entry in self.entries.values() if entry.on_epoch]
-        local = {entry.epoch_name: _partial(entry) for entry in reduced if entry.metric is None and entry.count}
+        local = {
+            entry.epoch_name: _partial(entry)
+            for entry in reduced
+            if entry.metric is None and entry.count
+        }
         metrics = {entry.epoch_name: entry.metric for entry in reduced if entry.metric is not None}
         synced: dict[str, _Reduction] = {}
         module_paths: dict[str, str] = {}
         has_changed = any(found.is_stale for found in self.computed.values())
-        # What all shares have. A rank that saw no batch learns here which torchmetrics objects to compute with the
-        # others.
+        # What all shares have. A rank that saw no batch learns here which torchmetrics objects to
+        # compute with the others.
         if strategy.session.has_peers:
-            synced_entries = (entry for entry in reduced if entry.sync_dist is not False and not entry.rank_zero_only)
+            synced_entries = (
+                entry
+                for entry in reduced
+                if entry.sync_dist is not False and not entry.rank_zero_only
+            )
             shared = {entry.epoch_name for entry in synced_entries}
             part = {name: part for name, part in local.items() if name in shared}
             own = part, _module_paths(metrics, module), has_changed, self._logged_always(part)
             (synced, module_paths, has_changed), logged = _gather(strategy, *own)
-            if strategy.data_parallel_size == strategy.world_size:  # ranks of one share have parts of a model
+            # ranks of one share have parts of a model
+            if strategy.data_parallel_size == strategy.world_size:
                 self._warn_of_alone(logged)
         if has_changed:
             self.computed.clear()
@@ -287,7 +350,9 @@ class MetricCollector:
         # torchmetrics communicates when it computes: in the same order on all ranks.
         for name in dict.fromkeys((*module_paths, *metrics)):
             if name not in self.computed:
-                metric: Any = metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
+                metric: Any = (
+                    metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
+                )
                 self.computed[name] = ComputedMetric.of(name, metric, recompute=has_changed)
         values.update({name: found.value for name, found in self.computed.items()})
         if is_over:
@@ -297,14 +362,28 @@ class MetricCollector:
         return values
 
     def _logged_always(self, part: dict[str, _Reduction]) -> set[str]:
-        """The names that this rank has logged in each batch, or beside batches; none where it has had no batch."""
-        entries = [each for each in self.entries.values() if each.epoch_name in part and each.dataloader_idx is None]
-        weights = {entry.epoch_name: part[entry.epoch_name][2] for entry in entries if entry.in_batch}
+        """The names that this rank has logged in each batch, or beside batches; none where it has
+        had no batch.
+        """
+        entries = [
+            each
+            for each in self.entries.values()
+            if each.epoch_name in part and each.dataloader_idx is None
+        ]
+        weights = {
+            entry.epoch_name: part[entry.epoch_name][2] for entry in entries if entry.in_batch
+        }
         most = max(weights.values(), default=0)
-        return {entry.epoch_name for entry in entries if most and weights.get(entry.epoch_name, most) == most}
+        return {
+            entry.epoch_name
+            for entry in entries
+            if most and weights.get(entry.epoch_name, most) == most
+        }
 
     def _warn_of_alone(self, logged: Sequence[tuple[set[str], set[str]]]) -> None:
-        """Warn once of a name that some ranks always log, and others never. `logged`: what each logs, and always."""
+        """Warn once of a name that some ranks always log, and others never. `logged`: what each
+        logs, and always.
+        """
         ranks = {rank: names for rank, (names, always) in enumerate(logged) if always}
         for name in set[str]().union(*(always for _, always in logged)) - self.known_alone:
             on = [rank for rank, names in ranks.items() if name in names]
@@ -326,13 +405,19 @@ class MetricCollector:
 
 
 def _is_metric(value: Any) -> bool:
-    """True if it reduces by itself. torchmetrics may not be installed: its objects are known by what they can do."""
+    """True if it reduces by itself. torchmetrics may not be installed: its objects are known by
+    what they can do.
+    """
     return callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
 
 
 def _as_number(name: str, value: Any) -> int | float:
     """A NumPy scalar and the like."""
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
+    if (
+        isinstance(value, str | bytes)
+        or not hasattr(value, "__float__")
+        or getattr(value, "size", 1) != 1
+    ):
         raise ModuleError(log_errors.describe_type(name, value))
     number = value.item() if hasattr(value, "item") else value
     return number if isinstance(number, int) else float(number)
@@ -341,7 +426,8 @@ def _as_number(name: str, value: Any) -> int | float:
 def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> object:
     wide = widen(to_tensor(value, strategy.root_device), is_float=reduction == "mean")
     reduced = strategy.reduce(wide, reduce_op=reduction)
-    num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one shard have logged the same
+    # ranks of one shard have logged the same
+    num_copies = strategy.world_size // strategy.data_parallel_size
     if reduction != "sum" or num_copies == 1:
         return reduced
     return reduced / num_copies if reduced.is_floating_point() else reduced // num_copies
@@ -356,9 +442,14 @@ def _module_paths(metrics: dict[str, object], module: nn.Module | None) -> dict[
 
 
 def _gather(
-    strategy: Strategy, local: dict[str, _Reduction], module_paths: dict[str, str], has_changed: bool, always: set[str]
+    strategy: Strategy,
+    local: dict[str, _Reduction],
+    module_paths: dict[str, str],
+    has_changed: bool,
+    always: set[str],
 ) -> tuple[tuple[dict[str, _Reduction], dict[str, str], bool], list[tuple[set[str], set[str]]]]:
-    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's have changed.
+    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's
+    have changed.
 
     Also, on rank 0, the names that each rank has logged, and `always`.
     """
@@ -373,14 +464,19 @@ def _gather(
         found = {**metrics, **found}
         has_changed = has_changed or other_has_changed
         for name, (reduction, total, weight) in part.items():
-            if (share, name) in seen:  # ranks of one shard have logged the same: the first one counts
+            # ranks of one shard have logged the same: the first one counts
+            if (share, name) in seen:
                 continue
             seen.add((share, name))
             if name not in merged:
                 merged[name] = (reduction, total, weight)
                 continue
             _, so_far, so_far_weight = merged[name]
-            merged[name] = (reduction, join_totals(reduction, so_far, total), so_far_weight + weight)
+            merged[name] = (
+                reduction,
+                join_totals(reduction, so_far, total),
+                so_far_weight + weight,
+            )
     return strategy.broadcast((merged, found, has_changed)), logged
 
 

@@ -1,4 +1,6 @@
-"""A name that the user logs: its options, its newest value, its reduction, and the result of a torchmetrics object."""
+"""A name that the user logs: its options, its newest value, its reduction, and the result of a
+torchmetrics object.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    LogOptions: TypeAlias = tuple[bool, bool, bool | None, bool | None, str | Callable[..., Any], bool | None, bool]
-    """The arguments of `log` that have to be the same in every call, in this order: `prog_bar`, `logger`, `on_step`,
-    `on_epoch`, `reduce_fx`, `sync_dist`, `rank_zero_only`. A plain tuple: it is made in each step."""
+    LogOptions: TypeAlias = tuple[
+        bool, bool, bool | None, bool | None, str | Callable[..., Any], bool | None, bool
+    ]
+    """The arguments of `log` that have to be the same in every call, in this order: `prog_bar`,
+    `logger`, `on_step`, `on_epoch`, `reduce_fx`, `sync_dist`, `rank_zero_only`. A plain tuple: it
+    is made in each step.
+    """
 
 SUMS = ("mean", "sum")
 REDUCTIONS = (*SUMS, "min", "max")
@@ -28,14 +34,16 @@ class Entry:
     """One logged name.
 
     Attributes:
-        options: the arguments that must be the same in every call; empty if a checkpoint brought this entry back.
+        options: the arguments that must be the same in every call; empty if a checkpoint brought
+            this entry back.
         default: `MetricCollector.on_epoch_default` when it was logged first.
         syncs_steps: reduce single steps over ranks too.
-        last: the newest value, detached, on its device; of a step's tensor a copy, which the user can't change.
+        last: the newest value, detached, on its device; of a step's tensor a copy, which the user
+            can't change.
         last_dtype: of a tensor whose number alone is `last`.
         is_fresh: it is the newest of its name, from whatever stage.
-        total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
-            batch sizes, or by the weights that steps gave, which may be tensors.
+        total, count: running reduction of an epoch, of 64 bits where the device has them; for the
+            mean, weighted by batch sizes, or by the weights that steps gave, which may be tensors.
         metric: a torchmetrics object that reduces by itself.
         dataloader_idx: of several loaders, the one in which it was logged first.
         is_stepwise: the newest value alone is kept, as this rank has it.
@@ -74,12 +82,20 @@ class Entry:
         return f"{self.name}_epoch" if self.on_step else self.name
 
     def add(self, value: Any, weight: float) -> None:
-        """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if it is NaN."""
+        """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if
+        it is NaN.
+        """
         if not weight:
             return
         total, adds = self.total, self.reduce_fx in SUMS
-        if adds and type(total) is Tensor is type(value) and total.dtype is torch.float64 and not value.ndim:
-            self.total = torch.add(total, value, alpha=weight)  # in float64, by one kernel; a sum's weights are 1
+        if (
+            adds
+            and type(total) is Tensor is type(value)
+            and total.dtype is torch.float64
+            and not value.ndim
+        ):
+            # in float64, by one kernel; a sum's weights are 1
+            self.total = torch.add(total, value, alpha=weight)
             self.count += weight
             return
         if isinstance(value, Tensor):
@@ -87,7 +103,9 @@ class Entry:
         self.merge(value * weight, weight)  # a new tensor: the user may change the old one
 
     def add_weighted(self, value: Any, weight: float | Tensor) -> None:
-        """Add a value with a weight that its step gave. Where that is a tensor, there is no wait for its device."""
+        """Add a value with a weight that its step gave. Where that is a tensor, there is no wait
+        for its device.
+        """
         if not isinstance(weight, Tensor):
             self.add(value, weight)
             return
@@ -130,7 +148,9 @@ class ComputedMetric:
 
     @classmethod
     def of(cls, name: str, metric: Any, *, recompute: bool) -> ComputedMetric:
-        """All ranks. Compute; `recompute` forgets what was computed before, since another rank's object was updated."""
+        """All ranks. Compute; `recompute` forgets what was computed before, since another rank's
+        object was updated.
+        """
         for part in _parts_of(metric) if recompute else ():
             part._computed = None
         return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
@@ -142,4 +162,8 @@ def _num_updates(metric: Any) -> int:
 
 def _parts_of(metric: Any) -> list[Any]:
     """A torchmetrics object, and those that it is made of; none of another library."""
-    return [part for part in metric.modules() if hasattr(part, "_update_count")] if hasattr(metric, "modules") else []
+    return (
+        [part for part in metric.modules() if hasattr(part, "_update_count")]
+        if hasattr(metric, "modules")
+        else []
+    )

@@ -20,7 +20,8 @@ Origin: TypeAlias = Literal["step", "epoch", "validation"]
 
 
 class MetricValues:
-    """The values of `self.log` and of callbacks, as they are shown. A value stays until its name is logged again.
+    """The values of `self.log` and of callbacks, as they are shown. A value stays until its name is
+    logged again.
 
     Attributes:
         train: collects what training logs.
@@ -30,11 +31,14 @@ class MetricValues:
 
     def __init__(self, make_metrics: type[MetricCollector], progress: Progress) -> None:
         self.train = make_metrics(on_epoch_default=False)
-        self.evaluation = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
+        self.evaluation = {
+            stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")
+        }
         for metrics in self._all_metrics():
             metrics.collectors = self._all_metrics()
         self.losses = NonFiniteLossCheck(progress)
-        self._kept: dict[str, object] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
+        # of epochs reduced, of steps of a stage that has paused, of callbacks
+        self._kept: dict[str, object] = {}
 
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""
@@ -62,9 +66,11 @@ class MetricValues:
         return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))
 
     def origin(self, name: str) -> Origin | None:
-        """The event that renews a value on this rank: each training step, a training epoch's end, or a validation run.
+        """The event that renews a value on this rank: each training step, a training epoch's end,
+        or a validation run.
 
-        None if neither training nor validation has logged it in this run: nobody has, or a callback.
+        None if neither training nor validation has logged it in this run: nobody has, or a
+        callback.
         """
         for entry in self.train.entries.values():
             if name == entry.epoch_name or (name == entry.name and entry.on_epoch):
@@ -78,7 +84,9 @@ class MetricValues:
         self._kept.update(_to_tensors(values))
 
     def keep_step_values(self) -> None:
-        """Keep the steps' newest values, before something newer comes from another stage or from the epoch."""
+        """Keep the steps' newest values, before something newer comes from another stage or from
+        the epoch.
+        """
         for metrics in self._all_metrics():
             self._kept.update(metrics.fresh_values())
             metrics.mark_stale()

@@ -1,4 +1,6 @@
-"""Losses that are NaN or infinite: a warning where a loss is read anyway, or the end of the run if a user wants it."""
+"""Losses that are NaN or infinite: a warning where a loss is read anyway, or the end of the run if
+a user wants it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 _TRAINING = "training"
 _CURE = (
-    "Weights that come of it are useless. Trainer(terminate_on_nan=True) ends the run before such a loss reaches them, "
-    "and detect_anomaly=True finds the operation whose gradient is NaN. A smaller learning rate, gradient_clip_val, or "
-    "another precision may prevent it."
+    "Weights that come of it are useless. Trainer(terminate_on_nan=True) ends the run before such "
+    "a loss reaches them, and detect_anomaly=True finds the operation whose gradient is NaN. A "
+    "smaller learning rate, gradient_clip_val, or another precision may prevent it."
 )
 
 
@@ -39,13 +41,15 @@ def weight_in(output: object) -> Any:
 
 
 class NonFiniteLossCheck:
-    """Warns once a stage of a training loss, and once of every other loss that is logged. Never waits for the device.
+    """Warns once a stage of a training loss, and once of every other loss that is logged. Never
+    waits for the device.
 
-    Its callers look where values are read in any case: when the bar is drawn, when loggers get a step's values, and at
-    an epoch's end. What is logged counts as a loss if its name says so.
+    Its callers look where values are read in any case: when the bar is drawn, when loggers get a
+    step's values, and at an epoch's end. What is logged counts as a loss if its name says so.
 
     Attributes:
-        since: the step at which the loss was first seen not to be finite, if it is still so; else None.
+        since: the step at which the loss was first seen not to be finite, if it is still so; else
+            None.
     """
 
     def __init__(self, progress: Progress, *, warns: bool = True) -> None:
@@ -65,16 +69,27 @@ class NonFiniteLossCheck:
         """A sentence if the loss wasn't finite any more when it was last looked at; else empty."""
         if self.since is None:
             return ""
-        after = "or before" if self._last_finite is None else f"at the latest, and not before step {self._last_finite}"
-        return f"The loss has been {self._value} since step {self.since} {after}: weights that come of it are useless."
+        after = (
+            "or before"
+            if self._last_finite is None
+            else f"at the latest, and not before step {self._last_finite}"
+        )
+        return (
+            f"The loss has been {self._value} since step {self.since} {after}: weights that "
+            "come of it are useless."
+        )
 
     @staticmethod
     def loss_of(output: object) -> Tensor | None:
-        """The plain loss, of one element, in an output of `training_step`; None if there is none."""
+        """The plain loss, of one element, in an output of `training_step`; None if there is
+        none.
+        """
         loss = loss_in(output)
         return loss if type(loss) is Tensor and loss.numel() == 1 else None
 
-    def look_at_output(self, output: Any, module: nn.Module, strategy: Strategy, *, value: float | None = None) -> None:
+    def look_at_output(
+        self, output: Any, module: nn.Module, strategy: Strategy, *, value: float | None = None
+    ) -> None:
         """Check the last output of the module's `training_step` on this rank.
 
         Args:
@@ -95,12 +110,16 @@ class NonFiniteLossCheck:
             what = f"{class_name(module)}.training_step returned a loss of {shown}{where}"
             self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
-    def look_at_values(self, values: Mapping[str, float], *, training: Collection[str] = ()) -> None:
+    def look_at_values(
+        self, values: Mapping[str, float], *, training: Collection[str] = ()
+    ) -> None:
         """Logged values by name, of which some are training's."""
         for name, value in values.items():
             if not math.isfinite(value) and "loss" in name.lower():
                 # One warning for the loss that training_step returned and one that it logged.
-                self._warn(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
+                self._warn(
+                    _TRAINING if name in training else name, f"The logged loss {name!r} is {value}"
+                )
 
     def _warn(self, key: str, what: str, function: Callable[..., object] | None = None) -> None:
         if self._warns and key not in self._warned:
@@ -115,7 +134,8 @@ def guarded(
     progress: Progress,
     weight: Callable[[], float | Tensor | None],
 ) -> Callable[[Any, int], Tensor | None]:
-    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the device each time.
+    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the
+    device each time.
 
     Args:
         compute_loss: computes it.
@@ -150,9 +170,10 @@ def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: in
         return
     value = loss.item() if loss.numel() == 1 else loss
     raise NonFiniteLossError(
-        f"{what} a loss of {value} for batch {batch_idx} of epoch {progress.epoch}, after {progress.global_step} "
-        "optimizer steps, and terminate_on_nan=True. With automatic optimization nothing was learned from that batch: "
-        "weights are those of the step before. detect_anomaly=True finds the operation whose gradient is NaN.",
+        f"{what} a loss of {value} for batch {batch_idx} of epoch {progress.epoch}, after "
+        f"{progress.global_step} optimizer steps, and terminate_on_nan=True. With automatic "
+        "optimization nothing was learned from that batch: weights are those of the step before. "
+        "detect_anomaly=True finds the operation whose gradient is NaN.",
         epoch=progress.epoch,
         batch_idx=batch_idx,
         global_step=progress.global_step,

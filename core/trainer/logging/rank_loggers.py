@@ -1,4 +1,6 @@
-"""The loggers of a running stage: the rank that writes, the run's name on all ranks, and the end of the run."""
+"""The loggers of a running stage: the rank that writes, the run's name on all ranks, and the end of
+the run.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class SilentLogger(Logger):
-    """Stands for a logger on the ranks that don't write. It knows what the run is called, and takes everything.
+    """Stands for a logger on the ranks that don't write. It knows what the run is called, and takes
+    everything.
 
-    So `self.logger.experiment.add_image(...)` needs no `if`: rank 0 writes, and the others do nothing.
+    So `self.logger.experiment.add_image(...)` needs no `if`: rank 0 writes, and the others do
+    nothing.
     """
 
     def __init__(self, name: str, version: str | int | None, log_dir: str | None) -> None:
@@ -108,6 +112,8 @@ def finalize_after(loggers: Sequence[Logger], error: BaseException) -> None:
             logger.finalize(status)
         except CoreError as trouble:
             if str(trouble) != str(error):
-                logging.getLogger("core").error("%s could not be finalized: %s", type(logger).__name__, trouble)
+                logging.getLogger("core").error(
+                    "%s could not be finalized: %s", type(logger).__name__, trouble
+                )
         except Exception:
             logging.getLogger("core").exception("%s could not be finalized", type(logger).__name__)

@@ -1,4 +1,6 @@
-"""The values that an unfinished epoch has logged on one rank, in plain types, so that a resumed epoch ends the same."""
+"""The values that an unfinished epoch has logged on one rank, in plain types, so that a resumed
+epoch ends the same.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
     from core.trainer.logging.metric_values import MetricValues
 
 _FLAGS = (
-    "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only", "default", "syncs_steps",
+    "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only",
+    "default", "syncs_steps",
 )  # fmt: skip
 
 
 def collect(logged: MetricValues, module: nn.Module) -> dict[str, Any]:
-    """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
+    """All ranks. Running reductions, the newest values of everything, and the states of
+    torchmetrics objects.
+    """
     objects = [*_torchmetrics(module)]
     paths = {id(metric): path for path, metric in objects}
     reductions, logged_objects = {}, {}
@@ -34,9 +39,17 @@ def collect(logged: MetricValues, module: nn.Module) -> dict[str, Any]:
         elif entry.metric is None and entry.total is not None:
             total = entry.total.cpu() if isinstance(entry.total, Tensor) else entry.total
             is_moved = total is not entry.total
-            reductions[name] = {"total": total, "is_on_device": is_moved, "count": float(entry.count), **flags}
+            reductions[name] = {
+                "total": total,
+                "is_on_device": is_moved,
+                "count": float(entry.count),
+                **flags,
+            }
     states = {
-        path: {"state": _moved(metric.metric_state, torch.device("cpu")), "update_count": metric._update_count}
+        path: {
+            "state": _moved(metric.metric_state, torch.device("cpu")),
+            "update_count": metric._update_count,
+        }
         for path, metric in objects
     }
     return {
@@ -58,9 +71,9 @@ def restore(
 ) -> None:
     """All ranks. Go on from what each shard of the data had collected in the saved run.
 
-    With fewer shards than before, one takes over the reductions of several; with more, some begin with nothing. Sums
-    and weights are added over shards in the end, so that the epoch's value is the same. Torchmetrics objects can't be
-    handed on in this way, and begin anew.
+    With fewer shards than before, one takes over the reductions of several; with more, some begin
+    with nothing. Sums and weights are added over shards in the end, so that the epoch's value is
+    the same. Torchmetrics objects can't be handed on in this way, and begin anew.
 
     Args:
         logged: gets the values.
@@ -93,19 +106,24 @@ def restore(
             metric._update_count, metric._computed = kept["update_count"], None
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
         warn_caller(
-            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shards}: "
-            "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
+            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with "
+            f"{num_shards}: torchmetrics objects begin anew, and will tell of this epoch what "
+            "comes from here on.",
         )
 
 
 def _make_entry(name: str, state: dict[str, Any]) -> Entry:
-    """Without the options of the user's call, which is compared with later ones: the next call sets them."""
+    """Without the options of the user's call, which is compared with later ones: the next call sets
+    them.
+    """
     flags = {flag: state[flag] for flag in _FLAGS}
     return Entry(name, **flags, options=())
 
 
 def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The module's own torchmetrics objects by name, known by their attributes: the library may not be installed."""
+    """The module's own torchmetrics objects by name, known by their attributes: the library may not
+    be installed.
+    """
     return (
         (name, child)
         for name, child in module.named_modules()
@@ -114,4 +132,6 @@ def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _moved(state: Any, device: torch.device) -> object:
-    return map_leaves(lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, state)
+    return map_leaves(
+        lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, state
+    )

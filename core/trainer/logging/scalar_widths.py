@@ -18,15 +18,20 @@ _LARGEST = torch.iinfo(torch.int64).max
 
 
 def to_tensor(value: Any, device: torch.device = _CPU) -> Tensor:
-    """A number as a tensor on `device`, of 64 bits where the device has them; a tensor as it is, moved there."""
+    """A number as a tensor on `device`, of 64 bits where the device has them; a tensor as it is,
+    moved there.
+    """
     if isinstance(value, Tensor):
         return value.detach().to(device)
     is_exact = isinstance(value, int) and -_LARGEST <= value <= _LARGEST
-    return torch.tensor(value, dtype=torch.int64 if is_exact else widest_float(device.type), device=device)
+    return torch.tensor(
+        value, dtype=torch.int64 if is_exact else widest_float(device.type), device=device
+    )
 
 
 def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
-    """A scalar in the widest format of its kind that its device has: what is summed up there, rounds least.
+    """A scalar in the widest format of its kind that its device has: what is summed up there,
+    rounds least.
 
     Args:
         value: one element, in any shape.
@@ -38,11 +43,17 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
 
 
 def read(values: Sequence[Any]) -> list[Any]:
-    """Numbers, and tensors of one element, as floats; None stays. Waits for a device once, however many it has."""
+    """Numbers, and tensors of one element, as floats; None stays. Waits for a device once, however
+    many it has.
+    """
     on_device = [value for value in values if _is_on_device(value)]
     if len(on_device) > 1:
         first = on_device[0].device
-        found = iter(torch.stack([widen(value.detach().to(first), is_float=True) for value in on_device]).tolist())
+        found = iter(
+            torch.stack(
+                [widen(value.detach().to(first), is_float=True) for value in on_device]
+            ).tolist()
+        )
         values = [next(found) if _is_on_device(value) else value for value in values]
     # Detached: torch warns of a number that is made of a loss.
     values = [value.detach() if isinstance(value, Tensor) else value for value in values]
@@ -55,7 +66,11 @@ def _is_on_device(value: Any) -> bool:
 
 def narrow_for(device: torch.device, value: Tensor) -> Tensor:
     """A widened scalar, moved to a device that may not have its format."""
-    return value.to(widest_float(device.type)).to(device) if value.is_floating_point() else value.to(device)
+    return (
+        value.to(widest_float(device.type)).to(device)
+        if value.is_floating_point()
+        else value.to(device)
+    )
 
 
 @cache
@@ -75,7 +90,9 @@ def add(first: Any, second: Any) -> object:
 
 
 def pick(reduction: str, first: Any, second: Any) -> object:
-    """The smaller (`"min"`) or larger of two numbers, each a tensor or not; NaN if one of them is."""
+    """The smaller (`"min"`) or larger of two numbers, each a tensor or not; NaN if one of them
+    is.
+    """
     first, second = _alike(first, second)
     if isinstance(first, Tensor):
         return torch.minimum(first, second) if reduction == "min" else torch.maximum(first, second)
@@ -89,15 +106,23 @@ def _alike(first: Any, second: Any) -> tuple[object, object]:
     """Two tensors of one device if there is one: a number beside a tensor would narrow it."""
     if isinstance(first, Tensor):
         return first, to_tensor(second, first.device)
-    return (to_tensor(first, second.device), second) if isinstance(second, Tensor) else (first, second)
+    return (
+        (to_tensor(first, second.device), second) if isinstance(second, Tensor) else (first, second)
+    )
 
 
 def reduce_weighted(
     value: Any, reduction: str, weight: float | Tensor, reduce_step: Callable[[Any, str], Any]
 ) -> Tensor:
-    """All ranks. The reduction of their values by what their batches weigh; a mean is NaN where nothing has weight."""
+    """All ranks. The reduction of their values by what their batches weigh; a mean is NaN where
+    nothing has weight.
+    """
     if reduction == "mean":
-        device = weight.device if isinstance(weight, torch.Tensor) else getattr(value, "device", torch.device("cpu"))
+        device = (
+            weight.device
+            if isinstance(weight, torch.Tensor)
+            else getattr(value, "device", torch.device("cpu"))
+        )
         own = widen(to_tensor(weight, device), is_float=True)
         part = torch.where(own == 0, 0.0, widen(to_tensor(value, device), is_float=True) * own)
         return reduce_step(part, "sum") / reduce_step(own, "sum")  # type: ignore[no-any-return]

@@ -1,1 +1,3 @@
-"""The stages and their loops: fit, validate, test and predict, from the process group's beginning to its end."""
+"""The stages and their loops: fit, validate, test and predict, from the process group's beginning
+to its end.
+"""

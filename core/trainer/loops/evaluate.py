@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from core.trainer.stage_data.loaders import StageLoader
 
 
-def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]) -> list[dict[str, float]]:
+def evaluate(
+    run: Run, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]
+) -> list[dict[str, float]]:
     """All ranks. Run `validation_step` or `test_step` over all loaders, without gradients.
 
     Returns:
@@ -37,7 +39,9 @@ def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[S
             run_loaders(run, stage, require_method(run.module, f"{stage}_step", stage), loaders)
             run.publisher.show_epoch(metrics, run.module)
             events.emit(f"on_{stage}_epoch_end")
-            values = run.publisher.publish_epoch(metrics, run.module, hands_over=not run.sanity_checking)
+            values = run.publisher.publish_epoch(
+                metrics, run.module, hands_over=not run.sanity_checking
+            )
             metrics.close()
         events.emit(f"on_{stage}_end")
     return _by_loader(values, len(loaders))
@@ -45,7 +49,9 @@ def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[S
 
 @contextmanager
 def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
-    """All ranks. Wrapper and module are in evaluation mode, and log to `metrics`; afterwards all is as it was."""
+    """All ranks. Wrapper and module are in evaluation mode, and log to `metrics`; afterwards all is
+    as it was.
+    """
     wrapper = run.session.handle_of(run.module).wrapped
     roots = dict.fromkeys((wrapper, run.module))
     training = [child for root in roots for child in root.modules() if child.training]
@@ -68,8 +74,14 @@ def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(run: Run) -> Iterator[None]:
-    """All ranks. A context in which no graph is kept. What a module makes within `fit`, it may train with."""
-    inference = run.options.inference_mode and not run.trains and Capability.INFERENCE_MODE in run.strategy.capabilities
+    """All ranks. A context in which no graph is kept. What a module makes within `fit`, it may
+    train with.
+    """
+    inference = (
+        run.options.inference_mode
+        and not run.trains
+        and Capability.INFERENCE_MODE in run.strategy.capabilities
+    )
     # `inference_mode(False)` turns gradients on, so no_grad is inside of it.
     with torch.inference_mode(inference), torch.no_grad():
         yield
@@ -137,8 +149,8 @@ def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:
     """A loader has given nothing, which may be right for one rank of several."""
     name = "prediction" if stage == "predict" else stage
     warn_caller(
-        f"A {name} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an iterator that can be "
-        "read once.",
+        f"A {name} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an "
+        "iterator that can be read once.",
     )
 
 
@@ -149,4 +161,7 @@ def _by_loader(values: dict[str, float], num_loaders: int) -> list[dict[str, flo
         _, marker, suffix = name.rpartition("/dataloader_idx_")
         return not marker or suffix.removesuffix("_epoch") == str(index)
 
-    return [{name: value for name, value in values.items() if belongs(name, index)} for index in range(num_loaders)]
+    return [
+        {name: value for name, value in values.items() if belongs(name, index)}
+        for index in range(num_loaders)
+    ]

@@ -38,7 +38,9 @@ _END = object()
 
 
 class FitLoop:
-    """Runs epochs until a limit is reached. Everything that can be decided before the first batch is decided here."""
+    """Runs epochs until a limit is reached. Everything that can be decided before the first batch
+    is decided here.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -102,7 +104,9 @@ class FitLoop:
             module=run.session.handle_of(module).wrapped,
             optimizers=optimizers,
             manual=manual,
-            num_accumulated=1 if Capability.OWNS_ACCUMULATION in capabilities else run.accumulate_grad_batches,
+            num_accumulated=1
+            if Capability.OWNS_ACCUMULATION in capabilities
+            else run.accumulate_grad_batches,
             clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
             needs_closure=any(evaluates_loss(optimizer) for optimizer in optimizers),
             before_backward=events.hook("on_before_backward"),
@@ -122,7 +126,9 @@ class FitLoop:
     def _make_compute_loss(self, manual: bool) -> Callable[[Any, int], Tensor | None]:
         module = self._run.module
         training_step = require_method(module, "training_step", "fit")
-        call = call_with(self.strategy.step_callable("training_step", module), training_step, num_arguments=2)
+        call = call_with(
+            self.strategy.step_callable("training_step", module), training_step, num_arguments=2
+        )
         context = self.strategy.forward_context()
         has_stepped = manual or Capability.COMPILED_STEP in self.strategy.capabilities
         unpack = self._unpack_stepped if has_stepped else self._unpack
@@ -132,11 +138,17 @@ class FitLoop:
             output = call(batch, batch_idx)
             if not manual and self.progress.global_step != begun:
                 raise ModuleError(
-                    "training_step steps an optimizer, and so does the loop, for the loss that it returns. Leave out "
-                    "backward(), step() and zero_grad(); or set self.automatic_optimization = False, and call "
-                    "self.manual_backward(loss) before them."
+                    "training_step steps an optimizer, and so does the loop, for the loss that it "
+                    "returns. Leave out backward(), step() and zero_grad(); or set "
+                    "self.automatic_optimization = False, and call self.manual_backward(loss) "
+                    "before them."
                 )
-            if type(output) is Tensor and output.requires_grad and not output.ndim and not has_stepped:
+            if (
+                type(output) is Tensor
+                and output.requires_grad
+                and not output.ndim
+                and not has_stepped
+            ):
                 self.outputs = output
                 return output
             return unpack(output)
@@ -158,8 +170,8 @@ class FitLoop:
         if (weight := weight_in(output)) is not None:
             if self._run.logged.train.held is None:
                 raise ModuleError(
-                    "training_step returned a loss with a weight, and gave none before in this fit. Give one with each "
-                    "loss, or with none."
+                    "training_step returned a loss with a weight, and gave none before in this "
+                    "fit. Give one with each loss, or with none."
                 )
             self._run.session.weigh(weight)
         elif isinstance(output, dict) and "weights" in output:
@@ -169,28 +181,30 @@ class FitLoop:
         loss = loss_in(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ModuleError(
-                f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "
-                "or None to skip the batch."
+                f"training_step returned {_describe(output)}; expected a scalar tensor, a dict "
+                "with one under 'loss', or None to skip the batch."
             )
         if not loss.requires_grad and self.strategy.optimizers:
             raise ModuleError(
-                "training_step returned a loss without a graph, so that nothing can be learned from it. Compute it "
-                "from parameters that require gradients, outside of torch.no_grad(), and don't detach it."
+                "training_step returned a loss without a graph, so that nothing can be learned "
+                "from it. Compute it from parameters that require gradients, outside of "
+                "torch.no_grad(), and don't detach it."
             )
         return loss
 
     def _unpack_stepped(self, output: object) -> Tensor | None:
         if not self.step.manual and weight_in(output) is not None:
             raise UnsupportedError(
-                f"training_step returned a loss with a weight, and {type(self.strategy).__name__} has stepped by then, "
-                "in one compiled program. Leave the weight out, or use another strategy, such as ddp.",
+                f"training_step returned a loss with a weight, and {type(self.strategy).__name__} "
+                "has stepped by then, in one compiled program. Leave the weight out, or use "
+                "another strategy, such as ddp.",
                 capability=Capability.WEIGHTED_LOSSES,
             )
         self.outputs = output
         loss = loss_in(output)
         return loss.detach() if isinstance(loss, Tensor) else None
 
-    # epochs ---------------------------------------------------------------------------------------------------------
+    # epochs ---------------------------------------------------------------------------------------
 
     def _run_epoch(self) -> None:
         run, progress = self._run, self.progress
@@ -213,7 +227,9 @@ class FitLoop:
             run.publisher.publish_epoch(run.logged.train, run.module, is_over=False)
 
     def _end_epoch(self) -> None:
-        """End the epoch. Not called where a limit is reached within it: a resumed run has the rest of it to do."""
+        """End the epoch. Not called where a limit is reached within it: a resumed run has the rest
+        of it to do.
+        """
         run, progress = self._run, self.progress
         run.publisher.show_epoch(run.logged.train, run.module)
         progress.epoch_is_ending = True
@@ -230,7 +246,9 @@ class FitLoop:
         progress.end_epoch()
 
     def _apply_changes(self) -> None:
-        """Adopt what callbacks may change from one epoch to the next: what is frozen, the window, the schedulers."""
+        """Adopt what callbacks may change from one epoch to the next: what is frozen, the window,
+        the schedulers.
+        """
         capabilities = self.strategy.capabilities
         if self._run.session.refresh_modules():
             self.step.release()
@@ -241,7 +259,9 @@ class FitLoop:
         manual = self.step.manual
         self.step_schedulers = schedulers_by(self._run, "step", manual=manual)
         self.epoch_schedulers = schedulers_by(self._run, "epoch", manual=manual)
-        self.plateaus = [item for item in (*self.step_schedulers, *self.epoch_schedulers) if takes_metric(item)]
+        self.plateaus = [
+            item for item in (*self.step_schedulers, *self.epoch_schedulers) if takes_metric(item)
+        ]
 
     def _emit_epoch(self, name: str, **which: bool) -> None:
         self._run.logged.train.on_epoch_default = True
@@ -249,7 +269,9 @@ class FitLoop:
         self._run.logged.train.on_epoch_default = False
 
     def _stops(self) -> bool:
-        """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a signal."""
+        """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a
+        signal.
+        """
         self.stops.agree(self.progress.batch)
         return self._is_done()
 
@@ -268,14 +290,16 @@ class FitLoop:
             return True
         return self.stops.is_asked and self._run.has_reached_least
 
-    # batches --------------------------------------------------------------------------------------------------------
+    # batches --------------------------------------------------------------------------------------
 
     def _run_batches(self) -> bool:
         """Train the epoch's batches. True if the epoch came to its end."""
         run, progress, step, stops = self._run, self.progress, self.step, self.stops
         signals, metrics = run.signals, run.logged.train
         fetch: Callable[..., object] = run.profiled("fetch_batch", next)
-        train: Callable[..., StepOutput] = run.profiled("run_training_step", self.strategy.run_training_step)
+        train: Callable[..., StepOutput] = run.profiled(
+            "run_training_step", self.strategy.run_training_step
+        )
         batches, uneven = self._open_batches()
         micro_batch: MicroBatch | None = None
         num_batches, window = self.num_batches, run.window
@@ -304,9 +328,14 @@ class FitLoop:
             if self.batch_start is not None and self.batch_start(batch, batch_idx) == -1:
                 self._drop_window()
                 return True
-            # An engine may take several batches in its step. Optimizers that a module steps itself count by themselves.
+            # An engine may take several batches in its step. Optimizers that a module steps itself
+            # count by themselves.
             steps_before = progress.global_step
-            output = train(batch, batch_idx, step) if step.weight != 0 else self._join(train, batch, batch_idx)
+            output = (
+                train(batch, batch_idx, step)
+                if step.weight != 0
+                else self._join(train, batch, batch_idx)
+            )
             if metrics.held is not None:  # until a loss has come without a weight
                 metrics.release(self.outputs)
                 if progress.total_batches == self.begins_at:
@@ -324,7 +353,11 @@ class FitLoop:
                 is_plain = type(self.outputs) is Tensor and run.outputs_of is None
                 outputs = output.loss if is_plain else self._outputs(output)
                 self.batch_end(outputs, batch, batch_idx - output.num_batches)
-            if stepped and self.log_every and progress.global_step // self.log_every > steps_before // self.log_every:
+            if (
+                stepped
+                and self.log_every
+                and progress.global_step // self.log_every > steps_before // self.log_every
+            ):
                 run.publisher.publish_step(metrics, self.outputs, run.module)
             if self.is_validation_due is not None and self.is_validation_due(batch_idx):
                 self._validate()
@@ -339,8 +372,11 @@ class FitLoop:
         return True
 
     def _join(self, train: Callable[..., StepOutput], batch: object, batch_idx: int) -> StepOutput:
-        """Make a step because the other ranks do, on samples that are theirs: nothing of it counts."""
-        from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
+        """Make a step because the other ranks do, on samples that are theirs: nothing of it
+        counts.
+        """
+        # few steps are joined
+        from core.trainer.loops.unchanged_statistics import unchanged_statistics
 
         self._run.strategy.session.buffers_stayed = True
         with unchanged_statistics(self._run.module):
@@ -365,9 +401,11 @@ class FitLoop:
         return batches, uneven
 
     def _open_line(self) -> Collectives | None:
-        """All ranks. A line between them to agree on batches, where they don't know how many they have, or their sizes.
+        """All ranks. A line between them to agree on batches, where they don't know how many they
+        have, or their sizes.
 
-        Batches of one size are taken for granted where each is a step, and ranks know how many they have.
+        Batches of one size are taken for granted where each is a step, and ranks know how many they
+        have.
         """
         run, loaders = self._run, self._run.loaders
         agrees = loaders.knows_length and (loaders.is_combined or run.window == 1)
@@ -384,7 +422,9 @@ class FitLoop:
         saving.write_pending(self._run)
 
     def _end_batches(self, batches: Iterator[object], num_batches: int) -> None:
-        """All ranks, when the epoch's batches are done: see that they are for all, and validate if that is due."""
+        """All ranks, when the epoch's batches are done: see that they are for all, and validate if
+        that is due.
+        """
         run = self._run
         heartbeat.phase = "end of epoch"
         run.logged.train.batch = None
@@ -393,44 +433,63 @@ class FitLoop:
             run.loaders.refuse_empty_loader()
         self.no_update_check.end_epoch(num_batches)
         if not run.loaders.knows_length and self.line is None and run.session.has_peers:
-            self.strategy.barrier("the end of an epoch")  # where the watch sees a rank that is out of data
+            # where the watch sees a rank that is out of data
+            self.strategy.barrier("the end of an epoch")
         if run.asks_beyond_length and num_batches == length_of(run.loaders.train):
-            next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
+            # as a `for` loop asks once more: the order of some samplers depends on it
+            next(batches, None)
         if self.schedule.is_due_after_epoch():
             self._validate()
 
     def _end_cut_epoch(self) -> bool:
         """All ranks, where a stop has cut an epoch that is to end as a whole one does."""
-        if self.stops.is_asked and self._run.has_reached_least and self.schedule.is_due_after_epoch(is_cut=True):
+        if (
+            self.stops.is_asked
+            and self._run.has_reached_least
+            and self.schedule.is_due_after_epoch(is_cut=True)
+        ):
             self._validate()
         return True
 
     def _open_loader(self) -> Iterator[object]:
-        """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.
+        """An iterator over the epoch's remaining batches, with the restored random state where a
+        run goes on.
 
-        torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
-        One that is read again up to its position draws the same once more, its order perhaps.
+        torch's loader draws from the random state when it is opened: within an epoch that draw has
+        been made before. One that is read again up to its position draws the same once more, its
+        order perhaps.
         """
         run, place = self._run, (self.strategy.accelerator, self.strategy.root_device)
         at_opening = (run.restored_random_state or {}).get("at_opening")
         if at_opening is not None:
             restore_random_state(at_opening, *place)
-        run.random_state_at_opening = collect_random_state(*place) if run.loaders.reads_again else None
+        run.random_state_at_opening = (
+            collect_random_state(*place) if run.loaders.reads_again else None
+        )
         with run.signals.hidden_from_children():
             batches: Iterator[Any] = run.loaders.open_train(run.window, self._num_left)
-        self.num_batches: int | float = self._num_left() + self.progress.batch  # a batch sampler may know it only now
+        # a batch sampler may know it only now
+        self.num_batches: int | float = self._num_left() + self.progress.batch
         if self.progress.batch >= self.num_batches:
-            next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
+            # the order of an epoch that is over is drawn too, so that the next one's follows it
+            next(batches, None)
         self._restore_random_state()
         return batches
 
     def _num_left(self) -> int | float:
         """Batches from the position to the epoch's end."""
-        # Other ranks than before, or batches of another size, may cut what is left into another number of batches.
-        return math.inf if self.progress.is_recut else self._run.loaders.count_train() - self.progress.batch
+        # Other ranks than before, or batches of another size, may cut what is left into another
+        # number of batches.
+        return (
+            math.inf
+            if self.progress.is_recut
+            else self._run.loaders.count_train() - self.progress.batch
+        )
 
     def _drop_window(self) -> None:
-        """All ranks, where a hook leaves out the rest of an epoch. Forget the gradients of a window that has begun."""
+        """All ranks, where a hook leaves out the rest of an epoch. Forget the gradients of a window
+        that has begun.
+        """
         if self._run.count_unfinished():
             for optimizer in self.step.optimizers:
                 optimizer.zero_grad()
@@ -453,15 +512,28 @@ class FitLoop:
         return self.outputs
 
     def _validate_belatedly(self) -> None:
-        """A run that was stopped between a step and the validation that was due after it begins with that."""
+        """A run that was stopped between a step and the validation that was due after it begins
+        with that.
+        """
         due, progress = self.is_validation_due, self.progress
-        if progress.batch > 0 and not progress.is_validated and due is not None and due(progress.batch):
+        if (
+            progress.batch > 0
+            and not progress.is_validated
+            and due is not None
+            and due(progress.batch)
+        ):
             self._validate()
         step_waiting(self._run, self.plateaus)  # if it was saved in the last hooks of a validation
 
     def _validate(self) -> None:
-        """Validate. An interrupted validation is undone: resuming validates again, with the same random numbers."""
-        run, progress, place = self._run, self.progress, (self.strategy.accelerator, self.strategy.root_device)
+        """Validate. An interrupted validation is undone: resuming validates again, with the same
+        random numbers.
+        """
+        run, progress, place = (
+            self._run,
+            self.progress,
+            (self.strategy.accelerator, self.strategy.root_device),
+        )
         self._agree_on_stop()
         before, progress.validated_batch = progress.validated_batch, progress.batch
         state = collect_random_state(*place)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class NoUpdateCheck:
-    """Warns of batches without a loss, and refuses epochs without an update, if the module has trainable parameters."""
+    """Warns of batches without a loss, and refuses epochs without an update, if the module has
+    trainable parameters.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run, self._name = run, type(run.module).__name__
@@ -27,26 +29,34 @@ class NoUpdateCheck:
     def begin_epoch(self) -> None:
         """Reset the counts for a new epoch."""
         progress = self._run.progress
-        self._first_batch, self._steps_before, self._skipped = progress.batch, progress.global_step, set[int]()
+        self._first_batch, self._steps_before, self._skipped = (
+            progress.batch,
+            progress.global_step,
+            set[int](),
+        )
 
     def note_missing_loss(self) -> None:
-        """Called for a batch without a loss. Warns of the first one, and checks that no other rank has a loss.
+        """Called for a batch without a loss. Warns of the first one, and checks that no other rank
+        has a loss.
 
         Raises:
             ModuleError: the optimizer needs one, or other ranks have one.
         """
         progress, optimizers = self._run.progress, self._run.strategy.optimizers
-        if owner := next((type(each).__name__ for each in optimizers if evaluates_loss(each)), None):
+        if owner := next(
+            (type(each).__name__ for each in optimizers if evaluates_loss(each)), None
+        ):
             raise ModuleError(
-                f"{self._name}.training_step returned None for batch {progress.batch} of epoch {progress.epoch}, and "
-                f"{owner} evaluates the loss inside of its step, so that it can't skip a batch. End it with `return "
-                "loss`, or use another optimizer."
+                f"{self._name}.training_step returned None for batch {progress.batch} of epoch "
+                f"{progress.epoch}, and {owner} evaluates the loss inside of its step, so that it "
+                "can't skip a batch. End it with `return loss`, or use another optimizer."
             )
         self._skipped.add(progress.batch)
         if self._learns():
             self._warn(
-                f"{self._name}.training_step returned None for batch {progress.batch} of epoch {progress.epoch}: the "
-                "batch is skipped, and nothing is learned from it. If that isn't meant, end it with `return loss`."
+                f"{self._name}.training_step returned None for batch {progress.batch} of epoch "
+                f"{progress.epoch}: the batch is skipped, and nothing is learned from it. If that "
+                "isn't meant, end it with `return loss`."
             )
         # At every batch of an accumulation window: what ranks exchange depends on all before it.
         if self._has_gradients() and (others := self._run.strategy.absent_ranks(self._batch)):
@@ -63,15 +73,17 @@ class NoUpdateCheck:
             return
         if self._is_manual and progress.global_step == self._steps_before:
             self._warn(
-                f"No optimizer has updated parameters in the {num_batches} batches of epoch {progress.epoch}: "
-                f"{self._name} has automatic_optimization = False, so that its training_step calls "
-                "self.manual_backward(loss), and step() of what self.optimizers() returns."
+                f"No optimizer has updated parameters in the {num_batches} batches of epoch "
+                f"{progress.epoch}: {self._name} has automatic_optimization = False, so that its "
+                "training_step calls self.manual_backward(loss), and step() of what "
+                "self.optimizers() returns."
             )
         elif not self._is_manual and len(self._skipped) >= num_batches:
             raise ModuleError(
-                f"{self._name}.training_step returned None for all {num_batches} batches of epoch {progress.epoch}, so "
-                "that nothing was learned. Expected a scalar tensor, or a dict with one under 'loss': end it with "
-                "`return loss`; or set self.automatic_optimization = False and step the optimizers in it."
+                f"{self._name}.training_step returned None for all {num_batches} batches of epoch "
+                f"{progress.epoch}, so that nothing was learned. Expected a scalar tensor, or a "
+                "dict with one under 'loss': end it with `return loss`; or set "
+                "self.automatic_optimization = False and step the optimizers in it."
             )
 
     @property
@@ -81,10 +93,11 @@ class NoUpdateCheck:
     def _missed_by(self, others: list[int]) -> str:
         rank = self._run.strategy.global_rank
         return (
-            f"{self._name}.training_step returned None for {self._batch} on rank {rank}, and not on "
-            f"{', '.join(f'rank {other}' for other in others)}: a rank with a loss waits for the gradients of all. "
-            "Skip a batch on all ranks, or return a loss of zero with a graph, such as `0 * loss` of one that is "
-            "finite. (A rank that comes later by a thirtieth of the strategy's timeout= counts as one with a loss.)"
+            f"{self._name}.training_step returned None for {self._batch} on rank {rank}, and not "
+            f"on {', '.join(f'rank {other}' for other in others)}: a rank with a loss waits for "
+            "the gradients of all. Skip a batch on all ranks, or return a loss of zero with a "
+            "graph, such as `0 * loss` of one that is finite. (A rank that comes later by a "
+            "thirtieth of the strategy's timeout= counts as one with a loss.)"
         )
 
     def _learns(self) -> bool:
@@ -101,11 +114,16 @@ class NoUpdateCheck:
 
 
 def warn_of_weights(run: Run, weights: object) -> None:
-    """Warn, at an epoch's first batch, if a dict of a training step has one number under `"weights"`."""
-    is_number = isinstance(weights, Real) or (isinstance(weights, torch.Tensor) and weights.numel() == 1)
+    """Warn, at an epoch's first batch, if a dict of a training step has one number under
+    `"weights"`.
+    """
+    is_number = isinstance(weights, Real) or (
+        isinstance(weights, torch.Tensor) and weights.numel() == 1
+    )
     if is_number and run.progress.batch == 0 and run.strategy.is_global_zero:
         warn_at(
             getattr(run.module, "training_step", None),
-            f"{type(run.module).__name__}.training_step returned a number under 'weights', which is ignored. If it is "
-            "the number of items that the loss is a mean over, return it under 'weight'.",
+            f"{type(run.module).__name__}.training_step returned a number under 'weights', which "
+            "is ignored. If it is the number of items that the loss is a mean over, return it "
+            "under 'weight'.",
         )

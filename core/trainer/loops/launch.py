@@ -36,7 +36,9 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     run.status = "running"
     try:
         with workers_interruption(launcher.calls_in_place):
-            outcome = launcher.launch(_run_in_worker, run=run, crosses_processes=not launcher.calls_in_place)
+            outcome = launcher.launch(
+                _run_in_worker, run=run, crosses_processes=not launcher.calls_in_place
+            )
     except BaseException:
         run.status = "interrupted"
         raise
@@ -53,7 +55,9 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
 
 
 def _prepare_fit(run: Run, sources: Sequence[Source]) -> None:
-    """Call the `before_fit` hooks, in which callbacks search for settings. A run that resumes has them already."""
+    """Call the `before_fit` hooks, in which callbacks search for settings. A run that resumes has
+    them already.
+    """
     for callback in run.callbacks:
         if overrides(callback, "before_fit"):
             callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))

@@ -40,7 +40,9 @@ def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[
     return gathered[0] if len(gathered) == 1 else gathered
 
 
-def _collect_predictions(run: Run, loaders: Sequence[StageLoader], returns: bool) -> list[list[Any]]:
+def _collect_predictions(
+    run: Run, loaders: Sequence[StageLoader], returns: bool
+) -> list[list[Any]]:
     moves = run.strategy.root_device != _CPU
     predictions: list[list[object]] = [[] for _ in loaders]
 
@@ -61,11 +63,16 @@ def _gather(run: Run, predictions: list[list[object]]) -> list[list[Any]]:
     gathered = strategy.gather_objects((strategy.data_parallel_rank, predictions))
     if gathered is None:
         return predictions
-    shards = dict(reversed(gathered))  # ranks of one shard have predicted the same: the first one counts
+    # ranks of one shard have predicted the same: the first one counts
+    shards = dict(reversed(gathered))
     # Step by step, the batches of all shards in their order: that of the data set.
     by_loader = zip(*(shards[rank] for rank in sorted(shards)), strict=True)
     return [
-        [output for output in chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING)) if output is not _MISSING]
+        [
+            output
+            for output in chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING))
+            if output is not _MISSING
+        ]
         for parts in by_loader
     ]
 
@@ -80,6 +87,6 @@ class _NullMetricCollector(MetricCollector):
             ModuleError: always.
         """
         raise ModuleError(
-            f"self.log({name!r}) was called while predicting, which has no metrics. Return the value from "
-            "predict_step, or use test_step."
+            f"self.log({name!r}) was called while predicting, which has no metrics. Return the "
+            "value from predict_step, or use test_step."
         )

@@ -1,4 +1,6 @@
-"""The attachment of a profiler to a run, once when a stage begins. Without one, nothing here is in a step."""
+"""The attachment of a profiler to a run, once when a stage begins. Without one, nothing here is in
+a step.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def profile_parts(profiler: Profiler | None, step: TrainingStep, strategy: Strat
     if profiler is None:
         return
     step.compute_loss = profiler.wrap("training_step", step.compute_loss)
-    step.step_optimizer = profiler.wrap("optimizer_step", step.step_optimizer or strategy.optimizer_step)
+    step.step_optimizer = profiler.wrap(
+        "optimizer_step", step.step_optimizer or strategy.optimizer_step
+    )
     before, after = step.before_backward, step.after_backward
 
     def start_backward(loss: Any) -> None:
@@ -50,7 +54,9 @@ def profile_parts(profiler: Profiler | None, step: TrainingStep, strategy: Strat
     step.before_backward, step.after_backward = start_backward, stop_backward
 
 
-def mark_steps(profiler: Profiler | None, batch_end: Callable[..., object] | None) -> Callable[..., object] | None:
+def mark_steps(
+    profiler: Profiler | None, batch_end: Callable[..., object] | None
+) -> Callable[..., object] | None:
     """A batch's last hook, after which the profiler's `step` is called."""
     if profiler is None:
         return batch_end

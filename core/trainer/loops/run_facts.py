@@ -25,7 +25,9 @@ _MAX_REASON = 400
 
 
 def log_hyperparameters(run: Run) -> None:
-    """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to every logger."""
+    """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to
+    every logger.
+    """
     hparams = {**_hyperparameters_of(run.datamodule), **_hyperparameters_of(run.module)}
     if not hparams or not run.strategy.is_global_zero:
         return
@@ -47,9 +49,18 @@ def log_facts(run: Run) -> None:
         "monitored": _monitored(run),
         "machine": platform.platform(),
         "num_processes": run.strategy.world_size,
-        "versions": {"core": CORE_VERSION, "torch": version("torch"), "Python": platform.python_version()},
+        "versions": {
+            "core": CORE_VERSION,
+            "torch": version("torch"),
+            "Python": platform.python_version(),
+        },
         "decisions": [
-            {"subject": each.subject, "choice": each.choice, "reason": each.reason, "provider": each.provider}
+            {
+                "subject": each.subject,
+                "choice": each.choice,
+                "reason": each.reason,
+                "provider": each.provider,
+            }
             for each in run.fabric.resolution.decisions
         ],
     }
@@ -79,14 +90,18 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
         "step": progress.global_step,
         "training_s": progress.elapsed_s,
         "memory": _memory(run),
-        "newest_save": None if run.newest_save is None else [str(run.newest_save[0]), run.newest_save[1]],
+        "newest_save": None
+        if run.newest_save is None
+        else [str(run.newest_save[0]), run.newest_save[1]],
     }
     for logger in takers:
         logger.log_run(facts)
 
 
 def log_error(run: Run, error: BaseException) -> None:
-    """Rank 0 hands an end by `error` to the loggers that take facts. No logger's own trouble hides it."""
+    """Rank 0 hands an end by `error` to the loggers that take facts. No logger's own trouble hides
+    it.
+    """
     text = textwrap.shorten(str(error), _MAX_REASON, placeholder=" ...")
     reason = type(error).__name__ + (f": {text}" if text else "")
     if run.signals.signal is not None:
@@ -106,7 +121,9 @@ def _text_of(moment: datetime.datetime) -> str:
 
 
 def _command() -> str:
-    """The command line as a user could write it; empty in a notebook and at Python's prompt, which have none."""
+    """The command line as a user could write it; empty in a notebook and at Python's prompt, which
+    have none.
+    """
     if "ipykernel" in sys.modules or sys.argv[0] in ("", "-c"):
         return ""
     return shlex.join(["python", *sys.argv])
@@ -114,8 +131,14 @@ def _command() -> str:
 
 def _monitored(run: Run) -> list[list[str]]:
     """Metrics that callbacks judge by, each with `"min"` or `"max"`."""
-    judges = [(getattr(each, "monitor", None), getattr(each, "mode", None)) for each in run.callbacks]
-    return [[name, mode] for name, mode in dict.fromkeys(judges) if isinstance(name, str) and mode in ("min", "max")]
+    judges = [
+        (getattr(each, "monitor", None), getattr(each, "mode", None)) for each in run.callbacks
+    ]
+    return [
+        [name, mode]
+        for name, mode in dict.fromkeys(judges)
+        if isinstance(name, str) and mode in ("min", "max")
+    ]
 
 
 def _memory(run: Run) -> dict[str, float]:

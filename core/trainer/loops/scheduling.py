@@ -17,13 +17,20 @@ _EVENTS = ("epoch", "validation")
 
 
 def schedulers_by(run: Run, interval: str, *, manual: bool) -> list[Scheduler]:
-    """The schedulers that the loop steps at this interval; none if the user, an engine or an observer does."""
-    owned = manual or not run.steps_schedulers or Capability.OWNS_SCHEDULER in run.strategy.capabilities
-    return [] if owned else [item for item in run.strategy.lr_schedulers if item.interval == interval]
+    """The schedulers that the loop steps at this interval; none if the user, an engine or an
+    observer does.
+    """
+    owned = (
+        manual or not run.steps_schedulers or Capability.OWNS_SCHEDULER in run.strategy.capabilities
+    )
+    return (
+        [] if owned else [item for item in run.strategy.lr_schedulers if item.interval == interval]
+    )
 
 
 def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
-    """All ranks. Step those whose frequency is due; one that takes a metric, with a value that it hasn't had yet.
+    """All ranks. Step those whose frequency is due; one that takes a metric, with a value that it
+    hasn't had yet.
 
     Args:
         run: whose metrics they may monitor.
@@ -46,7 +53,8 @@ def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
 
 
 def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
-    """All ranks. Step those that are due and whose metric is there; each value counts once, and rank 0's for all.
+    """All ranks. Step those that are due and whose metric is there; each value counts once, and
+    rank 0's for all.
 
     Args:
         run: whose metrics they monitor.
@@ -67,8 +75,9 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
             if item.strict and item.monitor is not None:
                 hint = did_you_mean(item.monitor, names)
                 raise ModuleError(
-                    f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}.{hint} "
-                    f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
+                    f"A scheduler monitors {item.monitor!r}, which was not logged; logged were "
+                    f"{names}.{hint} Call self.log({item.monitor!r}, ...), or give the scheduler "
+                    "'strict': False."
                 )
         elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
             hook(item.scheduler, value)
@@ -86,7 +95,9 @@ def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
 
 
 def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, list[str]]:
-    """The event that renews the metric, its value, and the names that were logged, as this rank has them."""
+    """The event that renews the metric, its value, and the names that were logged, as this rank has
+    them.
+    """
     assert item.monitor is not None  # those that take a metric name one
     values: dict[str, Any] = run.logged.newest()
     origin, value = run.origin_of(item.monitor), values.get(item.monitor)

@@ -1,4 +1,6 @@
-"""The parts of a stage's set-up that a strategy asks the Trainer for; see `core.contract.SetupHost`."""
+"""The parts of a stage's set-up that a strategy asks the Trainer for; see
+`core.contract.SetupHost`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     )
     optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
-    check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)
+    check_optimizers(
+        run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero
+    )
     check_schedulers(run.module, strategy, schedulers)
     if optimizers and is_global_zero and not isinstance(strategy, MakesOptimizers):
         warn_of_untrained(run.module, optimizers)
@@ -48,7 +52,9 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
 
 
 def restore(run: Run, *, begins: bool = True) -> None:
-    """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit` that runs goes back."""
+    """All ranks. Load the checkpoint that the user named, if any; or the state to which a `fit`
+    that runs goes back.
+    """
     if run.trains and begins:
         run.settings = settings_of(run)
         for callback in run.callbacks:

@@ -1,4 +1,6 @@
-"""A run in the worker, from the process group's beginning to its end; and what each stage does in between."""
+"""A run in the worker, from the process group's beginning to its end; and what each stage does in
+between.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def run_stage(run: Run, crosses_processes: bool) -> Any:
 
     Args:
         run: with module, data and stage as the user's call has set them.
-        crosses_processes: pack what has changed into an `WorkerResult`, for the caller in another process.
+        crosses_processes: pack what has changed into an `WorkerResult`, for the caller in another
+            process.
     """
     run.signals = SignalGuard(run.progress, requeue.warning_signals(run))
     with run.signals:
@@ -107,7 +110,9 @@ def _explain_torch(run: Run, error: BaseException) -> BaseException:
 
 
 def _attach(run: Run) -> None:
-    """Give the Trainer to those who have it as an attribute; a progress bar shows something on rank 0 only."""
+    """Give the Trainer to those who have it as an attribute; a progress bar shows something on rank
+    0 only.
+    """
     assert isinstance(run.trainer, TrainerViews)
     if isinstance(run.module, Module):
         run.module.trainer = run.trainer
@@ -123,13 +128,15 @@ def _attach(run: Run) -> None:
 def _announce_quick_run(run: Run) -> None:
     batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
     run.fabric.print(
-        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors are off, and other "
-        "limits don't count."
+        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors "
+        "are off, and other limits don't count."
     )
 
 
 def _set_up(run: Run) -> None:
-    """Call `strategy.setup`. An override may leave out `super().setup(trainer)`, which is then done here."""
+    """Call `strategy.setup`. An override may leave out `super().setup(trainer)`, which is then done
+    here.
+    """
     strategy = run.strategy
     if run.trains and run.options.global_batch_size is not None:
         # The window follows from the loader, and engines want to know it when they are set up.
@@ -178,7 +185,9 @@ def _fit(run: Run) -> None:
 
 
 def _train(run: Run) -> FitLoop:
-    """Train to the end. A callback may go back to a state of this run: all but the time is as in a run that resumes."""
+    """Train to the end. A callback may go back to a state of this run: all but the time is as in a
+    run that resumes.
+    """
     while True:
         loop = FitLoop(run)
         try:
@@ -194,14 +203,22 @@ def _train(run: Run) -> FitLoop:
 
 
 def _sanity_check(run: Run) -> None:
-    if not run.loaders.validation or not run.options.num_sanity_val_steps or run.ckpt_path is not None:
+    if (
+        not run.loaders.validation
+        or not run.options.num_sanity_val_steps
+        or run.ckpt_path is not None
+    ):
         return
     run.sanity_checking = True
     place = run.strategy.accelerator, run.strategy.root_device
     random_state = collect_random_state(*place)  # training must not depend on whether this was done
     run.events.emit("on_sanity_check_start")
     most = run.options.num_sanity_val_steps
-    evaluate(run, "validation", [each.limited(math.inf if most < 0 else most) for each in run.loaders.validation])
+    evaluate(
+        run,
+        "validation",
+        [each.limited(math.inf if most < 0 else most) for each in run.loaders.validation],
+    )
     run.events.emit("on_sanity_check_end")
     warn_of_misspelt_monitors(run, run.logged.evaluation["validation"].names())
     restore_random_state(random_state, *place)
@@ -219,7 +236,9 @@ def _evaluate(run: Run) -> object:
 
 
 def _return_to_step(run: Run) -> None:
-    """Uncount the batches of an unfinished window after an exception, since its gradients are lost."""
+    """Uncount the batches of an unfinished window after an exception, since its gradients are
+    lost.
+    """
     unfinished = run.count_unfinished()
     run.progress.batch -= unfinished
     run.progress.total_batches -= unfinished
@@ -227,8 +246,12 @@ def _return_to_step(run: Run) -> None:
 
 
 def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:
-    """All ranks. Run the hook `prepare_data` in one process of each node, or in one; the others wait for it."""
-    preparing = [owner for owner in owners if owner is not None and overrides(owner, "prepare_data")]
+    """All ranks. Run the hook `prepare_data` in one process of each node, or in one; the others
+    wait for it.
+    """
+    preparing = [
+        owner for owner in owners if owner is not None and overrides(owner, "prepare_data")
+    ]
     for owner in preparing:
         per_node = getattr(owner, "prepare_data_per_node", True)
         is_chosen = strategy.local_rank == 0 if per_node else strategy.is_global_zero

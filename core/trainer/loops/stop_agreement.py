@@ -1,9 +1,10 @@
-"""The ranks' agreement to stop after a step: ranks that don't stop together wait for each other forever.
+"""The ranks' agreement to stop after a step: ranks that don't stop together wait for each other
+forever.
 
-A signal, a clock or `trainer.should_stop` may ask one rank alone to stop. The ranks exchange these requests at steps
-that all of them know beforehand: every so many batches, about twice a second, and before and after all that isn't a
-step. A single process reacts at once. On GPUs the exchanges between steps wait for no step: each is queued, and read by
-the next one.
+A signal, a clock or `trainer.should_stop` may ask one rank alone to stop. The ranks exchange these
+requests at steps that all of them know beforehand: every so many batches, about twice a second, and
+before and after all that isn't a step. A single process reacts at once. On GPUs the exchanges
+between steps wait for no step: each is queued, and read by the next one.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 class QueuedExchange:
     """The largest of the ranks' numbers, read one exchange after it was asked for.
 
-    `tolist()` of a reduced tensor would wait for all work that its GPU has been given, and the GPU would then wait for
-    the program's next step. An event marks the point in the queue at which the answer has come to memory.
+    `tolist()` of a reduced tensor would wait for all work that its GPU has been given, and the GPU
+    would then wait for the program's next step. An event marks the point in the queue at which the
+    answer has come to memory.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -33,7 +35,9 @@ class QueuedExchange:
         self._answer: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def put(self, numbers: list[int]) -> None:
-        """All ranks. Queue the exchange of these numbers, from and to memory that the device reaches by itself."""
+        """All ranks. Queue the exchange of these numbers, from and to memory that the device
+        reaches by itself.
+        """
         device = self._strategy.root_device
         numbers_there = torch.tensor(numbers).pin_memory().to(device, non_blocking=True)
         largest = self._strategy.reduce(numbers_there, reduce_op="max")
@@ -113,14 +117,18 @@ class StopAgreement:
         if self._queue is not None:
             self._queue.drop()
         strategy = self._run.strategy
-        agreed = strategy.reduce(torch.tensor(requests, device=strategy.root_device), reduce_op="max").tolist()
+        agreed = strategy.reduce(
+            torch.tensor(requests, device=strategy.root_device), reduce_op="max"
+        ).tolist()
         self._adopt(agreed, has_requested=bool(requests[0]))
         self.begin(batch)
 
     def look(self, batch: int) -> None:
-        """All ranks, between two steps of an epoch. As `agree`; on GPUs by the answer to the exchange before.
+        """All ranks, between two steps of an epoch. As `agree`; on GPUs by the answer to the
+        exchange before.
 
-        A request is known one interval later so. Where that is a single, long step, the wait costs less than a step.
+        A request is known one interval later so. Where that is a single, long step, the wait costs
+        less than a step.
         """
         if self._queue is None or self._interval.num_steps == 1:
             self.agree(batch)
@@ -134,14 +142,20 @@ class StopAgreement:
         self.begin(batch)
 
     def _requests(self, batch: int) -> list[int]:
-        """This rank's requests. The largest of each counts: of the negative paces that is the slowest rank's."""
+        """This rank's requests. The largest of each counts: of the negative paces that is the
+        slowest rank's.
+        """
         is_late = self._run.progress.elapsed_s >= self._max_s
         pace = 0 if self._is_alone else self._interval.propose(batch - self._batch)
         return [int(self._run.should_stop), int(is_late), self._guard.signal or 0, -pace]
 
     def _adopt(self, agreed: list[int], *, has_requested: bool = True) -> None:
         """Adopt what all ranks know now; a request of this rank is its own to withdraw."""
-        self.is_asked, self.is_late, self._interval.num_steps = bool(agreed[0]), bool(agreed[1]), -agreed[3]
+        self.is_asked, self.is_late, self._interval.num_steps = (
+            bool(agreed[0]),
+            bool(agreed[1]),
+            -agreed[3],
+        )
         if self.is_asked and not has_requested:
             self._run.should_stop = True
         if agreed[2]:

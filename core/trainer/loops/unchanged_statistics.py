@@ -1,4 +1,6 @@
-"""Statistics that a step leaves as they are: it runs on samples of another rank, since that makes the step too."""
+"""Statistics that a step leaves as they are: it runs on samples of another rank, since that makes
+the step too.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def unchanged_statistics(module: nn.Module) -> Iterator[None]:
-    """A context after which buffers, such as running means, and torchmetrics objects of a module are as before."""
+    """A context after which buffers, such as running means, and torchmetrics objects of a module
+    are as before.
+    """
     places = [
         (part, name, value)
         for part in module.modules()
-        for name, value in (*part.named_buffers(recurse=False), *getattr(part, "metric_state", {}).items())
+        for name, value in (
+            *part.named_buffers(recurse=False),
+            *getattr(part, "metric_state", {}).items(),
+        )
     ]
-    copies: list[Any] = [value.clone() if isinstance(value, Tensor) else list(value) for _, _, value in places]
+    copies: list[Any] = [
+        value.clone() if isinstance(value, Tensor) else list(value) for _, _, value in places
+    ]
     counters = [(part, part._update_count, part._forward_cache) for part in _metrics(module)]
     yield
     # In place, since objects may have a state in common.
@@ -38,5 +47,11 @@ def unchanged_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def _metrics(module: nn.Module) -> list[Any]:
-    """The module's torchmetrics objects. The library may not be installed: they are known by their attributes."""
-    return [part for part in module.modules() if hasattr(part, "_update_count") and hasattr(part, "metric_state")]
+    """The module's torchmetrics objects. The library may not be installed: they are known by their
+    attributes.
+    """
+    return [
+        part
+        for part in module.modules()
+        if hasattr(part, "_update_count") and hasattr(part, "metric_state")
+    ]

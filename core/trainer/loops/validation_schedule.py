@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ValidationSchedule:
     """Answers whether a validation is due. Asked on all ranks, which get the same answer.
 
-    Batches are counted within the epoch, or with `check_val_every_n_epoch=None` over all epochs; time is rank 0's, from
-    the end of the validation before, and is asked for at intervals.
+    Batches are counted within the epoch, or with `check_val_every_n_epoch=None` over all epochs;
+    time is rank 0's, from the end of the validation before, and is asked for at intervals.
     """
 
     def __init__(self, run: Run) -> None:
@@ -33,14 +33,21 @@ class ValidationSchedule:
         self._ended_s, self._last_at = time.monotonic(), self._progress.total_batches
 
     def begin_epoch(self) -> Callable[[int], bool] | None:
-        """The question to ask after each batch, with its number from 1; None if nothing is due within this epoch."""
+        """The question to ask after each batch, with its number from 1; None if nothing is due
+        within this epoch.
+        """
         options, progress = self._options, self._progress
         # After the epoch's last batch nothing is due here: `is_due_after_epoch` decides then.
-        interval, num_batches = batches_between(options, self._loaders), self._loaders.num_train_batches
+        interval, num_batches = (
+            batches_between(options, self._loaders),
+            self._loaders.num_train_batches,
+        )
         if not self._counts(progress.epoch):
             return None
         if options.val_check_time is not None:
-            return lambda batch: self._question.ask(self._strategy, self._is_late_here) and batch < num_batches
+            return lambda batch: (
+                self._question.ask(self._strategy, self._is_late_here) and batch < num_batches
+            )
         if interval == 0:
             return None
         if options.check_val_every_n_epoch is None:
@@ -48,7 +55,9 @@ class ValidationSchedule:
         return lambda batch: batch % interval == 0 and batch < num_batches
 
     def is_due_after_epoch(self, *, is_cut: bool = False) -> bool:
-        """True if a validation is due after all batches of the epoch, or where it is cut, and hasn't just been made."""
+        """True if a validation is due after all batches of the epoch, or where it is cut, and
+        hasn't just been made.
+        """
         options, progress = self._options, self._progress
         if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
             return False

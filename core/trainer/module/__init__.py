@@ -1,1 +1,3 @@
-"""The user's model as the Trainer knows it: its steps, hooks, arguments, optimizers and callbacks."""
+"""The user's model as the Trainer knows it: its steps, hooks, arguments, optimizers and
+callbacks.
+"""

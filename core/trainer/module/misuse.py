@@ -1,4 +1,6 @@
-"""Answers to a module that is used the wrong way: without a trainer, or where its class was meant."""
+"""Answers to a module that is used the wrong way: without a trainer, or where its class was
+meant.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from core.contract import ConfigurationError, NotYetChosenError
 
 
 class NoTrainer:
-    """False, and an error about every attribute; not in its place, so that those who list a module's attributes can."""
+    """False, and an error about every attribute; not in its place, so that those who list a
+    module's attributes can.
+    """
 
     def __init__(self, module_name: str) -> None:
         self.__dict__["_module_name"] = module_name
@@ -19,7 +23,8 @@ class NoTrainer:
     def __getattr__(self, name: str) -> NoReturn:
         module = self.__dict__.get("_module_name", "The module")  # a copy has none while it is made
         raise NotYetChosenError(
-            f"{module} is not attached to a Trainer. Call this from its steps and hooks, which a Trainer runs."
+            f"{module} is not attached to a Trainer. Call this from its steps and hooks, which a "
+            "Trainer runs."
         )
 
 

@@ -32,8 +32,9 @@ T = TypeVar("T", bound="Module")
 class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters):
     """An `nn.Module` that knows how it is trained. Meant to be subclassed.
 
-    `training_step` and `configure_optimizers` are all that `fit` needs. Any other `nn.Module` that has these methods
-    can be trained as well; this class adds logging, hyperparameters, manual optimization, and the hooks' documentation.
+    `training_step` and `configure_optimizers` are all that `fit` needs. Any other `nn.Module` that
+    has these methods can be trained as well; this class adds logging, hyperparameters, manual
+    optimization, and the hooks' documentation.
     """
 
     automatic_optimization: bool = True
@@ -43,11 +44,13 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     """False if a checkpoint may lack weights, or have more of them than the module."""
 
     example_input_array: Any = None
-    """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary finds shapes with it."""
+    """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary finds shapes
+    with it.
+    """
 
     _trainer: TrainerViews | None = None
 
-    # the user's own ------------------------------------------------------------------------------------------------
+    # the user's own -------------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Compute the loss of one batch.
@@ -57,9 +60,12 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             batch_idx: number of the batch in its epoch, from 0. May be left out of the signature.
 
         Returns:
-            A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch. A dict may have a
-            `"weight"`: the number of items that the loss is a mean over, a number or a tensor of one element, at least
-            0. The optimizer's gradient is then that of the mean over all items of its window, on all ranks, and
+            A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch.
+            A dict may have a
+            `"weight"`: the number of items that the loss is a mean over, a number or a tensor of
+                one element, at least
+            0. The optimizer's gradient is then that of the mean over all items of its window, on
+               all ranks, and
             logged means are over items.
         """
         raise NotImplementedError
@@ -69,7 +75,9 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         raise NotImplementedError
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Evaluate one batch of the test data; log what should be known of it. No gradients are computed."""
+        """Evaluate one batch of the test data; log what should be known of it. No gradients are
+        computed.
+        """
         raise NotImplementedError
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -80,20 +88,25 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """Build optimizers and schedulers, from parameters that are on the device already.
 
         Returns:
-            An optimizer; a list of them; (optimizers, schedulers); a dict with `"optimizer"`, perhaps `"lr_scheduler"`
-            (a scheduler, or a dict with `"scheduler"`, `"interval"`, `"frequency"`, `"monitor"`) and `"monitor"`.
+            An optimizer; a list of them; (optimizers, schedulers); a dict with `"optimizer"`,
+            perhaps `"lr_scheduler"` (a scheduler, or a dict with `"scheduler"`, `"interval"`,
+            `"frequency"`, `"monitor"`) and `"monitor"`.
         """
         raise NotImplementedError
 
     @empty_hook
     def configure_model(self) -> None:
-        """Build large parts here: it runs on the right device, and must do nothing the second time."""
+        """Build large parts here: it runs on the right device, and must do nothing the second
+        time.
+        """
 
-    # while it is being trained --------------------------------------------------------------------------------------
+    # while it is being trained --------------------------------------------------------------------
 
     @property
     def trainer(self) -> TrainerViews:
-        """The trainer that runs this module. Before one has run it, all that is asked of it is a ConfigurationError."""
+        """The trainer that runs this module. Before one has run it, all that is asked of it is a
+        ConfigurationError.
+        """
         if self._trainer is None:
             from core.trainer.module.misuse import NoTrainer  # who trains waits for none of it
 
@@ -122,15 +135,18 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         hparams_file: PathLike | None = None,
         **arguments: Any,
     ) -> T:
-        """Make the module again, with its hyperparameters and weights. Nothing in the file is executed.
+        """Make the module again, with its hyperparameters and weights. Nothing in the file is
+        executed.
 
         Args:
             checkpoint_path: what a Trainer has saved; a local path or a URL.
             map_location: the device for the module; None is the CPU.
             strict: whether the weights must fit exactly; None is what `strict_loading` says.
-            hparams_file: a local file with hyperparameters, for a checkpoint without them: `.json` as CSVLogger writes
-                it, or `.yaml`, for which PyYAML has to be installed. They count in place of the checkpoint's.
-            arguments: of `__init__`, in place of the hyperparameters of the checkpoint, or besides them.
+            hparams_file: a local file with hyperparameters, for a checkpoint without them: `.json`
+                as CSVLogger writes it, or `.yaml`, for which PyYAML has to be installed. They count
+                in place of the checkpoint's.
+            arguments: of `__init__`, in place of the hyperparameters of the checkpoint, or besides
+                them.
 
         Returns:
             A new module. A call on an existing one is an error, since that one wouldn't change.
@@ -140,7 +156,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             CheckpointError: the file can't be read, or doesn't fit.
             ConfigurationError: `hparams_file` can't be read.
         """
-        from core.trainer.hparams.from_checkpoint import load_module  # who reads no checkpoint waits for none of it
+        # who reads no checkpoint waits for none of it
+        from core.trainer.hparams.from_checkpoint import load_module
 
         return load_module(  # type: ignore[no-any-return]
             cls, checkpoint_path, map_location, strict, arguments, hparams_file
@@ -184,16 +201,22 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
 
     @property
     def device_mesh(self) -> Any:
-        """The mesh of all devices with named axes; None without a trainer, or if the strategy has none.
+        """The mesh of all devices with named axes; None without a trainer, or if the strategy has
+        none.
 
-        Ask for it in `configure_model`. A caller that gets its weights back from workers calls that without a mesh.
+        Ask for it in `configure_model`. A caller that gets its weights back from workers calls that
+        without a mesh.
         """
         return self._trainer.strategy.device_mesh if self._trainer is not None else None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the first floating-point parameter; torch's default for a module without any."""
-        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        """The dtype of the first floating-point parameter; torch's default for a module without
+        any.
+        """
+        return next(
+            (p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype()
+        )
 
     def log(
         self,
@@ -209,24 +232,28 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         add_dataloader_idx: bool = True,
         rank_zero_only: bool = False,
     ) -> None:
-        """Record a value under a name. Does nothing while no trainer runs the module, and says so once.
+        """Record a value under a name. Does nothing while no trainer runs the module, and says so
+        once.
 
         Args:
             name: under which loggers, callbacks and the progress bar find it.
-            value: a number, a tensor with one element, or a torchmetrics `Metric`. Detached; no wait for the device.
+            value: a number, a tensor with one element, or a torchmetrics `Metric`. Detached; no
+                wait for the device.
             prog_bar: show it in the progress bar.
             logger: hand it to the loggers.
             on_step: record single steps. None: in training yes, in evaluation no.
             on_epoch: reduce over the epoch. None: in training no, in evaluation yes.
             reduce_fx: `"mean"` (weighted by batch size), `"sum"`, `"min"`, `"max"`.
-            sync_dist: reduce over ranks too. None: for the epoch yes, since it costs two exchanges an epoch; for single
-                steps no, since it would cost one a step.
-            batch_size: samples in this batch, if neither the batch nor its first tensor's first dimension has it.
+            sync_dist: reduce over ranks too. None: for the epoch yes, since it costs two exchanges
+                an epoch; for single steps no, since it would cost one a step.
+            batch_size: samples in this batch, if neither the batch nor its first tensor's first
+                dimension has it.
             add_dataloader_idx: with several evaluation loaders, append which one it was.
             rank_zero_only: the value of rank 0 counts alone.
 
         Raises:
-            ModuleError: not a number, logged in another way before, or nothing is being collected now.
+            ModuleError: not a number, logged in another way before, or nothing is being collected
+                now.
         """
         if not isinstance(name, str):
             raise ModuleError(_describe_name(name))
@@ -234,7 +261,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             self._warn_of_log(name)
             return
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
-        if is_compiling():  # torch traces this: the graph is interrupted here, since recording is no part of it
+        # torch traces this: the graph is interrupted here, since recording is no part of it
+        if is_compiling():
             from core.trainer.module.uncompiled import record
 
             record(self, name, value, options, batch_size, add_dataloader_idx)
@@ -244,10 +272,15 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     def _warn_of_log(self, name: str) -> None:
         if not vars(self).get("_has_warned_of_log"):
             vars(self)["_has_warned_of_log"] = True
-            warn_caller(f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs the module.")
+            warn_caller(
+                f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs "
+                "the module."
+            )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """Record several values, or a torchmetrics `MetricCollection`; the options are those of `log`."""
+        """Record several values, or a torchmetrics `MetricCollection`; the options are those of
+        `log`.
+        """
         # Members of a collection share their states, and would be logged as copies otherwise.
         own = {"keep_base": False, "copy_state": False} if hasattr(values, "compute_groups") else {}
         for name, value in values.items(**own):
@@ -264,7 +297,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """All ranks. Stack tensors, also nested ones, over ranks; see `Fabric.all_gather`."""
         return self.trainer.fabric.all_gather(data, sync_grads=sync_grads)
 
-    # manual optimization --------------------------------------------------------------------------------------------
+    # manual optimization --------------------------------------------------------------------------
 
     def optimizers(self) -> Any:
         """The optimizer, or the list of them, whose `step` goes through the strategy."""
@@ -272,17 +305,21 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         return wrapped[0] if len(wrapped) == 1 else wrapped
 
     def lr_schedulers(self) -> Any:
-        """The scheduler, or the list of them; None if there is none. With manual optimization you step them."""
+        """The scheduler, or the list of them; None if there is none. With manual optimization you
+        step them.
+        """
         schedulers = [item.scheduler for item in self.trainer.strategy.lr_schedulers]
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
-    def manual_backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **kwargs: Any) -> None:
+    def manual_backward(
+        self, loss: Tensor, *, weight: float | Tensor | None = None, **kwargs: Any
+    ) -> None:
         """Backward through the strategy, which scales and exchanges gradients.
 
         Args:
             loss: a scalar with a graph.
-            weight: number of items that the loss is a mean over, see `Fabric.backward`. The values that a step logs are
-                weighted by the `"weight"` that it returns.
+            weight: number of items that the loss is a mean over, see `Fabric.backward`. The values
+                that a step logs are weighted by the `"weight"` that it returns.
             kwargs: of `Tensor.backward`.
 
         Raises:
@@ -291,16 +328,18 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
         if step is not None and not step.manual:
             raise ModuleError(
-                f"{type(self).__name__} calls self.manual_backward(loss) with automatic optimization, which calls "
-                "backward for the loss that training_step returns. Leave the call out, or set "
-                "self.automatic_optimization = False and step the optimizers in training_step."
+                f"{type(self).__name__} calls self.manual_backward(loss) with automatic "
+                "optimization, which calls backward for the loss that training_step returns. Leave "
+                "the call out, or set self.automatic_optimization = False and step the optimizers "
+                "in training_step."
             )
         if trainer.options.terminate_on_nan and weight != 0:
             from core.trainer.logging.non_finite_losses import refuse_non_finite
 
             what = f"{type(self).__name__}.manual_backward got"
             refuse_non_finite(loss, what, trainer.progress, trainer.progress.batch)
-        if step is not None and step.weight is not None:  # more or fewer samples than other ranks have
+        # more or fewer samples than other ranks have
+        if step is not None and step.weight is not None:
             if weight is None:
                 loss = loss * step.weight
             elif not step.weight:
@@ -312,12 +351,16 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         if weight is None and session.weights is None:
             strategy.backward(loss, wrapped, manual=True, **kwargs)
         else:
-            session.backward(loss, weight, lambda share: strategy.backward(share, wrapped, manual=True, **kwargs))
+            session.backward(
+                loss, weight, lambda share: strategy.backward(share, wrapped, manual=True, **kwargs)
+            )
         if step is not None and step.after_backward is not None:
             step.after_backward()
 
     def toggle_optimizer(self, optimizer: Optimizer) -> None:
-        """Disable gradients of all other parameters than this optimizer's, until `untoggle_optimizer`."""
+        """Disable gradients of all other parameters than this optimizer's, until
+        `untoggle_optimizer`.
+        """
         self.untoggle_optimizer()
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in own]
@@ -361,11 +404,18 @@ def require_method(module: object, name: str, purpose: str) -> Callable[..., Any
         what = f"an object of type {kind.__name__}"
         if isinstance(module, type):
             what = f"the class {module.__name__} (did you mean {module.__name__}()?)"
-        raise ModuleError(f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the loaders.")
+        raise ModuleError(
+            f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the "
+            "loaders."
+        )
     if not has_method(module, name):
-        near = [other for other in near_names(name, dir(kind), cutoff=0.85) if other not in dir(Module)]
+        near = [
+            other for other in near_names(name, dir(kind), cutoff=0.85) if other not in dir(Module)
+        ]
         hint = f" There is {near[0]}(): was that meant?" if near else ""
-        raise ModuleError(f"{kind.__name__} has no {name}(), which {purpose} needs. Define it.{hint}")
+        raise ModuleError(
+            f"{kind.__name__} has no {name}(), which {purpose} needs. Define it.{hint}"
+        )
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
@@ -380,4 +430,7 @@ def _describe_name(name: object) -> str:
     advice = "self.log('loss', loss) records one"
     if hasattr(name, "items"):
         advice = "self.log_dict({...}) records several values"
-    return f"self.log got a {type(name).__name__} as its name; expected a str, and then the value: {advice}."
+    return (
+        f"self.log got a {type(name).__name__} as its name; expected a str, and then the value: "
+        f"{advice}."
+    )

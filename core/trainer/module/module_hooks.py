@@ -1,4 +1,6 @@
-"""The hooks of a module, in the order in which they first happen. Each does nothing, and then it is never called."""
+"""The hooks of a module, in the order in which they first happen. Each does nothing, and then it is
+never called.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
 class ModuleHooks:
     """Events of a run. All ranks call every hook; those of callbacks come before the module's.
 
-    `core.Callback` has the same hooks, with `trainer, module` before the arguments. Arguments at the end may be left
-    out of a signature. The order of one whole run is in `docs/hooks.md`.
+    `core.Callback` has the same hooks, with `trainer, module` before the arguments. Arguments at
+    the end may be left out of a signature. The order of one whole run is in `docs/hooks.md`.
     """
 
-    # fit ------------------------------------------------------------------------------------------------------------
+    # fit ------------------------------------------------------------------------------------------
 
     @empty_hook
     def configure_callbacks(self) -> Any:
@@ -52,8 +54,9 @@ class ModuleHooks:
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         """The batch is on the device; `training_step` comes next.
 
-        Return -1, on all ranks, to leave out this batch and the rest of the epoch, with the batches of an accumulation
-        window that isn't complete: their gradients are dropped. The hooks of the epoch's end follow.
+        Return -1, on all ranks, to leave out this batch and the rest of the epoch, with the batches
+        of an accumulation window that isn't complete: their gradients are dropped. The hooks of the
+        epoch's end follow.
         """
 
     @empty_hook
@@ -66,7 +69,9 @@ class ModuleHooks:
 
     @empty_hook
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Gradients are complete and unscaled, not yet clipped: the place to look at their norms."""
+        """Gradients are complete and unscaled, not yet clipped: the place to look at their
+        norms.
+        """
 
     @empty_hook
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
@@ -74,11 +79,15 @@ class ModuleHooks:
 
     @empty_hook
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """`outputs`: what `training_step` returned, its loss detached. Gradients are cleared already."""
+        """`outputs`: what `training_step` returned, its loss detached. Gradients are cleared
+        already.
+        """
 
     @empty_hook
     def on_train_epoch_end(self) -> None:
-        """All batches were seen, and validation has run. What they logged can be read; what is logged here joins it."""
+        """All batches were seen, and validation has run. What they logged can be read; what is
+        logged here joins it.
+        """
 
     @empty_hook
     def on_train_end(self) -> None:
@@ -94,17 +103,19 @@ class ModuleHooks:
 
     @empty_hook
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add to a checkpoint what else your module needs: plain types, tensors and arrays, an object's `state_dict()`.
+        """Add to a checkpoint what else your module needs: plain types, tensors and arrays, an
+        object's `state_dict()`.
 
         Args:
-            checkpoint: the module's own section, empty at first; weights, optimizers and the like are saved anyway.
+            checkpoint: the module's own section, empty at first; weights, optimizers and the like
+                are saved anyway.
         """
 
     @empty_hook
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore what `on_save_checkpoint` added. The weights are loaded afterwards."""
 
-    # evaluation -----------------------------------------------------------------------------------------------------
+    # evaluation -----------------------------------------------------------------------------------
 
     @empty_hook
     def on_validation_start(self) -> None:
@@ -115,20 +126,28 @@ class ModuleHooks:
         """The one epoch of a validation run begins."""
 
     @empty_hook
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """The batch is on the device; `validation_step` comes next."""
 
     @empty_hook
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """`outputs`: what `validation_step` returned."""
 
     @empty_hook
     def on_validation_epoch_end(self) -> None:
-        """All batches were seen; what they logged can be read, and what is logged here counts for the run."""
+        """All batches were seen; what they logged can be read, and what is logged here counts for
+        the run.
+        """
 
     @empty_hook
     def on_validation_end(self) -> None:
-        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end` too."""
+        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end`
+        too.
+        """
 
     @empty_hook
     def on_test_start(self) -> None:
@@ -143,12 +162,16 @@ class ModuleHooks:
         """The batch is on the device; `test_step` comes next."""
 
     @empty_hook
-    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_test_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """`outputs`: what `test_step` returned."""
 
     @empty_hook
     def on_test_epoch_end(self) -> None:
-        """All batches were seen; what they logged can be read, and what is logged here counts for the run."""
+        """All batches were seen; what they logged can be read, and what is logged here counts for
+        the run.
+        """
 
     @empty_hook
     def on_test_end(self) -> None:
@@ -167,7 +190,9 @@ class ModuleHooks:
         """The batch is on the device; `predict_step` comes next."""
 
     @empty_hook
-    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_predict_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """`outputs`: what `predict_step` returned."""
 
     @empty_hook

@@ -1,4 +1,6 @@
-"""The parts of a training step that a module may do in its own way; asked for once, when fit begins."""
+"""The parts of a training step that a module may do in its own way; asked for once, when fit
+begins.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,22 @@ if TYPE_CHECKING:
 
 
 class ModuleSteps:
-    """The steps of automatic optimization that follow `training_step`, one method each. Override what you need.
+    """The steps of automatic optimization that follow `training_step`, one method each. Override
+    what you need.
 
     A method that isn't overridden is not called: the strategy does its work directly.
     """
 
     @property
-    def trainer(self) -> Any:  # Module says which; this part of it is no nn.Module, of which a strategy has handles
+    # Module says which; this part of it is no nn.Module, of which a strategy has handles
+    def trainer(self) -> Any:
         """The trainer that runs this module."""
         raise NotImplementedError
 
     @empty_hook
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients. An override ends in `super().backward(loss, ...)`, which scales and exchanges them.
+        """Compute gradients. An override ends in `super().backward(loss, ...)`, which scales and
+        exchanges them.
 
         Args:
             loss: a scalar with a graph, divided by the accumulation window.
@@ -39,14 +44,22 @@ class ModuleSteps:
         """
         strategy = self.trainer.strategy
         if args:
-            kwargs = {**dict(zip(("gradient", "retain_graph", "create_graph"), args, strict=False)), **kwargs}
+            kwargs = {
+                **dict(zip(("gradient", "retain_graph", "create_graph"), args, strict=False)),
+                **kwargs,
+            }
         strategy.backward(loss, self.trainer.session.handle_of(self).wrapped, **kwargs)
 
     @empty_hook
     def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Step the optimizer. An override may leave that out, but calls the closure in any case, itself or in `step`.
+        """Step the optimizer. An override may leave that out, but calls the closure in any case,
+        itself or in `step`.
 
         Args:
             epoch: from 0.
@@ -68,7 +81,8 @@ class ModuleSteps:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: ClippingAlgorithm | None = None,
     ) -> None:
-        """Clip gradients before each optimizer step; an override may call `self.clip_gradients` with other values.
+        """Clip gradients before each optimizer step; an override may call `self.clip_gradients`
+        with other values.
 
         Args:
             optimizer: whose gradients are complete and unscaled.
@@ -87,7 +101,8 @@ class ModuleSteps:
 
         Args:
             optimizer: of the gradients.
-            gradient_clip_val: the largest norm, or the largest absolute value; None or 0 clips nothing.
+            gradient_clip_val: the largest norm, or the largest absolute value; None or 0 clips
+                nothing.
             gradient_clip_algorithm: `"norm"` or `"value"`.
 
         Returns:
@@ -117,7 +132,9 @@ class ModuleSteps:
 
 
 def apply_overrides(run: Run, step: TrainingStep) -> None:
-    """Use the module's overrides of the hooks around the step, such as `optimizer_step`, in this step."""
+    """Use the module's overrides of the hooks around the step, such as `optimizer_step`, in this
+    step.
+    """
     module, progress = run.module, run.progress
     if step.manual:
         return
@@ -130,7 +147,9 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
         step.step_optimizer, step.needs_closure = _own_optimizer_step(run, step_optimizer), True
 
 
-def _own_clipping(own: Callable[..., None], clipping: GradientClipping | None) -> Callable[[Optimizer], None]:
+def _own_clipping(
+    own: Callable[..., None], clipping: GradientClipping | None
+) -> Callable[[Optimizer], None]:
     value = clipping.value if clipping else None
     algorithm = clipping.algorithm if clipping else None
 
@@ -156,11 +175,12 @@ def _own_optimizer_step(
         own(progress.epoch, progress.batch, wrapped, evaluate)
         if not evaluated:
             raise ModuleError(
-                f"{type(module).__name__}.optimizer_step did not call the closure, so there is no loss and no "
-                "gradient. Call optimizer.step(closure=optimizer_closure), or where the step is left out "
-                "optimizer_closure()."
+                f"{type(module).__name__}.optimizer_step did not call the closure, so there is no "
+                "loss and no gradient. Call optimizer.step(closure=optimizer_closure), or where "
+                "the step is left out optimizer_closure()."
             )
-        updated, progress.global_step = progress.global_step - before, before  # the loop counts what is returned
+        # the loop counts what is returned
+        updated, progress.global_step = progress.global_step - before, before
         return updated
 
     return step

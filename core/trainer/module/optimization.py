@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 _FORMS = (
-    "an Optimizer; a list of them; (optimizers, schedulers); a dict with 'optimizer' and perhaps 'lr_scheduler'; "
-    "a list of such dicts; or None to train without one"
+    "an Optimizer; a list of them; (optimizers, schedulers); a dict with 'optimizer' and perhaps "
+    "'lr_scheduler'; a list of such dicts; or None to train without one"
 )
 
 
@@ -39,10 +39,13 @@ class Scheduler:
         monitor: name of the logged metric that is handed to `step`, for ReduceLROnPlateau.
         strict: True to make a missing metric an error, False to skip the step.
         name: for the learning-rate monitor.
-        reduce_on_plateau: hand the metric to `step` of a scheduler that isn't torch's ReduceLROnPlateau.
-        is_waiting: a step is due, and the metric that it takes hasn't been renewed since the step before.
+        reduce_on_plateau: hand the metric to `step` of a scheduler that isn't torch's
+            ReduceLROnPlateau.
+        is_waiting: a step is due, and the metric that it takes hasn't been renewed since the step
+            before.
         renewed_by: what has ended since then: `"validation"`, and the training `"epoch"`.
-        origin: the event that renews its metric, as the ranks agreed when it was last there; None before.
+        origin: the event that renews its metric, as the ranks agreed when it was last there; None
+            before.
     """
 
     scheduler: Any
@@ -76,17 +79,23 @@ def parse_optimizers(configured: object) -> tuple[list[Optimizer], list[Schedule
         own = getattr(item.scheduler, "optimizer", None)
         if own is not None and not any(own is optimizer for optimizer in optimizers):
             raise ModuleError(
-                f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer that it did not "
-                "return, so that it would change nothing. Return that optimizer, or make the scheduler of the one that "
-                "is returned."
+                f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer "
+                "that it did not return, so that it would change nothing. Return that optimizer, "
+                "or make the scheduler of the one that is returned."
             )
     return optimizers, schedulers
 
 
 def check_optimizers(
-    module: nn.Module, optimizers: Sequence[Optimizer], options: TrainerOptions, *, window: int, is_global_zero: bool
+    module: nn.Module,
+    optimizers: Sequence[Optimizer],
+    options: TrainerOptions,
+    *,
+    window: int,
+    is_global_zero: bool,
 ) -> None:
-    """All ranks. Refuse optimizers that automatic optimization can't step, and warn if there are none.
+    """All ranks. Refuse optimizers that automatic optimization can't step, and warn if there are
+    none.
 
     Args:
         module: whose optimizers they are.
@@ -97,8 +106,8 @@ def check_optimizers(
 
     Raises:
         ModuleError: several, which can't step together.
-        ConfigurationError: an optimizer that evaluates the loss repeatedly, or none at all, with options that need
-            another.
+        ConfigurationError: an optimizer that evaluates the loss repeatedly, or none at all, with
+            options that need another.
     """
     name = type(module).__name__
     if not getattr(module, "automatic_optimization", True):
@@ -109,23 +118,28 @@ def check_optimizers(
         check_several(module, optimizers, [one for one in optimizers if evaluates_loss(one)])
     if not optimizers and options.max_steps >= 0 and options.max_epochs is None:
         raise ConfigurationError(
-            f"max_steps={options.max_steps} counts optimizer steps, and {name}.configure_optimizers returned no "
-            "optimizer, so that training would not end. Pass max_epochs."
+            f"max_steps={options.max_steps} counts optimizer steps, and "
+            f"{name}.configure_optimizers returned no optimizer, so that training would not end. "
+            "Pass max_epochs."
         )
     if not optimizers and is_global_zero:
         warn_at(
             getattr(type(module), "configure_optimizers", None),
-            f"{name}.configure_optimizers returned no optimizer: training without one, no parameter will change.",
+            f"{name}.configure_optimizers returned no optimizer: training without one, no "
+            "parameter will change.",
         )
     if window > 1 and optimizers and evaluates_loss(optimizers[0]):
         raise ConfigurationError(
             f"accumulate_grad_batches={window}, and {type(optimizers[0]).__name__} evaluates "
-            "the loss several times in a step, for one batch. Use larger batches, or another optimizer."
+            "the loss several times in a step, for one batch. Use larger batches, or another "
+            "optimizer."
         )
 
 
 def evaluates_loss(optimizer: Any) -> bool:
-    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a default."""
+    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a
+    default.
+    """
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -139,7 +153,9 @@ def _parse(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
         case Mapping():
             return _parse_dicts([configured])
         # Two lists come before one: patterns take lists and tuples alike.
-        case [[*optimizers], [*schedulers]] if all(isinstance(item, Optimizer) for item in optimizers):
+        case [[*optimizers], [*schedulers]] if all(
+            isinstance(item, Optimizer) for item in optimizers
+        ):
             return list(optimizers), [_parse_scheduler(item) for item in schedulers]
         case [*items] if items and all(isinstance(item, Mapping) for item in items):
             return _parse_dicts(items)
@@ -151,17 +167,22 @@ def _parse(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
 def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[Scheduler]]:
     optimizers, schedulers = [], []
     for item in items:
-        if unknown := sorted(item.keys() - {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"}):
+        if unknown := sorted(
+            item.keys() - {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"}
+        ):
             raise ModuleError(
                 f"configure_optimizers returned a dict with {unknown[0]!r}; "
                 "expected 'optimizer', 'lr_scheduler' and 'monitor'."
             )
         if "optimizer" not in item:
-            raise ModuleError("configure_optimizers returned a dict without 'optimizer'; expected an Optimizer there.")
+            raise ModuleError(
+                "configure_optimizers returned a dict without 'optimizer'; expected an Optimizer "
+                "there."
+            )
         if not isinstance(item["optimizer"], Optimizer):
             raise ModuleError(
-                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item['optimizer'])}; "
-                "expected an Optimizer."
+                "configure_optimizers returned a dict whose 'optimizer' is "
+                f"{_describe(item['optimizer'])}; expected an Optimizer."
             )
         optimizers.append(item["optimizer"])
         scheduler = item.get("lr_scheduler", item.get("lr_scheduler_config"))
@@ -174,29 +195,39 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
     options: Mapping[str, Any] = item if isinstance(item, Mapping) else {"scheduler": item}
     known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
     if unknown := sorted(options.keys() - known):
-        raise ModuleError(f"A scheduler's dict has {unknown[0]!r}; expected some of {sorted(known)}.")
+        raise ModuleError(
+            f"A scheduler's dict has {unknown[0]!r}; expected some of {sorted(known)}."
+        )
     scheduler = options.get("scheduler")
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise ModuleError(
             f"configure_optimizers returned {_describe(scheduler)} as a scheduler; "
-            "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
+            "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', "
+            "'monitor'."
         )
     parsed = Scheduler(**{"monitor": monitor, **options})
     if parsed.interval not in ("step", "epoch"):
-        raise ModuleError(f"A scheduler's interval is {parsed.interval!r}; expected 'step' or 'epoch'.")
+        raise ModuleError(
+            f"A scheduler's interval is {parsed.interval!r}; expected 'step' or 'epoch'."
+        )
     frequency: object = parsed.frequency
     if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
-        raise ModuleError(f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1.")
+        raise ModuleError(
+            f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1."
+        )
     if takes_metric(parsed) and parsed.monitor is None:
         raise ModuleError(
             f"{type(parsed.scheduler).__name__} needs a metric to watch: return "
-            "{'optimizer': ..., 'lr_scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers."
+            "{'optimizer': ..., 'lr_scheduler': ..., 'monitor': 'val_loss'} from "
+            "configure_optimizers."
         )
     return parsed
 
 
 def takes_metric(scheduler: Scheduler) -> bool:
-    """True if `step` takes the monitored metric: that of torch's plateau scheduler does, the others don't."""
+    """True if `step` takes the monitored metric: that of torch's plateau scheduler does, the others
+    don't.
+    """
     if scheduler.reduce_on_plateau or isinstance(scheduler.scheduler, ReduceLROnPlateau):
         return True
     return scheduler.monitor is not None and not isinstance(scheduler.scheduler, LRScheduler)
@@ -210,36 +241,44 @@ def _describe(value: object) -> str:
     return f"{type(value).__name__} {value!r}"[:120]
 
 
-def check_schedulers(module: nn.Module, strategy: Strategy, schedulers: Sequence[Scheduler]) -> None:
+def check_schedulers(
+    module: nn.Module, strategy: Strategy, schedulers: Sequence[Scheduler]
+) -> None:
     """All ranks. Refuse a scheduler that can't be stepped as the loop does it.
 
     Raises:
         ModuleError: its `step` takes something else.
         ConfigurationError: it would have to be stepped between the updates of one batch.
     """
-    is_stepped = getattr(module, "automatic_optimization", True) and not overrides(module, "lr_scheduler_step")
-    for item in schedulers if is_stepped and Capability.OWNS_SCHEDULER not in strategy.capabilities else ():
+    is_stepped = getattr(module, "automatic_optimization", True) and not overrides(
+        module, "lr_scheduler_step"
+    )
+    for item in (
+        schedulers if is_stepped and Capability.OWNS_SCHEDULER not in strategy.capabilities else ()
+    ):
         name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
         try:
             inspect.signature(item.scheduler.step).bind(*metric)
         except TypeError as error:
             raise ModuleError(
-                f"The loop calls {name}.step({', '.join(metric)}), which can't be: {error}. Step it yourself: define "
-                "lr_scheduler_step(self, scheduler, metric) in the module, such as "
-                "scheduler.step(self.current_epoch + 1)."
+                f"The loop calls {name}.step({', '.join(metric)}), which can't be: {error}. Step "
+                "it yourself: define lr_scheduler_step(self, scheduler, metric) in the module, "
+                "such as scheduler.step(self.current_epoch + 1)."
             ) from None
         except ValueError:  # a method of native code
             pass
     if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
         raise ConfigurationError(
-            f"configure_optimizers returned a scheduler with interval='step', and {type(strategy).__name__} makes "
-            f"{strategy.updates_per_batch} updates in each batch, all with one learning rate. Use interval='epoch', or "
-            "let the strategy make one update in a batch."
+            "configure_optimizers returned a scheduler with interval='step', and "
+            f"{type(strategy).__name__} makes {strategy.updates_per_batch} updates in each batch, "
+            "all with one learning rate. Use interval='epoch', or let the strategy make one update "
+            "in a batch."
         )
 
 
 def require_optimizers(module: nn.Module, strategy: Strategy) -> None:
-    """Main process. Refuse a module without optimizers, or with some beside those that the strategy makes.
+    """Main process. Refuse a module without optimizers, or with some beside those that the strategy
+    makes.
 
     Raises:
         ModuleError: with what to do.

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 
 
-def check_several(module: nn.Module, optimizers: Sequence[Optimizer], evaluating: Sequence[Optimizer]) -> None:
+def check_several(
+    module: nn.Module, optimizers: Sequence[Optimizer], evaluating: Sequence[Optimizer]
+) -> None:
     """All ranks. Refuse several optimizers that can't step together after one backward.
 
     Args:
@@ -30,24 +32,29 @@ def check_several(module: nn.Module, optimizers: Sequence[Optimizer], evaluating
     """
     name, number = type(module).__name__, len(optimizers)
     cure = (
-        "Set self.automatic_optimization = False and step them in training_step, through self.optimizers() and "
-        "self.manual_backward(loss)."
+        "Set self.automatic_optimization = False and step them in training_step, through "
+        "self.optimizers() and self.manual_backward(loss)."
     )
     if evaluating:
         raise ModuleError(
-            f"{name}.configure_optimizers returned {number} optimizers, and {type(evaluating[0]).__name__} evaluates "
-            f"the loss in its step, which the others would have no gradients of. {cure}"
+            f"{name}.configure_optimizers returned {number} optimizers, and "
+            f"{type(evaluating[0]).__name__} evaluates the loss in its step, which the others "
+            f"would have no gradients of. {cure}"
         )
     if overrides(module, "optimizer_step"):
         raise ModuleError(
-            f"{name}.configure_optimizers returned {number} optimizers, and {name} overrides optimizer_step, whose "
-            f"closure makes the gradients for one of them. Leave the override out. Or: {cure}"
+            f"{name}.configure_optimizers returned {number} optimizers, and {name} overrides "
+            "optimizer_step, whose closure makes the gradients for one of them. Leave the "
+            f"override out. Or: {cure}"
         )
-    held = Counter(id(one) for each in optimizers for group in each.param_groups for one in group["params"])
+    held = Counter(
+        id(one) for each in optimizers for group in each.param_groups for one in group["params"]
+    )
     if twice := [key for key, parameter in module.named_parameters() if held[id(parameter)] > 1]:
         raise ModuleError(
-            f"{name}.configure_optimizers returned {number} optimizers, more than one of which holds "
-            f"{listed(twice)}: each step would update them as often. Give each parameter to one optimizer. Or: {cure}"
+            f"{name}.configure_optimizers returned {number} optimizers, more than one of which "
+            f"holds {listed(twice)}: each step would update them as often. Give each parameter to "
+            f"one optimizer. Or: {cure}"
         )
 
 

@@ -1,4 +1,6 @@
-"""Logging from inside a compiled step. Imported only while torch traces one, since it loads torch's compiler."""
+"""Logging from inside a compiled step. Imported only while torch traces one, since it loads torch's
+compiler.
+"""
 
 from __future__ import annotations
 

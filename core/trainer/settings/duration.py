@@ -24,7 +24,8 @@ def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> tim
         duration = None
     if duration is None or duration < timedelta(0):
         raise ConfigurationError(
-            f"{name}={value!r}: expected a timedelta, a dict such as {{'hours': 2}}, or 'DD:HH:MM:SS'."
+            f"{name}={value!r}: expected a timedelta, a dict such as {{'hours': 2}}, or "
+            "'DD:HH:MM:SS'."
         )
     return duration
 

@@ -21,7 +21,8 @@ _DEFAULTS = {"num_sanity_val_steps": 2, "log_every_n_steps": 50}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """The user's options for the loops: the Trainer's arguments of these names; see `core.Trainer` for each.
+    """The user's options for the loops: the Trainer's arguments of these names; see `core.Trainer`
+    for each.
 
     Attributes:
         val_check_time: `val_check_interval`, if it is a time.
@@ -60,19 +61,24 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainerOptions:
-        """The options that the Trainer's arguments, by name, stand for; its other arguments are left alone.
+        """The options that the Trainer's arguments, by name, stand for; its other arguments are
+        left alone.
 
         Raises:
             ConfigurationError: one that can't be met.
         """
-        max_time = None if given["max_time"] is None else parse_duration("max_time", given["max_time"])
+        max_time = (
+            None if given["max_time"] is None else parse_duration("max_time", given["max_time"])
+        )
         val_check_interval, val_check_time = _make_val_check(given["val_check_interval"])
         meant: dict[str, Any] = {
             "max_time": max_time,
             "val_check_interval": val_check_interval,
             "val_check_time": val_check_time,
             "max_epochs": _make_max_epochs(given["max_epochs"], given["max_steps"], max_time),
-            "clipping": _make_clipping(given["gradient_clip_val"], given["gradient_clip_algorithm"]),
+            "clipping": _make_clipping(
+                given["gradient_clip_val"], given["gradient_clip_algorithm"]
+            ),
         }
         meant |= {name: default for name, default in _DEFAULTS.items() if given[name] is None}
         options = {**given, **meant}
@@ -88,12 +94,19 @@ class TrainerOptions:
         self._check_global_batch()
         if self.max_epochs is not None:
             _check_int("max_epochs", self.max_epochs, least=-1)
-        limits = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
+        limits = (
+            "limit_train_batches",
+            "limit_val_batches",
+            "limit_test_batches",
+            "limit_predict_batches",
+        )
         for name in (*limits, "overfit_batches", "val_check_interval"):
             check_amount(name, getattr(self, name))
         self._check_validation()
         if self.save_only not in ("all", "trainable"):
-            raise ConfigurationError(f"save_only={self.save_only!r}: expected 'all' or 'trainable'.")
+            raise ConfigurationError(
+                f"save_only={self.save_only!r}: expected 'all' or 'trainable'."
+            )
 
     def _check_global_batch(self) -> None:
         if self.global_batch_size is None:
@@ -101,8 +114,9 @@ class TrainerOptions:
         _check_int("global_batch_size", self.global_batch_size, least=1)
         if self.accumulate_grad_batches != 1:
             raise ConfigurationError(
-                f"global_batch_size={self.global_batch_size} and accumulate_grad_batches={self.accumulate_grad_batches}"
-                " both say how many samples make a step. Leave one of them out: the window follows from the first."
+                f"global_batch_size={self.global_batch_size} and "
+                f"accumulate_grad_batches={self.accumulate_grad_batches} both say how many samples "
+                "make a step. Leave one of them out: the window follows from the first."
             )
 
     def _check_validation(self) -> None:
@@ -116,8 +130,9 @@ class TrainerOptions:
             _check_int("check_val_every_n_epoch", every, least=1)
         elif self.val_check_time is None and (isinstance(interval, float) or interval is None):
             raise ConfigurationError(
-                f"check_val_every_n_epoch=None counts batches over epochs, and val_check_interval={interval!r} isn't a "
-                "number of them. Pass an int, such as val_check_interval=1000, or a time."
+                "check_val_every_n_epoch=None counts batches over epochs, and "
+                f"val_check_interval={interval!r} isn't a number of them. Pass an int, such as "
+                "val_check_interval=1000, or a time."
             )
 
 
@@ -128,11 +143,15 @@ def _make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientC
         ConfigurationError: a negative value, or an unknown algorithm.
     """
     if algorithm not in (None, "norm", "value"):
-        raise ConfigurationError(f"gradient_clip_algorithm={algorithm!r}: expected 'norm' or 'value'.")
+        raise ConfigurationError(
+            f"gradient_clip_algorithm={algorithm!r}: expected 'norm' or 'value'."
+        )
     if value is None or value == 0:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None not to clip.")
+        raise ConfigurationError(
+            f"gradient_clip_val={value!r}: expected a positive number, or None not to clip."
+        )
     return GradientClipping(float(value), algorithm or "norm")
 
 
@@ -152,7 +171,9 @@ def _make_val_check(
     return None, duration
 
 
-def _make_max_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:
+def _make_max_epochs(
+    max_epochs: int | None, max_steps: int, max_time: timedelta | None
+) -> int | None:
     """The limit in epochs; 1000 if the user gave no limit at all."""
     if max_epochs is None and max_steps == -1 and max_time is None:
         return MAX_EPOCHS
@@ -165,7 +186,10 @@ def check_amount(name: str, value: Any) -> None:
     Raises:
         ConfigurationError: with both forms.
     """
-    form = "a number of batches (int, 0 or more), a fraction of them (float, 0.0 to 1.0), or None for all"
+    form = (
+        "a number of batches (int, 0 or more), a fraction of them (float, 0.0 to 1.0), or None "
+        "for all"
+    )
     if value is None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -174,7 +198,9 @@ def check_amount(name: str, value: Any) -> None:
 
 
 def is_whole(value: int | float | None) -> bool:
-    """True for an amount of all that there are, whose number may be unknown: None, or the float 1.0. 1 is one batch."""
+    """True for an amount of all that there are, whose number may be unknown: None, or the float
+    1.0. 1 is one batch.
+    """
     return value is None or (isinstance(value, float) and value == 1.0)
 
 
@@ -182,7 +208,8 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
     """The number of batches that an amount of the available ones is; both may be infinite.
 
     Raises:
-        ConfigurationError: a fraction of an unknown number, or a fraction so small that nothing is left.
+        ConfigurationError: a fraction of an unknown number, or a fraction so small that nothing is
+            left.
     """
     if value is None or is_whole(value):
         return available
@@ -190,12 +217,14 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
         return min(value, available)
     if available == float("inf") and value > 0:
         raise ConfigurationError(
-            f"{name}={value!r} is a fraction, and the data set doesn't know its length. Give a number of batches (int)."
+            f"{name}={value!r} is a fraction, and the data set doesn't know its length. Give a "
+            "number of batches (int)."
         )
     taken = int(available * value) if value > 0 else 0
     if taken == 0 and value > 0:
         raise ConfigurationError(
-            f"{name}={value!r} of {available} batches is less than one. Use at least {1 / available:.2g}, or an int."
+            f"{name}={value!r} of {available} batches is less than one. Use at least "
+            f"{1 / available:.2g}, or an int."
         )
     return taken
 
@@ -203,4 +232,6 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
 def _check_int(name: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         unlimited = ", or -1 for no limit" if least == -1 else ""
-        raise ConfigurationError(f"{name}={value!r}: expected an integer of at least {max(least, 0)}{unlimited}.")
+        raise ConfigurationError(
+            f"{name}={value!r}: expected an integer of at least {max(least, 0)}{unlimited}."
+        )

@@ -1,4 +1,6 @@
-"""The modes of torch while a stage runs: deterministic algorithms, cuDNN's search for fast ones, anomalies."""
+"""The modes of torch while a stage runs: deterministic algorithms, cuDNN's search for fast ones,
+anomalies.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,14 @@ def torch_modes(options: TrainerOptions) -> Iterator[None]:
         if options.deterministic:
             stack.callback(_restore_determinism())
             torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
-            # cuBLAS reads it when it is used first: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+            # cuBLAS reads it when it is used first:
+            # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
             os.environ.setdefault(_CUBLAS, ":4096:8")
         benchmark = False if options.deterministic else options.benchmark
         if benchmark is not None:
-            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            stack.callback(
+                setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark
+            )
             torch.backends.cudnn.benchmark = benchmark
         if options.detect_anomaly:
             stack.enter_context(torch.autograd.set_detect_anomaly(True))
@@ -44,12 +49,13 @@ def check_modes(deterministic: object, benchmark: object) -> None:
     """
     if deterministic not in (None, True, False, "warn"):
         raise ConfigurationError(
-            f"deterministic={deterministic!r}: expected True, False, or 'warn' to be warned of operations that aren't."
+            f"deterministic={deterministic!r}: expected True, False, or 'warn' to be warned of "
+            "operations that aren't."
         )
     if deterministic and benchmark:
         raise ConfigurationError(
-            f"deterministic={deterministic!r} and benchmark=True contradict each other: to choose algorithms by their "
-            "times is to choose others in another run. Leave one of them out."
+            f"deterministic={deterministic!r} and benchmark=True contradict each other: to choose "
+            "algorithms by their times is to choose others in another run. Leave one of them out."
         )
 
 

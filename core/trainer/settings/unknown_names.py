@@ -16,7 +16,9 @@ _HELP = "See help(Trainer); docs/coming-from-lightning.md says what other traine
 
 
 def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap an `__init__`, so that an argument that it doesn't take is answered by the one that it may mean."""
+    """Wrap an `__init__`, so that an argument that it doesn't take is answered by the one that it
+    may mean.
+    """
     code = function.__code__
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 

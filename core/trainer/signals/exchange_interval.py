@@ -16,8 +16,8 @@ _PERIOD_S = 0.5
 class ExchangeInterval:
     """The number of steps between two exchanges, adapted so that there are about two a second.
 
-    An exchange after each step would cost many times as much as the step's own bookkeeping. Each rank proposes a
-    number by its own clock, and all ranks use the same one.
+    An exchange after each step would cost many times as much as the step's own bookkeeping. Each
+    rank proposes a number by its own clock, and all ranks use the same one.
 
     Attributes:
         num_steps: that the ranks have agreed on.
@@ -32,7 +32,9 @@ class ExchangeInterval:
         self._began_s = time.monotonic()
 
     def propose(self, num_made: int) -> int:
-        """The number of steps that fits, after so many since `begin`; twice as many as these at most."""
+        """The number of steps that fits, after so many since `begin`; twice as many as these at
+        most.
+        """
         elapsed_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
         if num_made < self.num_steps or elapsed_s <= 0:
             return self.num_steps
@@ -40,7 +42,9 @@ class ExchangeInterval:
 
 
 class PeriodicVote:
-    """A vote whose result is rank 0's answer. Called on all ranks in every step, broadcast about twice a second."""
+    """A vote whose result is rank 0's answer. Called on all ranks in every step, broadcast about
+    twice a second.
+    """
 
     def __init__(self) -> None:
         self._interval, self._num_steps = ExchangeInterval(), 0
@@ -55,7 +59,9 @@ class PeriodicVote:
         self._num_steps += 1
         if self._num_steps < self._interval.num_steps:
             return False
-        answer, self._interval.num_steps = strategy.broadcast((decide(), self._interval.propose(self._num_steps)))
+        answer, self._interval.num_steps = strategy.broadcast(
+            (decide(), self._interval.propose(self._num_steps))
+        )
         self._num_steps = 0
         self._interval.begin()
         return bool(answer)

@@ -1,8 +1,9 @@
 """Ctrl-C, SIGTERM, and a scheduler's warning: the end of a stage by a signal.
 
-In training, a signal waits for the next optimizer step, so that all ranks stop at the same one and what is saved there
-can be resumed exactly. Everywhere else, where no such step is near, it is an exception at once: in set-up, validation,
-test and prediction, and in a wait for data that doesn't end soon. A second Ctrl-C is an exception at once anywhere.
+In training, a signal waits for the next optimizer step, so that all ranks stop at the same one and
+what is saved there can be resumed exactly. Everywhere else, where no such step is near, it is an
+exception at once: in set-up, validation, test and prediction, and in a wait for data that doesn't
+end soon. A second Ctrl-C is an exception at once anywhere.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ _WAIT_FOR_DATA_S = 2.0
 
 
 class Interrupted(SystemExit):
-    """A signal ends the run; uncaught, the process ends with the code that shells give to it: 143 for SIGTERM.
+    """A signal ends the run; uncaught, the process ends with the code that shells give to it: 143
+    for SIGTERM.
 
     Attributes:
         signal: its number.
-        is_agreed: all ranks raise this after the same optimizer step, so that they can still save together.
+        is_agreed: all ranks raise this after the same optimizer step, so that they can still save
+            together.
     """
 
     def __init__(self, number: int, *, is_agreed: bool = False) -> None:
@@ -52,7 +55,9 @@ class InterruptedByUser(Interrupted, KeyboardInterrupt):
 
 
 def interruption(number: int, *, is_agreed: bool = False) -> BaseException:
-    """The exception to raise for a signal. At a prompt and in a notebook, Ctrl-C must not end the session."""
+    """The exception to raise for a signal. At a prompt and in a notebook, Ctrl-C must not end the
+    session.
+    """
     if number != signal.SIGINT:
         return Interrupted(number, is_agreed=is_agreed)
     if hasattr(sys, "ps1") or sys.flags.interactive or hasattr(builtins, "__IPYTHON__"):
@@ -63,10 +68,11 @@ def interruption(number: int, *, is_agreed: bool = False) -> BaseException:
 
 
 class SignalGuard:
-    """A context, one stage long, in which signals are answered as this module says. Handlers come back afterwards.
+    """A context, one stage long, in which signals are answered as this module says. Handlers come
+    back afterwards.
 
-    The user's own handlers are left alone. Outside of the main thread nothing is done: Python handles signals in the
-    main thread only.
+    The user's own handlers are left alone. Outside of the main thread nothing is done: Python
+    handles signals in the main thread only.
 
     Attributes:
         signal: the one that came first, None if none has.
@@ -78,7 +84,8 @@ class SignalGuard:
 
         Args:
             progress: of training.
-            warnings: signals by which a scheduler announces the end; they wait for a step in validation too.
+            warnings: signals by which a scheduler announces the end; they wait for a step in
+                validation too.
         """
         self.signal: int | None = None
         self.is_fetching = False
@@ -96,8 +103,11 @@ class SignalGuard:
                     handler = signal.getsignal(number)
                     # Python's default handler or one of our launchers', rather than the user's.
                     module = getattr(handler, "__module__", None) or ""
-                    if handler in (signal.SIG_DFL, signal.default_int_handler) or module.startswith("core.launch."):
-                        self._previous[number] = handler  # first: the signal may come with its handler
+                    if handler in (signal.SIG_DFL, signal.default_int_handler) or module.startswith(
+                        "core.launch."
+                    ):
+                        # first: the signal may come with its handler
+                        self._previous[number] = handler
                         signal.signal(number, self._on_signal)
             return self
         except BaseException:  # a signal that came already, and `__exit__` is not called after it
@@ -105,15 +115,21 @@ class SignalGuard:
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_over = True
         self._put_back()
         if self.signal is not None and (error is None or self._came_late):
-            raise interruption(self.signal)  # it came too late to stop anything, and the exit code must still show it
+            # it came too late to stop anything, and the exit code must still show it
+            raise interruption(self.signal)
 
     def _put_back(self) -> None:
-        """Give signals their handlers back. One that comes meanwhile is noted, and raises nothing."""
+        """Give signals their handlers back. One that comes meanwhile is noted, and raises
+        nothing.
+        """
         self._is_over = True
         for number, handler in self._previous.items():
             signal.signal(number, handler)
@@ -121,7 +137,9 @@ class SignalGuard:
 
     @contextmanager
     def training(self, wake: Callable[[], None]) -> Iterator[None]:
-        """A context in which training runs: signals wait for its next step, and each calls `wake`."""
+        """A context in which training runs: signals wait for its next step, and each calls
+        `wake`.
+        """
         self._wake, self._is_near_step = wake, True
         try:
             yield
@@ -130,7 +148,9 @@ class SignalGuard:
 
     @contextmanager
     def apart_from_steps(self) -> Iterator[None]:
-        """A context far from any step: signals are exceptions at once, a scheduler's warnings aside."""
+        """A context far from any step: signals are exceptions at once, a scheduler's warnings
+        aside.
+        """
         self._is_near_step = False
         try:
             yield
@@ -139,10 +159,11 @@ class SignalGuard:
 
     @contextmanager
     def hidden_from_children(self) -> Iterator[None]:
-        """A context that hides Ctrl-C and warnings from processes that are made inside, forked or not.
+        """A context that hides Ctrl-C and warnings from processes that are made inside, forked or
+        not.
 
-        The parent answers them: it needs its loader's workers up to the step at which it stops. Signals that come
-        meanwhile reach it when it leaves the context.
+        The parent answers them: it needs its loader's workers up to the step at which it stops.
+        Signals that come meanwhile reach it when it leaves the context.
         """
         hidden = self._previous.keys() - {signal.SIGTERM}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, hidden)
@@ -158,14 +179,16 @@ class SignalGuard:
         return interruption(number, is_agreed=True)
 
     def explain(self, error: BaseException) -> BaseException:
-        """The exception that ends the stage: the signal's, if one has come; later errors are mostly its consequence."""
+        """The exception that ends the stage: the signal's, if one has come; later errors are mostly
+        its consequence.
+        """
         if self.signal is None or not isinstance(error, Exception):
             return error
         first = interruption(self.signal)
         first.__cause__ = error
         return first
 
-    # in the main thread, between any two of its instructions --------------------------------------------------------
+    # in the main thread, between any two of its instructions --------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -173,14 +196,17 @@ class SignalGuard:
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
             # The frame is that of `__exit__` before its first line has run.
-            if self._is_over or (frame is not None and frame.f_code is SignalGuard.__exit__.__code__):
+            if self._is_over or (
+                frame is not None and frame.f_code is SignalGuard.__exit__.__code__
+            ):
                 self._came_late = True
             else:
                 self._answer(number)
-        # A second Ctrl-C means now. One that comes at once is the first one again: a terminal sends it to every
-        # process, and a launcher hands it on.
+        # A second Ctrl-C means now. One that comes at once is the first one again: a terminal sends
+        # it to every process, and a launcher hands it on.
         elif not self._is_over and (
-            self._raises_next or (number == signal.SIGINT and time.monotonic() - self._came_s > ECHO_S)
+            self._raises_next
+            or (number == signal.SIGINT and time.monotonic() - self._came_s > ECHO_S)
         ):
             self._raises_next = False
             raise interruption(self.signal)
@@ -198,7 +224,10 @@ class SignalGuard:
         waiting_for = -1
         while not self._is_over:
             time.sleep(_WAIT_FOR_DATA_S)
-            before, waiting_for = waiting_for, self._progress.total_batches if self.is_fetching else -1
+            before, waiting_for = (
+                waiting_for,
+                self._progress.total_batches if self.is_fetching else -1,
+            )
             # The same batch at two looks: this wait is a long one.
             if waiting_for >= 0 and waiting_for == before and self._main_thread is not None:
                 self._raises_next = True
@@ -208,7 +237,9 @@ class SignalGuard:
 
 @contextmanager
 def workers_interruption(calls_in_place: bool) -> Iterator[None]:
-    """A context that turns the signal that ended a launcher's workers into the main process's own interruption."""
+    """A context that turns the signal that ended a launcher's workers into the main process's own
+    interruption.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -223,7 +254,9 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
 
 
 def _answer_in_copy(number: int) -> None:
-    """Answer in a forked copy. A daemon, such as a loader's worker, ends with its parent, which needs it for a step."""
+    """Answer in a forked copy. A daemon, such as a loader's worker, ends with its parent, which
+    needs it for a step.
+    """
     if multiprocessing.current_process().daemon and number != signal.SIGTERM:
         return
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

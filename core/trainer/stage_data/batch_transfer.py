@@ -1,4 +1,6 @@
-"""The transfer of a batch to the device: by hooks of module or data module, or as usual. Decided once a stage."""
+"""The transfer of a batch to the device: by hooks of module or data module, or as usual. Decided
+once a stage.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     from core.contract import Strategy
 
 
-def batch_transfer(strategy: Strategy, owners: Sequence[Any], dataloader_idx: int) -> Callable[[Any], Any] | None:
-    """All ranks. The function that brings a loader's batches to the device; None if there is nothing to do.
+def batch_transfer(
+    strategy: Strategy, owners: Sequence[Any], dataloader_idx: int
+) -> Callable[[Any], Any] | None:
+    """All ranks. The function that brings a loader's batches to the device; None if there is
+    nothing to do.
 
     Args:
         strategy: has precision and device.
@@ -41,7 +46,9 @@ def batch_transfer(strategy: Strategy, owners: Sequence[Any], dataloader_idx: in
     )
     steps: list[Callable[[Any], Any] | None] = [
         partial(_call_last, before, (dataloader_idx,)) if before is not None else None,
-        make_transfer(device, convert) if own is None else partial(_call_last, own, (device, dataloader_idx)),
+        make_transfer(device, convert)
+        if own is None
+        else partial(_call_last, own, (device, dataloader_idx)),
         # A user's own transfer knows nothing of the precision: what it brings is cast afterwards.
         _converter(convert) if own is not None and convert is not None else None,
         partial(_call_last, after, (dataloader_idx,)) if after is not None else None,
@@ -63,8 +70,14 @@ def _check_signature(hook: Callable[..., object], num_arguments: int) -> None:
     try:
         signature.bind(*range(num_arguments))
     except TypeError:
-        names = ("batch", "device", "dataloader_idx") if num_arguments == 3 else ("batch", "dataloader_idx")
-        raise ModuleError(f"{hook.__qualname__}{signature} can't be called; it gets ({', '.join(names)}).") from None
+        names = (
+            ("batch", "device", "dataloader_idx")
+            if num_arguments == 3
+            else ("batch", "dataloader_idx")
+        )
+        raise ModuleError(
+            f"{hook.__qualname__}{signature} can't be called; it gets ({', '.join(names)})."
+        ) from None
 
 
 def _call_last(hook: Callable[..., object], arguments: tuple[object, ...], batch: object) -> object:

@@ -1,4 +1,6 @@
-"""Several loaders in a nested structure: which of a user's lists and dicts are that, and how to take them apart."""
+"""Several loaders in a nested structure: which of a user's lists and dicts are that, and how to
+take them apart.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
 def is_collection(data: Any) -> bool:
     """True for a collection of loaders: a dict always, a list or tuple if there is a loader in it.
 
-    A list of tensors, of pairs of tensors, or of dicts of them is *one* loader, whose batches are its items.
+    A list of tensors, of pairs of tensors, or of dicts of them is *one* loader, whose batches are
+    its items.
     """
-    return isinstance(data, Mapping) or (isinstance(data, list | tuple) and any(map(_contains_loader, data)))
+    return isinstance(data, Mapping) or (
+        isinstance(data, list | tuple) and any(map(_contains_loader, data))
+    )
 
 
 def _contains_loader(data: Any) -> bool:
@@ -31,7 +36,9 @@ def _contains_loader(data: Any) -> bool:
 
 
 def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """The loaders of a collection with their names, such as `labeled` or `pairs.0`; what isn't one is its only leaf."""
+    """The loaders of a collection with their names, such as `labeled` or `pairs.0`; what isn't one
+    is its only leaf.
+    """
     if not is_collection(data):
         yield name, data
         return
@@ -40,7 +47,9 @@ def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def fill(structure: Any, leaves: Iterator[Any]) -> object:
-    """The same structure with other things in the places of its loaders, in the order of `leaves_of`."""
+    """The same structure with other things in the places of its loaders, in the order of
+    `leaves_of`.
+    """
     if not is_collection(structure):
         return next(leaves)
     if isinstance(structure, Mapping):

@@ -19,7 +19,8 @@ _PASS_STRIDE = 1_000_000
 
 
 class CombinedLoader:
-    """Reads several loaders together, or one after the other. Hand it to `fit`, or iterate over it yourself.
+    """Reads several loaders together, or one after the other. Hand it to `fit`, or iterate over it
+    yourself.
 
     | mode | a batch is | until |
     | --- | --- | --- |
@@ -28,8 +29,8 @@ class CombinedLoader:
     | `max_size` | one of each, None for a loader that has ended | the longest ends |
     | `sequential` | one of the first loader, then of the second, ... | the last ends |
 
-    A batch of each comes in the structure that the loaders were given in. A loader that begins again within an epoch is
-    given the epoch `epoch + 1_000_000 * pass`, so that it shuffles anew.
+    A batch of each comes in the structure that the loaders were given in. A loader that begins
+    again within an epoch is given the epoch `epoch + 1_000_000 * pass`, so that it shuffles anew.
 
     Attributes:
         loaders: as they were given.
@@ -52,7 +53,9 @@ class CombinedLoader:
         self.loaders, self.mode = loaders, mode
         self._lanes = [_Lane(name, ResumableLoader(loader)) for name, loader in leaves_of(loaders)]
         if not self._lanes:
-            raise ConfigurationError("CombinedLoader got no loader. Put at least one into the dict or list.")
+            raise ConfigurationError(
+                "CombinedLoader got no loader. Put at least one into the dict or list."
+            )
         self._epoch, self._has_begun = 0, False
 
     @property
@@ -62,9 +65,13 @@ class CombinedLoader:
 
     def with_resumables(self, resumables: Sequence[ResumableLoader]) -> CombinedLoader:
         """The same combination of other loaders, one for each of `leaves`."""
-        clone = CombinedLoader(fill(self.loaders, (resumable.loader for resumable in resumables)), self.mode)
+        clone = CombinedLoader(
+            fill(self.loaders, (resumable.loader for resumable in resumables)), self.mode
+        )
         names = [name for name, _ in self.leaves]
-        clone._lanes = [_Lane(name, resumable) for name, resumable in zip(names, resumables, strict=True)]
+        clone._lanes = [
+            _Lane(name, resumable) for name, resumable in zip(names, resumables, strict=True)
+        ]
         return clone
 
     def __len__(self) -> int:
@@ -89,17 +96,22 @@ class CombinedLoader:
             return _read_sequentially(self._lanes)
         return (fill(self.loaders, iter(batches)) for batches in _READERS[self.mode](self._lanes))
 
-    # position -------------------------------------------------------------------------------------------------------
+    # position -------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch: from its first batch, or from where a loaded state stands in it."""
+        """The next iteration is this epoch: from its first batch, or from where a loaded state
+        stands in it.
+        """
         self._epoch, self._has_begun = epoch, False
         for lane in self._lanes:
             lane.begin(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of every loader, after the batches that were given."""
-        return {"mode": self.mode, "loaders": {lane.name: lane.resumable.state_dict() for lane in self._lanes}}
+        return {
+            "mode": self.mode,
+            "loaders": {lane.name: lane.resumable.state_dict() for lane in self._lanes},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there.
@@ -110,8 +122,9 @@ class CombinedLoader:
         here, saved = [lane.name for lane in self._lanes], state.get("loaders", {})
         if state.get("mode") != self.mode or sorted(saved) != sorted(here):
             raise CheckpointError(
-                f"The checkpoint has the position of CombinedLoader(mode={state.get('mode')!r}) with the loaders "
-                f"{sorted(saved)}; this is mode={self.mode!r} with {sorted(here)}. Combine the same loaders."
+                f"The checkpoint has the position of CombinedLoader(mode={state.get('mode')!r}) "
+                f"with the loaders {sorted(saved)}; this is mode={self.mode!r} with "
+                f"{sorted(here)}. Combine the same loaders."
             )
         for lane in self._lanes:
             lane.resumable.load_state_dict(saved[lane.name])
@@ -120,7 +133,9 @@ class CombinedLoader:
 
 
 class CombinedResumableLoader:
-    """A `core.data.ResumableLoader` for several loaders at once, each of which counts as it is read."""
+    """A `core.data.ResumableLoader` for several loaders at once, each of which counts as it is
+    read.
+    """
 
     def __init__(self, loader: CombinedLoader, resumables: Sequence[ResumableLoader]) -> None:
         self.loader, self.resumables = loader.with_resumables(resumables), resumables
@@ -133,7 +148,9 @@ class CombinedResumableLoader:
     @property
     def num_batches(self) -> int:
         """Batches of this epoch that were given, a loader that is in its second pass aside."""
-        counts = [resumable.num_batches for resumable in self.resumables if resumable.epoch < _PASS_STRIDE]
+        counts = [
+            resumable.num_batches for resumable in self.resumables if resumable.epoch < _PASS_STRIDE
+        ]
         return sum(counts) if self.loader.mode == "sequential" else max(counts, default=0)
 
     def begin(self, epoch: int) -> None:
@@ -193,8 +210,9 @@ class _Lane:
         self.resumable.batches = self.resumable.open()
         if (batch := self.take()) is _END:
             raise ConfigurationError(
-                f"The loader {self.name!r} gave no batch when it began again: it is empty, or an iterator that can be "
-                "read once. Pass something that can be iterated over again, or mode='min_size'."
+                f"The loader {self.name!r} gave no batch when it began again: it is empty, or an "
+                "iterator that can be read once. Pass something that can be iterated over again, "
+                "or mode='min_size'."
             )
         return batch
 
@@ -223,7 +241,8 @@ def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
         for lane in lanes:
             batch = lane.take()
             if batch is _END:
-                # One that has begun again has ended once, and that counts: all have when the longest has.
+                # One that has begun again has ended once, and that counts: all have when the
+                # longest has.
                 if all(other.has_ended for other in lanes):
                     return
                 batch = lane.cycle()

@@ -20,9 +20,11 @@ _LOADER_HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predi
 
 
 class DataModule(DataHooks, HasHyperparameters):
-    """Downloads, splits and loads data, apart from any model. Meant to be subclassed; see `DataHooks` for the sequence.
+    """Downloads, splits and loads data, apart from any model. Meant to be subclassed; see
+    `DataHooks` for the sequence.
 
-    Pass an instance as `datamodule=...` to `fit`, `validate`, `test` or `predict`; it serves all of them.
+    Pass an instance as `datamodule=...` to `fit`, `validate`, `test` or `predict`; it serves all of
+    them.
     """
 
     trainer: Any = None
@@ -34,7 +36,9 @@ class DataModule(DataHooks, HasHyperparameters):
 
     @empty_hook
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All ranks, when `fit` goes on. Restore what `state_dict` returned; loaders are made again afterwards."""
+        """All ranks, when `fit` goes on. Restore what `state_dict` returned; loaders are made again
+        afterwards.
+        """
 
     @empty_hook
     def on_exception(self, exception: BaseException) -> None:
@@ -51,7 +55,8 @@ class DataModule(DataHooks, HasHyperparameters):
         num_workers: int = 0,
         **arguments: Any,
     ) -> Self:
-        """Make a data module of data sets: that for training is shuffled, unless it is an iterable one.
+        """Make a data module of data sets: that for training is shuffled, unless it is an iterable
+        one.
 
         Args:
             train_dataset: one or several, in a list or dict; None for none.
@@ -66,23 +71,31 @@ class DataModule(DataHooks, HasHyperparameters):
         given = (train_dataset, val_dataset, test_dataset, predict_dataset)
         for hook, datasets in zip(_LOADER_HOOKS, given, strict=True):
             if datasets is not None:
-                setattr(module, hook, partial(_make, datasets, batch_size, num_workers, hook == "train_dataloader"))
+                setattr(
+                    module,
+                    hook,
+                    partial(_make, datasets, batch_size, num_workers, hook == "train_dataloader"),
+                )
         return module
 
     @classmethod
-    def load_from_checkpoint(cls, path: PathLike, *, hparams_file: PathLike | None = None, **arguments: Any) -> Self:
+    def load_from_checkpoint(
+        cls, path: PathLike, *, hparams_file: PathLike | None = None, **arguments: Any
+    ) -> Self:
         """Make the data module of a checkpoint again, and let it load its state.
 
         Args:
             path: of a Trainer's checkpoint.
-            hparams_file: a local `.json` or `.yaml` whose hyperparameters count in place of the checkpoint's.
+            hparams_file: a local `.json` or `.yaml` whose hyperparameters count in place of the
+                checkpoint's.
             arguments: of `__init__`; they come before those that `save_hyperparameters` has kept.
 
         Raises:
             CheckpointError: there is no checkpoint, or none with a data module.
             ModuleError: an argument that is nowhere, or isn't known.
         """
-        from core.trainer.hparams.from_checkpoint import load_datamodule  # who reads no checkpoint waits for none of it
+        # who reads no checkpoint waits for none of it
+        from core.trainer.hparams.from_checkpoint import load_datamodule
 
         return load_datamodule(cls, path, arguments, hparams_file)  # type: ignore[no-any-return]
 
@@ -99,8 +112,13 @@ def _make(datasets: Any, batch_size: int, num_workers: int, shuffle: bool) -> ob
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
     if isinstance(datasets, Mapping):
-        return {name: _make(dataset, batch_size, num_workers, shuffle) for name, dataset in datasets.items()}
-    if isinstance(datasets, list | tuple) and all(isinstance(dataset, Dataset) for dataset in datasets):
+        return {
+            name: _make(dataset, batch_size, num_workers, shuffle)
+            for name, dataset in datasets.items()
+        }
+    if isinstance(datasets, list | tuple) and all(
+        isinstance(dataset, Dataset) for dataset in datasets
+    ):
         return [_make(dataset, batch_size, num_workers, shuffle) for dataset in datasets]
     shuffle = shuffle and not isinstance(datasets, IterableDataset)
     return DataLoader(datasets, batch_size, shuffle=shuffle, num_workers=num_workers)

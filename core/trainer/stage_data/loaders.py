@@ -45,14 +45,16 @@ _WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
 
 @dataclass(frozen=True, slots=True)
 class StageLoader:
-    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its length.
+    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its
+    length.
 
     Attributes:
         limit: the most batches that the user wants; infinite for all.
         resumables: what it reads.
-        uneven: of the iteration that is on, the batches that don't weigh as much as others; see `ShardedSampler`.
-        together: whose ranks agree before each batch, where they must make the same number of steps, and may have other
-            numbers of batches; None elsewhere.
+        uneven: of the iteration that is on, the batches that don't weigh as much as others; see
+            `ShardedSampler`.
+        together: whose ranks agree before each batch, where they must make the same number of
+            steps, and may have other numbers of batches; None elsewhere.
     """
 
     loader: Any
@@ -64,7 +66,9 @@ class StageLoader:
 
     def limited(self, num_batches: int | float) -> StageLoader:
         """The same loader, with so many batches at most."""
-        return replace(self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches))
+        return replace(
+            self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches)
+        )
 
     def batches(self) -> Iterator[Any]:
         """An iterator over as many batches as are wanted."""
@@ -79,7 +83,9 @@ class StageLoader:
             "share": self.together.data_parallel_rank,
             "collectives": self.together.session.collectives,
         }
-        return read_windows(own, self.uneven, num_accumulated=1, num_batches=self.limit, goes_on=True, **line)
+        return read_windows(
+            own, self.uneven, num_accumulated=1, num_batches=self.limit, goes_on=True, **line
+        )
 
 
 class Loaders:
@@ -90,7 +96,8 @@ class Loaders:
     Attributes:
         train: what is iterated over in training; None before `setup`.
         validation, test, predict: one for each loader.
-        num_train_batches: batches of an epoch on this rank, as its loader says when it begins; infinite if unknown.
+        num_train_batches: batches of an epoch on this rank, as its loader says when it begins;
+            infinite if unknown.
         knows_length: True if the training loader's own length can be relied upon.
         global_batch: the division of `global_batch_size`, from `setup` on; None without it.
     """
@@ -113,10 +120,12 @@ class Loaders:
         self.knows_length = True
 
     def setup(self, strategy: Strategy) -> None:
-        """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their batches. Idempotent.
+        """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their
+        batches. Idempotent.
 
         Raises:
-            ConfigurationError: a loader is empty, or ranks would make different numbers of training steps.
+            ConfigurationError: a loader is empty, or ranks would make different numbers of training
+                steps.
         """
         if self._strategy is None:
             self._strategy = strategy
@@ -142,18 +151,22 @@ class Loaders:
         draw_apart()
 
     def end_workers(self) -> None:
-        """End workers that persist: garbage collection, which finds them in a cycle, would wait for each for 5 s."""
+        """End workers that persist: garbage collection, which finds them in a cycle, would wait for
+        each for 5 s.
+        """
         evaluated = [resumables for made in self._evaluated.values() for _, resumables, _ in made]
         for resumable in chain(*evaluated, self._resumables if self._resumable is not None else ()):
             resumable.end_workers()
 
-    # making ---------------------------------------------------------------------------------------------------------
+    # making ---------------------------------------------------------------------------------------
 
     def _make_train(self, source: Source) -> None:
         loaders = source.ask()
         if loaders is None:
             owner = type(source.owner).__name__
-            raise ConfigurationError(f"{owner}.train_dataloader() returned None; expected a loader.")
+            raise ConfigurationError(
+                f"{owner}.train_dataloader() returned None; expected a loader."
+            )
         combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
         self._divide(combined)
         if isinstance(combined, CombinedLoader):
@@ -163,14 +176,20 @@ class Loaders:
         else:
             self._resumable = self._make_resumable(combined, TRAIN, rebalances=not self.weighs)
         self.train = self._resumable.loader
-        self.knows_length = length_of(self.train) != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
+        self.knows_length = length_of(self.train) != _UNKNOWN and not any(
+            map(_estimates_length, _leaves(combined))
+        )
         # Compared on all ranks, since one with more batches would wait in its step for the others.
         self._check_train(self._gather(self.count_train()))
         check_interval(self._options, self)
 
     def count_train(self) -> int | float:
-        """Ask the training loader for its number of batches, which may be another one in each epoch."""
-        self.num_train_batches = resolve_limit(self._limit(TRAIN), length_of(self.train), name=TRAIN.limit)
+        """Ask the training loader for its number of batches, which may be another one in each
+        epoch.
+        """
+        self.num_train_batches = resolve_limit(
+            self._limit(TRAIN), length_of(self.train), name=TRAIN.limit
+        )
         return self.num_train_batches
 
     def _divide(self, loader: Any) -> None:
@@ -179,12 +198,15 @@ class Loaders:
             return
         if isinstance(loader, CombinedLoader):
             raise ConfigurationError(
-                f"global_batch_size={wanted} counts the samples of one training loader, and there are "
-                f"{len(loader.leaves)}. Leave it out, and say accumulate_grad_batches=..., or train on one loader."
+                f"global_batch_size={wanted} counts the samples of one training loader, and there "
+                f"are {len(loader.leaves)}. Leave it out, and say accumulate_grad_batches=..., or "
+                "train on one loader."
             )
         shards = self._options.use_distributed_sampler
         num_shards, warns = strategy.data_parallel_size, strategy.is_global_zero
-        self.global_batch = divide_global_batch(wanted, loader, num_shards=num_shards, shards=shards, warns=warns)
+        self.global_batch = divide_global_batch(
+            wanted, loader, num_shards=num_shards, shards=shards, warns=warns
+        )
 
     def _check_train(self, counts: list[int | float]) -> None:
         if min(counts) == 0:
@@ -192,9 +214,9 @@ class Loaders:
         if min(counts) != max(counts):
             uneven = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
             raise ConfigurationError(
-                f"The training loader has a different number of batches on each rank: {uneven}. The ranks with more "
-                "would wait for the others forever. Give all of them the same, or pass "
-                f"limit_train_batches={min(counts)}."
+                f"The training loader has a different number of batches on each rank: {uneven}. "
+                "The ranks with more would wait for the others forever. Give all of them the same, "
+                f"or pass limit_train_batches={min(counts)}."
             )
 
     def _make_evaluation(self, role: Role) -> list[StageLoader]:
@@ -204,7 +226,8 @@ class Loaders:
         self._evaluated[role] = []
         if loaders is None:
             return []
-        # Read together they are one loader; one after the other they are several, each with its own index.
+        # Read together they are one loader; one after the other they are several, each with its own
+        # index.
         if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
             resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
             made: list[_Evaluated] = [(loaders.with_resumables(resumables), resumables, {})]
@@ -218,13 +241,19 @@ class Loaders:
 
     @property
     def _forwards_together(self) -> bool:
-        """True if the weights are gathered in evaluation, so that a rank must not end before the others."""
+        """True if the weights are gathered in evaluation, so that a rank must not end before the
+        others.
+        """
         assert self._strategy is not None
         capabilities = self._strategy.capabilities
-        return Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
+        return (
+            Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
+        )
 
     def _count(self, role: Role) -> list[StageLoader]:
-        """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
+        """Shares may differ by a batch: a fraction is of the longest, and only a loader that is
+        empty for all is.
+        """
         made = self._evaluated[role]
         lengths = [length_of(loader) for loader, _, _ in made]
         of_ranks = list(zip(*self._gather(lengths), strict=True))
@@ -234,8 +263,14 @@ class Loaders:
         if not any(longest):
             return []
         limit = self._limit(role)
-        wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
-        limits = [limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number for number in wanted]
+        wanted = [
+            resolve_limit(limit, available, name=role.limit) if available else 0
+            for available in longest
+        ]
+        limits = [
+            limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number
+            for number in wanted
+        ]
         return [
             StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
             for (loader, resumables, uneven), number, most, counts in zip(
@@ -245,7 +280,9 @@ class Loaders:
 
     def _joined(self, loader: Any, *counts: int | float) -> Strategy | None:
         """For a loader of these numbers of batches on all ranks; see `StageLoader.together`."""
-        agrees = min(counts) == max(counts) != _UNKNOWN and not any(map(_estimates_length, _leaves(loader)))
+        agrees = min(counts) == max(counts) != _UNKNOWN and not any(
+            map(_estimates_length, _leaves(loader))
+        )
         return None if agrees or len(counts) == 1 or not self._forwards_together else self._strategy
 
     @property
@@ -261,25 +298,30 @@ class Loaders:
         if shuffles(source):
             source = self._handle_shuffling(source, role)
         if options.use_distributed_sampler:
-            source = self._sharder.shard(source, role.stage, self.global_batch if role is TRAIN else None, **sharding)
+            source = self._sharder.shard(
+                source, role.stage, self.global_batch if role is TRAIN else None, **sharding
+            )
         if options.seed_samples and role is TRAIN:
             source = seed_samples(source)
         return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
 
     def _handle_shuffling(self, loader: Any, role: Role) -> object:
-        """Replace a shuffling loader where the order has to be fixed, and warn of one in evaluation."""
+        """Replace a shuffling loader where the order has to be fixed, and warn of one in
+        evaluation.
+        """
         assert self._strategy is not None
         warns = self._strategy.is_global_zero
         if self._options.overfit_batches and role in (TRAIN, VALIDATION):
             if warns:
                 warn_caller(
-                    f"overfit_batches={self._options.overfit_batches!r} needs the same batches in each epoch: the "
-                    f"{role.name} loader doesn't shuffle any more.",
+                    f"overfit_batches={self._options.overfit_batches!r} needs the same batches in "
+                    f"each epoch: the {role.name} loader doesn't shuffle any more.",
                 )
             return without_shuffling(loader)
         if warns and role is not TRAIN:
             warn_caller(
-                f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., shuffle=False).",
+                f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., "
+                "shuffle=False).",
             )
         return loader
 
@@ -299,7 +341,8 @@ class Loaders:
         return list(strategy.broadcast(strategy.gather_objects(value)))
 
     def _check_empty(self, role: Role) -> None:
-        """Warn of empty validation data, without which training goes on, and refuse any other empty loader.
+        """Warn of empty validation data, without which training goes on, and refuse any other empty
+        loader.
 
         Raises:
             ConfigurationError: in any other stage.
@@ -315,17 +358,24 @@ class Loaders:
         limit = self._limit(role)
         if role is TRAIN and limit == 0:
             return (
-                "limit_train_batches=0 leaves nothing to train on. To validate only, call trainer.validate(module, "
-                "loader); the training loader gives no batch, or limit_train_batches=0 left none."
+                "limit_train_batches=0 leaves nothing to train on. To validate only, call "
+                "trainer.validate(module, loader); the training loader gives no batch, or "
+                "limit_train_batches=0 left none."
             )
         limited = f", or {role.limit}={limit!r} left none" if limit is not None else ""
-        return f"The {role.name} loader gives no batch: its data set is empty, or drop_last dropped all of it{limited}."
+        return (
+            f"The {role.name} loader gives no batch: its data set is empty, or drop_last "
+            f"dropped all of it{limited}."
+        )
 
-    # position -------------------------------------------------------------------------------------------------------
+    # position -------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """All ranks, before the training loader is opened. Asks for new loaders in the epochs in which they are due."""
-        # New ones are due in epochs 0, n, 2n...; a resumed run may begin after the one in which they were.
+        """All ranks, before the training loader is opened. Asks for new loaders in the epochs in
+        which they are due.
+        """
+        # New ones are due in epochs 0, n, 2n...; a resumed run may begin after the one in which
+        # they were.
         every = self._options.reload_dataloaders_every_n_epochs
         if every and self._asked_in_epoch != epoch - epoch % every:
             self._asked_in_epoch = epoch - epoch % every
@@ -346,17 +396,23 @@ class Loaders:
             num_batches: that will be taken at most; asked once the order is drawn.
         """
         for resumable in self._resumables:
-            resumable.set_window(num_accumulated if self.is_sharded and self.weighs else 1, num_batches)
+            resumable.set_window(
+                num_accumulated if self.is_sharded and self.weighs else 1, num_batches
+            )
         return self._train_loader.open()
 
     @property
     def is_sharded(self) -> bool:
-        """True if the order of one training loader is cut into batches here, so that their sizes are known before."""
+        """True if the order of one training loader is cut into batches here, so that their sizes
+        are known before.
+        """
         return isinstance(self._resumable, ResumableLoader) and self._resumable.is_sharded
 
     @property
     def uneven(self) -> dict[int, MicroBatch]:
-        """This rank's batches since `open_train` that don't weigh as much as others; see `ShardedSampler`."""
+        """This rank's batches since `open_train` that don't weigh as much as others; see
+        `ShardedSampler`.
+        """
         return self._resumable.uneven if isinstance(self._resumable, ResumableLoader) else {}
 
     @property
@@ -371,15 +427,20 @@ class Loaders:
             ConfigurationError: always.
         """
         raise ConfigurationError(
-            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is empty, or an "
-            "iterator that can be read once. Pass what can be iterated over in every epoch, such as a DataLoader."
+            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is "
+            "empty, or an iterator that can be read once. Pass what can be iterated over in every "
+            "epoch, such as a DataLoader."
         )
 
     @property
     def windowed_loader(self) -> ResumableLoader | None:
         """The training data, if its order is cut into whole accumulation windows."""
         loader = self._resumable
-        return loader if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None else None
+        return (
+            loader
+            if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None
+            else None
+        )
 
     @property
     def is_combined(self) -> bool:
@@ -388,12 +449,16 @@ class Loaders:
 
     @property
     def reads_again(self) -> bool:
-        """True if a run goes on within an epoch by reading its batches again; not where several loaders are read."""
+        """True if a run goes on within an epoch by reading its batches again; not where several
+        loaders are read.
+        """
         return isinstance(self._resumable, ResumableLoader) and self._resumable.reads_again
 
     @property
     def was_recut(self) -> bool:
-        """True if what is left of a restored epoch has another number of batches than `num_train_batches` says."""
+        """True if what is left of a restored epoch has another number of batches than
+        `num_train_batches` says.
+        """
         return any(resumable.was_recut for resumable in self._resumables)
 
     @property
@@ -402,13 +467,18 @@ class Loaders:
         return self._resumable is not None
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
-        """All ranks. The training data's position after so many batches of this epoch on this rank."""
+        """All ranks. The training data's position after so many batches of this epoch on this
+        rank.
+        """
         resumable = self._train_loader
         resumable.count(num_batches)
         state = resumable.state_dict()
         assert self._strategy is not None
-        # Of several loaders each counts what it has given, on a rank that has run out less than on the others.
-        counts_alone = self.is_combined and not self.knows_length and self._strategy.session.has_peers
+        # Of several loaders each counts what it has given, on a rank that has run out less than on
+        # the others.
+        counts_alone = (
+            self.is_combined and not self.knows_length and self._strategy.session.has_peers
+        )
         differs = resumable.differs_by_rank or counts_alone
         return {"train_by_rank": self._gather(state)} if differs else {"train": state}
 
@@ -423,7 +493,8 @@ class Loaders:
             What that is for this rank, whose batches may be larger shards.
 
         Raises:
-            CheckpointError: it was saved by other loaders, or by another number of ranks where that matters.
+            CheckpointError: it was saved by other loaders, or by another number of ranks where that
+                matters.
         """
         resumable, saved = self._train_loader, self._state_of_rank(state)
         if saved is None:
@@ -442,8 +513,9 @@ class Loaders:
         states = state["train_by_rank"]
         if len(states) != strategy.world_size:
             raise CheckpointError(
-                f"The training loader keeps a state of its own, which was saved on {len(states)} ranks and can't be "
-                f"divided among {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
+                f"The training loader keeps a state of its own, which was saved on {len(states)} "
+                f"ranks and can't be divided among {strategy.world_size}. Go on with {len(states)} "
+                "ranks, or use a map-style data set."
             )
         found: dict[str, Any] = states[strategy.global_rank]
         return found
@@ -451,7 +523,9 @@ class Loaders:
     @property
     def _resumables(self) -> Sequence[ResumableLoader]:
         resumable = self._train_loader
-        return resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable]
+        return (
+            resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable]
+        )
 
     @property
     def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:
@@ -472,5 +546,7 @@ def _leaves(loader: Any) -> list[object]:
 
 
 def _estimates_length(loader: Any) -> bool:
-    """True if the length is only what the user's data set says: workers may share it out in other ways."""
+    """True if the length is only what the user's data set says: workers may share it out in other
+    ways.
+    """
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

@@ -1,4 +1,6 @@
-"""The source of a stage's loaders: the loaders that were passed, or the object whose hook makes them."""
+"""The source of a stage's loaders: the loaders that were passed, or the object whose hook makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ class Role(NamedTuple):
 
 
 TRAIN = Role("training", "train_dataloader", "train_dataloaders", "limit_train_batches", "fit")
-VALIDATION = Role("validation", "val_dataloader", "val_dataloaders", "limit_val_batches", "validate")
+VALIDATION = Role(
+    "validation", "val_dataloader", "val_dataloaders", "limit_val_batches", "validate"
+)
 TEST = Role("test", "test_dataloader", "dataloaders", "limit_test_batches", "test")
-PREDICTION = Role("prediction", "predict_dataloader", "dataloaders", "limit_predict_batches", "predict")
+PREDICTION = Role(
+    "prediction", "predict_dataloader", "dataloaders", "limit_predict_batches", "predict"
+)
 
 
 class Source(NamedTuple):
@@ -55,7 +61,11 @@ class Source(NamedTuple):
         if self.owner is None:
             return self.given
         loaders = getattr(self.owner, self.role.hook)()
-        check_loaders(loaders, f"{type(self.owner).__name__}.{self.role.hook}()", may_be_empty=self.role is VALIDATION)
+        check_loaders(
+            loaders,
+            f"{type(self.owner).__name__}.{self.role.hook}()",
+            may_be_empty=self.role is VALIDATION,
+        )
         return loaders
 
 
@@ -68,7 +78,9 @@ def check_loaders(loaders: Any, where: str, *, may_be_empty: bool = False) -> No
     if loaders is None or isinstance(loaders, CombinedLoader):
         return
     if is_collection(loaders) and not list(leaves_of(loaders)) and not may_be_empty:
-        raise ConfigurationError(f"{where} is an empty {type(loaders).__name__}; expected loaders in it.")
+        raise ConfigurationError(
+            f"{where} is an empty {type(loaders).__name__}; expected loaders in it."
+        )
     for _, leaf in leaves_of(loaders):
         if (advice := _advise(leaf)) is not None:
             raise ConfigurationError(f"{where} has {type(leaf).__name__} {leaf!r:.80}; {advice}.")
@@ -81,4 +93,6 @@ def _advise(leaf: object) -> str | None:
         return "expected a loader: wrap the data set in DataLoader(dataset, batch_size=...)"
     if hasattr(leaf, "__iter__") or hasattr(leaf, "__getitem__"):
         return None
-    return "expected a DataLoader or an iterable of batches" + (": call it" if callable(leaf) else "")
+    return "expected a DataLoader or an iterable of batches" + (
+        ": call it" if callable(leaf) else ""
+    )

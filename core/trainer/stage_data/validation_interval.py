@@ -34,7 +34,7 @@ def check_interval(options: TrainerOptions, loaders: Any) -> None:
     interval, available = batches_between(options, loaders), loaders.num_train_batches
     if options.check_val_every_n_epoch is not None and interval > available:
         raise ConfigurationError(
-            f"val_check_interval={interval} is more than the {available} batches of an epoch, so validation would "
-            "never run. Pass check_val_every_n_epoch=None to count batches over epochs, or limit_val_batches=0 not to "
-            "validate."
+            f"val_check_interval={interval} is more than the {available} batches of an epoch, so "
+            "validation would never run. Pass check_val_every_n_epoch=None to count batches over "
+            "epochs, or limit_val_batches=0 not to validate."
         )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.trainer.run import Run
 
-# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a compiled program.
+# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a
+# compiled program.
 OWN_OPTIMIZERS = (
     Capability.SHARDED_STATE
     | Capability.JOINT_SETUP
@@ -41,7 +42,9 @@ def position_of(run: Run) -> Position:
             "random": random,
             "metrics": running_metrics.collect(run.logged, run.module),
         },
-        loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))} if loaders.has_position else {},
+        loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))}
+        if loaders.has_position
+        else {},
     )
 
 
@@ -54,11 +57,15 @@ def finished_fit_of(run: Run) -> FinishedFit | None:
         return None
     kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
     rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)
-    return FinishedFit(list(strategy.optimizers), list(strategy.lr_schedulers), position_of(run), rank_state)
+    return FinishedFit(
+        list(strategy.optimizers), list(strategy.lr_schedulers), position_of(run), rank_state
+    )
 
 
 def still_trains(finished: FinishedFit, module: nn.Module) -> bool:
-    """True if the optimizers still train the module's parameters. A teardown may have replaced those."""
+    """True if the optimizers still train the module's parameters. A teardown may have replaced
+    those.
+    """
     own = {id(parameter) for parameter in module.parameters()}
     return all(
         id(parameter) in own
@@ -69,5 +76,11 @@ def still_trains(finished: FinishedFit, module: nn.Module) -> bool:
 
 
 def share_of(strategy: Strategy) -> tuple[int, int]:
-    """The number of this rank's shard of the data, and of all shards, among the ranks that know of each other."""
-    return (strategy.data_parallel_rank, strategy.data_parallel_size) if strategy.session.has_peers else (0, 1)
+    """The number of this rank's shard of the data, and of all shards, among the ranks that know of
+    each other.
+    """
+    return (
+        (strategy.data_parallel_rank, strategy.data_parallel_size)
+        if strategy.session.has_peers
+        else (0, 1)
+    )

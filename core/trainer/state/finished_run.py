@@ -32,18 +32,26 @@ def check_limits(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
     cure = (
         "fast_dev_run tries a run from its beginning: leave ckpt_path out"
         if run.fast_dev_run
-        else f"Raise {passed.partition('=')[0]} to train on, pass an earlier checkpoint, or call validate or test"
+        else f"Raise {passed.partition('=')[0]} to train on, pass an earlier checkpoint, or call "
+        "validate or test"
     )
     raise CheckpointError(
-        f"{path} was saved in epoch {progress['epoch']} (from 0), after {progress['batch']} of its batches and "
-        f"{progress['global_step']} optimizer steps, which is past {passed}: there is nothing to train. {cure}."
+        f"{path} was saved in epoch {progress['epoch']} (from 0), after {progress['batch']} of its "
+        f"batches and {progress['global_step']} optimizer steps, which is past {passed}: there is "
+        f"nothing to train. {cure}."
     )
 
 
-def _limit_passed(options: TrainerOptions, progress: Mapping[str, Any], saved_max_steps: int | None) -> str:
+def _limit_passed(
+    options: TrainerOptions, progress: Mapping[str, Any], saved_max_steps: int | None
+) -> str:
     """The limit that the checkpoint lies past, as it is written; empty for none."""
     epoch, batch, step = progress["epoch"], progress["batch"], progress["global_step"]
-    if options.max_epochs is not None and (epoch, batch) > (options.max_epochs, 0) and options.max_epochs >= 0:
+    if (
+        options.max_epochs is not None
+        and (epoch, batch) > (options.max_epochs, 0)
+        and options.max_epochs >= 0
+    ):
         return f"max_epochs={options.max_epochs}"
     # The last batch may have made several steps, so that a run ends a little past its own limit.
     if 0 <= options.max_steps < step and options.max_steps != saved_max_steps:
@@ -52,7 +60,8 @@ def _limit_passed(options: TrainerOptions, progress: Mapping[str, Any], saved_ma
 
 
 def print_if_ended(run: Run) -> bool:
-    """All ranks, once the checkpoint is restored. True, and a line on rank 0, if the run has ended where it was saved.
+    """All ranks, once the checkpoint is restored. True, and a line on rank 0, if the run has ended
+    where it was saved.
 
     A scheduler may start a finished run again: that is no mistake.
     """
@@ -61,7 +70,8 @@ def print_if_ended(run: Run) -> bool:
     progress = run.progress
     run.fabric.print(
         f"fit trains nothing: {run.ckpt_path} is the end of a run of {progress.epoch} epochs and "
-        f"{progress.global_step} optimizer steps, by {limit}. Weights and callback_metrics are the checkpoint's."
+        f"{progress.global_step} optimizer steps, by {limit}. Weights and callback_metrics are the "
+        "checkpoint's."
     )
     return True
 

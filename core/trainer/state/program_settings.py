@@ -1,4 +1,6 @@
-"""The rates, arguments, formats and seed of a program, beside those of the checkpoint that it goes on from."""
+"""The rates, arguments, formats and seed of a program, beside those of the checkpoint that it goes
+on from.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,35 @@ _MOST_SHOWN = 12
 
 
 def settings_of(run: Run) -> dict[str, object]:
-    """The settings that the program says, by name, before callbacks, schedulers or a checkpoint change it."""
+    """The settings that the program says, by name, before callbacks, schedulers or a checkpoint
+    change it.
+    """
     batch_size = run.options.global_batch_size or getattr(run.loaders.train, "batch_size", None)
-    seed = torch.initial_seed() if torch.initial_seed() < 2**32 else None  # above that no user has given it
-    others = {"batch_size": batch_size, "precision": run.strategy.precision_plugin.name, "seed": seed}
+    # above that no user has given it
+    seed = torch.initial_seed() if torch.initial_seed() < 2**32 else None
+    others = {
+        "batch_size": batch_size,
+        "precision": run.strategy.precision_plugin.name,
+        "seed": seed,
+    }
     return {**others, **{name: owner[key] for name, (owner, key) in _places(run).items()}}
 
 
 def compare_settings(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
-    """All ranks, once all else is restored. Print where the program says something else, and what is used.
+    """All ranks, once all else is restored. Print where the program says something else, and what
+    is used.
 
-    With `Resume(settings="program")` that is the program's, and else what was restored. It is saved with the run.
+    With `Resume(settings="program")` that is the program's, and else what was restored. It is saved
+    with the run.
     """
     resume, places, rows = run.resume or Resume(), _places(run), []
     for name, own in run.settings.items():
         there, part = saved.get(name), name.partition(".")[0]
         if there is None or own is None or there == own or not resume.takes(_PARTS.get(part, part)):
             continue
-        is_programs = part in ("batch_size", "precision") or (resume.settings == "program" and name in places)
+        is_programs = part in ("batch_size", "precision") or (
+            resume.settings == "program" and name in places
+        )
         if not is_programs:
             run.settings[name] = there
         elif name in places:
@@ -60,7 +73,9 @@ def _row(*cells: object) -> str:
 
 
 def _places(run: Run) -> dict[str, tuple[dict[str, Any], str]]:
-    """The dict that holds each number or word of an optimizer's group and of a torch scheduler, and its key."""
+    """The dict that holds each number or word of an optimizer's group and of a torch scheduler, and
+    its key.
+    """
     owners = [
         (f"optimizers.{index}.param_groups.{number}", group)
         for index, optimizer in enumerate(run.strategy.optimizers)
@@ -73,7 +88,10 @@ def _places(run: Run) -> dict[str, tuple[dict[str, Any], str]]:
         for name, owner in owners
         for key, value in owner.items()
         if not key.startswith("_")
-        and all(type(one) in (bool, int, float, str) for one in (value if type(value) in (list, tuple) else [value]))
+        and all(
+            type(one) in (bool, int, float, str)
+            for one in (value if type(value) in (list, tuple) else [value])
+        )
     }
 
 

@@ -1,4 +1,6 @@
-"""A scheduler announces that it will take the machine away: save, and ask it to run the job again."""
+"""A scheduler announces that it will take the machine away: save, and ask it to run the job
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,46 @@ if TYPE_CHECKING:
 def warning_signals(run: Run) -> list[int]:
     """Signals by which the scheduler announces the end."""
     environment = run.strategy.cluster_environment
-    return [environment.requeue_signal] if environment is not None and environment.requeue_signal is not None else []
+    return (
+        [environment.requeue_signal]
+        if environment is not None and environment.requeue_signal is not None
+        else []
+    )
 
 
 def checkpoint_path(run: Run) -> str | None:
-    """The path to which this job saves, and from which it resumes; None outside of a scheduler that runs jobs again."""
+    """The path to which this job saves, and from which it resumes; None outside of a scheduler that
+    runs jobs again.
+    """
     environment = run.strategy.cluster_environment
-    if environment is None or environment.requeue_signal is None or (job := environment.job_id()) is None:
+    if (
+        environment is None
+        or environment.requeue_signal is None
+        or (job := environment.job_id()) is None
+    ):
         return None
     return posixpath.join(run.default_root_dir, f"requeue-{job}.ckpt")
 
 
 def requeue_after(run: Run, error: BaseException) -> None:
-    """All ranks. Save what can be saved, and ask for another run of the job, if `error` is the scheduler's warning."""
+    """All ranks. Save what can be saved, and ask for another run of the job, if `error` is the
+    scheduler's warning.
+    """
     if not isinstance(error, Interrupted) or error.signal not in warning_signals(run):
         return
     path = _save(run) if run.trains and error.is_agreed else None
     environment = run.strategy.cluster_environment
     if run.strategy.is_global_zero and environment is not None:
-        saved = f"Step {run.progress.global_step} is saved in {path}" if path else "Nothing new is saved"
-        answer = "runs this job again" if environment.requeue() else "refuses to run this job again: start it by hand"
+        saved = (
+            f"Step {run.progress.global_step} is saved in {path}"
+            if path
+            else "Nothing new is saved"
+        )
+        answer = (
+            "runs this job again"
+            if environment.requeue()
+            else "refuses to run this job again: start it by hand"
+        )
         run.fabric.print(f"{error.signal.name} came. {saved}; the scheduler {answer}.")
 
 

@@ -39,7 +39,9 @@ FORMAT_VERSION = 1
 _MAX_REASON = 300
 
 
-def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: FinishedFit | None = None) -> None:
+def save(
+    run: Run, path: PathLike, *, weights_only: bool = False, finished: FinishedFit | None = None
+) -> None:
     """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it.
 
     Args:
@@ -54,7 +56,9 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     if (hook := override_of(run.module, "on_save_checkpoint")) is not None:
         hook(module_section)
     is_whole = run.options.save_only == "all"
-    frozen = {} if is_whole else {"save_only": run.options.save_only, "frozen": describe_frozen(run)}
+    frozen = (
+        {} if is_whole else {"save_only": run.options.save_only, "frozen": describe_frozen(run)}
+    )
     form = {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size}
     state = {
         "format": {**form, **frozen},
@@ -65,11 +69,15 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     if not weights_only:
         position = position_of(run) if finished is None else finished.position
         state |= {**_training_state(run, position), "model": state["model"]}
-    save_checkpoint(run.session, path, state, kept=None if finished is None else finished.rank_state)
+    save_checkpoint(
+        run.session, path, state, kept=None if finished is None else finished.rank_state
+    )
 
 
 def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
-    """All ranks. Write the state between two optimizer steps by another storage than the strategy's."""
+    """All ranks. Write the state between two optimizer steps by another storage than the
+    strategy's.
+    """
     with _by(run, storage):
         save(run, path)
 
@@ -80,7 +88,9 @@ def _training_state(run: Run, position: Position) -> dict[str, object]:
         "max_steps": run.options.max_steps,
         "settings": run.settings,
         "schedulers": [_scheduler_state(item) for item in run.strategy.lr_schedulers],
-        "callbacks": {callback.state_key: _callback_state(run, callback) for callback in run.callbacks},
+        "callbacks": {
+            callback.state_key: _callback_state(run, callback) for callback in run.callbacks
+        },
         **position.loaders,
         **_datamodule_state(run),
         "ranks": run.strategy.gather_objects(position.rank) or [],
@@ -110,12 +120,19 @@ def load(run: Run, path: PathLike) -> None:
             if resume.takes("schedulers"):
                 with restoring("schedulers", path):
                     schedulers = [item.scheduler for item in strategy.lr_schedulers]
-                    check_schedulers(schedulers, content.get("lr_schedulers", []), content.get("schedulers", []))
+                    check_schedulers(
+                        schedulers, content.get("lr_schedulers", []), content.get("schedulers", [])
+                    )
 
-    own = (callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper))
+    own = (
+        callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper)
+    )
     with _by(run, next(filter(None, own), None)):
         rest = saved = resume.choose(read_checkpoint(run.session, path, parts, check=check))
-    if "module_section" in saved and (hook := override_of(run.module, "on_load_checkpoint")) is not None:
+    if (
+        "module_section" in saved
+        and (hook := override_of(run.module, "on_load_checkpoint")) is not None
+    ):
         hook(saved["module_section"])
     for name, part in parts.items():
         # The weights may be of another module; everything else has to be there.
@@ -125,8 +142,12 @@ def load(run: Run, path: PathLike) -> None:
                 check_trained(run, rest[name], saved["format"], path)
                 strict = False
             if name == "model" and not resume.strict:
-                run.fabric.print(describe_changes(run.session, run.module, rest[name], resume.renamed))
-            rest = restore_state(run.session, rest, {name: part}, strict=strict, renamed=resume.renamed)
+                run.fabric.print(
+                    describe_changes(run.session, run.module, rest[name], resume.renamed)
+                )
+            rest = restore_state(
+                run.session, rest, {name: part}, strict=strict, renamed=resume.renamed
+            )
     if run.trains:
         with restoring("schedulers", path):
             _restore_schedulers(run, saved.get("schedulers", []))
@@ -161,9 +182,12 @@ def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
     if (random := _random_state_of(ranks, strategy.global_rank, share)) is not None:
         check_random_state(random)  # it is put back when the first batch is asked for
     if ranks:
-        metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
+        # of the first rank that has it
+        metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}
         parts = [metrics[number] for number in sorted(metrics)]
-        running_metrics.restore(run.logged, run.module, strategy.root_device, parts, share=share, num_shards=num_shards)
+        running_metrics.restore(
+            run.logged, run.module, strategy.root_device, parts, share=share, num_shards=num_shards
+        )
     run.restored_random_state = random
 
 
@@ -180,23 +204,32 @@ def _by(run: Run, storage: CheckpointIO | None) -> Iterator[None]:
 
 
 def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
-    """Rank 0. Name the saved states that go to no callback. Of one that only saves, training doesn't depend."""
+    """Rank 0. Name the saved states that go to no callback. Of one that only saves, training
+    doesn't depend.
+    """
     own = {callback.state_key for callback in run.callbacks}
     states = saved.get("callbacks", {}).items()
     lacking = [
         key
         for key, state in states
-        if key not in own and not key.startswith("ModelCheckpoint") and (state["state"] or state["section"])
+        if key not in own
+        and not key.startswith("ModelCheckpoint")
+        and (state["state"] or state["section"])
     ]
     if lacking and run.strategy.is_global_zero:
         warn_caller(
-            f"The checkpoint has the state of {', '.join(lacking)}, and no callback of this Trainer takes it. If "
-            "training is to go on as before, pass the callbacks that it was saved with.",
+            f"The checkpoint has the state of {', '.join(lacking)}, and no callback of this "
+            "Trainer takes it. If training is to go on as before, pass the callbacks that it was "
+            "saved with.",
         )
 
 
-def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, object] | None:
-    """The random state of this rank if it had the same shard of the data, or else of the first one that had it."""
+def _random_state_of(
+    ranks: list[dict[str, Any]], rank: int, share: int
+) -> dict[str, object] | None:
+    """The random state of this rank if it had the same shard of the data, or else of the first one
+    that had it.
+    """
     candidates = [*ranks[rank : rank + 1], *ranks]
     return next((state["random"] for state in candidates if state["share"] == share), None)
 
@@ -208,16 +241,17 @@ def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
         raise foreign_state.refusal(saved, path)
     if form["version"] > FORMAT_VERSION:
         raise CheckpointCorruptedError(
-            f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this is core "
-            f"{CORE_VERSION}, which reads up to {FORMAT_VERSION}. Install that release, or a later one."
+            f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this "
+            f"is core {CORE_VERSION}, which reads up to {FORMAT_VERSION}. Install that release, or "
+            "a later one."
         )
     if not run.trains:
         return
     takes = (run.resume or Resume()).takes
     if takes("step") and "progress" not in saved:
         raise CheckpointError(
-            f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
-            "that was saved with save_weights_only=False."
+            f"{path} holds weights only, so training can't go on from it. Load it for evaluation, "
+            "or pass a checkpoint that was saved with save_weights_only=False."
         )
     if takes("step"):
         check_limits(run, saved, path)
@@ -229,16 +263,20 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
     num_saved = len(saved.get("optimizers", []))
     if num_saved != num_made:
         raise CheckpointError(
-            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made {num_made}. What was "
-            "saved after fit had returned may hold none: let ModelCheckpoint save, or save in a hook such as "
-            "on_train_end."
+            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made "
+            f"{num_made}. What was saved after fit had returned may hold none: let ModelCheckpoint "
+            "save, or save in a hook such as on_train_end."
         )
 
 
 def _scheduler_state(item: Any) -> dict[str, object]:
     """The facts about a scheduler that its own state doesn't have."""
     renewed_by = sorted(item.renewed_by)
-    return {**describe_scheduler(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
+    return {
+        **describe_scheduler(item.scheduler),
+        "is_waiting": item.is_waiting,
+        "renewed_by": renewed_by,
+    }
 
 
 def _restore_schedulers(run: Run, states: Sequence[dict[str, Any]]) -> None:
@@ -254,18 +292,24 @@ def _restore_datamodule(run: Run, state: dict[str, Any] | None) -> None:
 
 
 def _restore_position(run: Run, saved: dict[str, Any]) -> None:
-    progress, num_saved, num_ranks = run.progress, saved["format"]["world_size"], run.strategy.world_size
+    progress, num_saved, num_ranks = (
+        run.progress,
+        saved["format"]["world_size"],
+        run.strategy.world_size,
+    )
     shares_itself = run.loaders.reads_again and not run.options.use_distributed_sampler
     if progress.batch and shares_itself and num_saved != num_ranks:
         raise CheckpointError(
-            f"The checkpoint was saved within an epoch by {num_saved} ranks, of which each read a share of its own "
-            f"(use_distributed_sampler=False), and {num_ranks} are to go on: what they have left can't be told. Go on "
-            f"with {num_saved}, pass a checkpoint of an epoch's end, or use a map-style data set."
+            f"The checkpoint was saved within an epoch by {num_saved} ranks, of which each read a "
+            f"share of its own (use_distributed_sampler=False), and {num_ranks} are to go on: what "
+            f"they have left can't be told. Go on with {num_saved}, pass a checkpoint of an "
+            "epoch's end, or use a map-style data set."
         )
     batch = run.loaders.load_state_dict(saved["loaders"], progress.batch)
     is_limited = run.options.limit_train_batches is not None
     if (resumable := run.loaders.windowed_loader) is not None:
-        is_recut = not resumable.is_between_windows  # else what is left is as many windows on any number of ranks
+        # else what is left is as many windows on any number of ranks
+        is_recut = not resumable.is_between_windows
     else:
         is_recut = num_saved != num_ranks or run.loaders.was_recut
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
@@ -287,7 +331,10 @@ def _datamodule_state(run: Run) -> dict[str, object]:
     if datamodule is None:
         return {}
     state = datamodule.state_dict()
-    section = {**({"state": UserData(state)} if state else {}), **hyperparameters.to_checkpoint(datamodule)}
+    section = {
+        **({"state": UserData(state)} if state else {}),
+        **hyperparameters.to_checkpoint(datamodule),
+    }
     return {"datamodule": section} if section else {}
 
 
@@ -307,7 +354,8 @@ def _restore_callback(run: Run, callback: Any, state: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def restoring(name: str, path: PathLike, saved: object = "something") -> Iterator[None]:
-    """A context in which one section is restored: what raises there does so over its content, shown if it is given.
+    """A context in which one section is restored: what raises there does so over its content, shown
+    if it is given.
 
     Raises:
         CheckpointCorruptedError: with the section's name.
@@ -319,6 +367,6 @@ def restoring(name: str, path: PathLike, saved: object = "something") -> Iterato
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointCorruptedError(
-            f"{path} is damaged, or not a checkpoint of this run: its {name} is {saved!s:.80} that can't be restored. "
-            f"{reason:.{_MAX_REASON}} Load another checkpoint."
+            f"{path} is damaged, or not a checkpoint of this run: its {name} is {saved!s:.80} that "
+            f"can't be restored. {reason:.{_MAX_REASON}} Load another checkpoint."
         ) from error

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Format(NamedTuple):
-    """The properties of a parameter or buffer that training may change, besides its values and its device."""
+    """The properties of a parameter or buffer that training may change, besides its values and its
+    device.
+    """
 
     dtype: torch.dtype
     requires_grad: bool
@@ -29,7 +31,9 @@ class Format(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """The result of a stage in rank 0's process, with weights, metrics, counters and states. Tensors are on the CPU."""
+    """The result of a stage in rank 0's process, with weights, metrics, counters and states.
+    Tensors are on the CPU.
+    """
 
     result: object
     weights: dict[str, object]
@@ -47,28 +51,39 @@ class WorkerResult:
         return cls(
             result=result,
             weights={
-                name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in weights.items()
+                name: value.detach().cpu() if isinstance(value, Tensor) else value
+                for name, value in weights.items()
             },
             metrics=run.logged.newest(),
             progress=run.progress.state_dict(),
-            callbacks={callback.state_key: callback.state_dict() or {} for callback in run.callbacks},
+            callbacks={
+                callback.state_key: callback.state_dict() or {} for callback in run.callbacks
+            },
             loggers=[logger.state_dict() for logger in run.publisher.loggers],
             should_stop=run.should_stop,
             formats={},
         )
 
     def after_teardown(self, module: nn.Module) -> WorkerResult:
-        """The outcome with the formats of the module's tensors. In the worker, once the module is given back."""
+        """The outcome with the formats of the module's tensors. In the worker, once the module is
+        given back.
+        """
         tensors = _tensors(module)
-        return replace(self, formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()})
+        return replace(
+            self,
+            formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()},
+        )
 
     def restore(self, run: Run) -> None:
-        """Copy everything into the caller's own run, module and callbacks. Called in the caller's process."""
+        """Copy everything into the caller's own run, module and callbacks. Called in the caller's
+        process.
+        """
         # Parts that the workers have built in this hook have weights, too.
         assert run.trainer is not None
         with _whole_models(run.strategy):
             run.trainer.configure_model()
-        # Restore formats before the weights: torch would round weights to the dtype of the tensors that are there.
+        # Restore formats before the weights: torch would round weights to the dtype of the tensors
+        # that are there.
         for name, own in _tensors(run.module).items():
             if (given := self.formats.get(name)) is None:
                 continue
@@ -88,7 +103,9 @@ class WorkerResult:
 
 @contextmanager
 def _whole_models(strategy: Strategy) -> Iterator[None]:
-    """A context in which models that ask the strategy where to be built are built whole, and here."""
+    """A context in which models that ask the strategy where to be built are built whole, and
+    here.
+    """
 
     @contextmanager
     def init_context(*, empty: bool = False) -> Iterator[None]:
@@ -106,4 +123,6 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by canonical names; buffers too that no state has."""
     state = to_canonical(module.state_dict(keep_vars=True))
     buffers = {canonical_name(name): buffer for name, buffer in module.named_buffers()}
-    return {name: value for name, value in {**buffers, **state}.items() if isinstance(value, Tensor)}
+    return {
+        name: value for name, value in {**buffers, **state}.items() if isinstance(value, Tensor)
+    }

@@ -37,7 +37,8 @@ class DataViews(Ranks):
     """The part of `Trainer` that shows loaders, progress and metrics.
 
     Attributes:
-        run: the running stage, or else the last one; before the first stage one with the Trainer's arguments.
+        run: the running stage, or else the last one; before the first stage one with the Trainer's
+            arguments.
     """
 
     run: Run
@@ -48,7 +49,7 @@ class DataViews(Ranks):
     options: TrainerOptions = shown("run.options", can_be_set=True)
     """The options for the loops, checked."""
 
-    # progress -------------------------------------------------------------------------------------------------------
+    # progress -------------------------------------------------------------------------------------
 
     progress: Progress = shown("run.progress")
     """The counters of training."""
@@ -64,9 +65,11 @@ class DataViews(Ranks):
         return self.run.count_unfinished()
 
     window: int = shown("run.window")
-    """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole windows."""
+    """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole
+    windows.
+    """
 
-    # data -----------------------------------------------------------------------------------------------------------
+    # data -----------------------------------------------------------------------------------------
 
     datamodule: DataModule | None = shown("run.datamodule")
     """The data module of this stage, if there is one."""
@@ -76,7 +79,9 @@ class DataViews(Ranks):
 
     @property
     def train_dataloader(self) -> Any:
-        """This rank's training loader; several in the structure in which the user gave them. None before `fit`."""
+        """This rank's training loader; several in the structure in which the user gave them. None
+        before `fit`.
+        """
         from core.trainer.stage_data.combined import CombinedLoader
 
         train = self.loaders.train
@@ -125,11 +130,13 @@ class DataViews(Ranks):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """All ranks, within `fit`. Optimizer steps that the run will make by its limits, from its first epoch on.
+        """All ranks, within `fit`. Optimizer steps that the run will make by its limits, from its
+        first epoch on.
 
-        For schedulers, in `configure_optimizers`: asks for the loaders if that hasn't been done. Infinite without a
-        limit. The accumulation window is the one that a GradientAccumulationScheduler sets in each epoch, or else is
-        taken to stay as it is; the loader is taken to keep its length.
+        For schedulers, in `configure_optimizers`: asks for the loaders if that hasn't been done.
+        Infinite without a limit. The accumulation window is the one that a
+        GradientAccumulationScheduler sets in each epoch, or else is taken to stay as it is; the
+        loader is taken to keep its length.
         """
         options = self.options
         self.loaders.setup(self.strategy)
@@ -149,7 +156,7 @@ class DataViews(Ranks):
         """The function that moves a loader's batches to the device; None if they are there."""
         return self.run.make_transfer(dataloader_idx)
 
-    # logged values --------------------------------------------------------------------------------------------------
+    # logged values --------------------------------------------------------------------------------
 
     @property
     def loggers(self) -> Sequence[Logger]:
@@ -162,7 +169,9 @@ class DataViews(Ranks):
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does nothing."""
+        """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does
+        nothing.
+        """
         return self.loggers[0] if self.loggers else None
 
     logged: MetricValues = shown("run.logged")
@@ -173,20 +182,23 @@ class DataViews(Ranks):
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits for the device.
+        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits
+        for the device.
 
-        Numbers and what was reduced over an epoch are float64, or int64 for sums and extremes of integers; a step's
-        tensor has its own format.
+        Numbers and what was reduced over an epoch are float64, or int64 for sums and extremes of
+        integers; a step's tensor has its own format.
 
-        A value stays until its name is logged again, in whatever stage. What is logged by step and by epoch is found
-        under its own name too, unless another stage logs just that: the epoch's value, or before the first epoch's end
-        the step's.
+        A value stays until its name is logged again, in whatever stage. What is logged by step and
+        by epoch is found under its own name too, unless another stage logs just that: the epoch's
+        value, or before the first epoch's end the step's.
         """
         return self.run.logged.newest()
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
-        """Of `callback_metrics`, what the running stage, or the last one, has logged for the loggers; of `fit` all."""
+        """Of `callback_metrics`, what the running stage, or the last one, has logged for the
+        loggers; of `fit` all.
+        """
         names = self.run.logged.logger_names()
         return {name: value for name, value in self.callback_metrics.items() if name in names}
 

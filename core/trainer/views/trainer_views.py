@@ -29,9 +29,12 @@ class TrainerState(NamedTuple):
     """The activity of a Trainer.
 
     Attributes:
-        fn: `"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the first of them.
-        stage: `"train"`, `"sanity_check"`, `"validate"`, `"test"` or `"predict"` while it runs, else None.
-        status: `"initializing"`, `"running"`, `"finished"`, or `"interrupted"` by an exception or a signal.
+        fn: `"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the
+            first of them.
+        stage: `"train"`, `"sanity_check"`, `"validate"`, `"test"` or `"predict"` while it runs,
+            else None.
+        status: `"initializing"`, `"running"`, `"finished"`, or `"interrupted"` by an exception or a
+            signal.
     """
 
     fn: Stage | None
@@ -42,25 +45,28 @@ class TrainerState(NamedTuple):
 class TrainerViews(DataViews, SetupHost):
     """The part of `Trainer` that modules and callbacks use: what its run is, does, and has done."""
 
-    # what the user may set ------------------------------------------------------------------------------------------
+    # what the user may set ------------------------------------------------------------------------
 
     should_stop: bool = shown("run.should_stop", can_be_set=True)
-    """Set it to True to stop training: on one process after the running step, on several within half a second.
+    """Set it to True to stop training: on one process after the running step, on several within
+    half a second.
 
-    On several GPUs it takes up to a second. Ranks agree on it at steps that all of them know beforehand, so that
-    one may set it alone.
+    On several GPUs it takes up to a second. Ranks agree on it at steps that all of them know
+    beforehand, so that one may set it alone.
     """
 
     accumulate_grad_batches: int = shown("run.accumulate_grad_batches", can_be_set=True)
     """Batches of an accumulation window. A callback may set it from one epoch to the next."""
 
     callbacks: list[Callback] = shown("run.callbacks", can_be_set=True)
-    """All callbacks, in the order in which they are called; those that the module brings for this stage too."""
+    """All callbacks, in the order in which they are called; those that the module brings for this
+    stage too.
+    """
 
     profiler: Profiler | None = shown("run.profiler", can_be_set=True)
     """Measures where the time goes, from the next stage on."""
 
-    # limits ---------------------------------------------------------------------------------------------------------
+    # limits ---------------------------------------------------------------------------------------
 
     max_epochs: int | None = shown("run.options.max_epochs")
     """The limit; -1 and None for none."""
@@ -95,7 +101,7 @@ class TrainerViews(DataViews, SetupHost):
     fast_dev_run: int = shown("run.fast_dev_run")
     """Batches of each stage in a quick run; 0 if this is none."""
 
-    # the backend ----------------------------------------------------------------------------------------------------
+    # the backend ----------------------------------------------------------------------------------
 
     fabric: Fabric = shown("run.fabric")
     """The Fabric that resolved the strategy, and joins the ranks."""
@@ -113,17 +119,22 @@ class TrainerViews(DataViews, SetupHost):
 
     @property
     def device_ids(self) -> list[int]:
-        """Numbers of the devices that the run uses on this machine; counted from 0 for devices without a number."""
-        numbers: list[int | None] = [device.index for device in self.strategy.parallel_devices]  # int in its stubs
+        """Numbers of the devices that the run uses on this machine; counted from 0 for devices
+        without a number.
+        """
+        # int in its stubs
+        numbers: list[int | None] = [device.index for device in self.strategy.parallel_devices]
         return [place if number is None else number for place, number in enumerate(numbers)] or [0]
 
     precision: str = shown("strategy.precision_plugin.name")
     """The name of the precision, such as `"bf16-mixed"`."""
 
-    # the stage ------------------------------------------------------------------------------------------------------
+    # the stage ------------------------------------------------------------------------------------
 
     stage: Stage | None = shown("run.stage")
-    """`"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the first of them."""
+    """`"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the first of
+    them.
+    """
 
     status: Status = shown("run.status")
     """The status of the stage."""
@@ -145,13 +156,19 @@ class TrainerViews(DataViews, SetupHost):
     @property
     def training(self) -> bool:
         """True while `fit` runs and neither validates nor checks sanity."""
-        return self._runs("fit") and self.run.metrics is self.run.logged.train and not self.run.sanity_checking
+        return (
+            self._runs("fit")
+            and self.run.metrics is self.run.logged.train
+            and not self.run.sanity_checking
+        )
 
     @property
     def validating(self) -> bool:
         """True while validation runs, also that within `fit`; not the sanity check."""
         run = self.run
-        within_fit = self._runs("fit") and run.metrics is not run.logged.train and not run.sanity_checking
+        within_fit = (
+            self._runs("fit") and run.metrics is not run.logged.train and not run.sanity_checking
+        )
         return self._runs("validate") or within_fit
 
     @property
@@ -174,7 +191,9 @@ class TrainerViews(DataViews, SetupHost):
 
     @property
     def interrupted(self) -> bool:
-        """True if a signal such as Ctrl-C has come in this stage, or in the last one, which ends it."""
+        """True if a signal such as Ctrl-C has come in this stage, or in the last one, which ends
+        it.
+        """
         return self.run.signals.signal is not None
 
     events: Events = shown("run.events")
@@ -198,13 +217,18 @@ class TrainerViews(DataViews, SetupHost):
     def _running_stage(self) -> str | None:
         if self.is_running and self.sanity_checking:
             return "sanity_check"
-        stages = {"train": self.training, "validate": self.validating, "test": self.testing, "predict": self.predicting}
+        stages = {
+            "train": self.training,
+            "validate": self.validating,
+            "test": self.testing,
+            "predict": self.predicting,
+        }
         return next((name for name, runs in stages.items() if runs), None)
 
     def _runs(self, stage: Stage) -> bool:
         return self.run.is_running and self.run.stage == stage
 
-    # module and optimizers ------------------------------------------------------------------------------------------
+    # module and optimizers ------------------------------------------------------------------------
 
     @property
     def module(self) -> Any:
@@ -223,28 +247,34 @@ class TrainerViews(DataViews, SetupHost):
     """The optimizers of `configure_optimizers`, while `fit` runs."""
 
     wrapped_optimizers: Sequence[Optimizer] = shown("run.wrapped_optimizers")
-    """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
+    """The optimizers as a module sees them in manual optimization: their `step` goes through the
+    strategy.
+    """
 
     running_step: TrainingStep | None = shown("run.running_step")
     """How one batch is trained, while `fit` runs."""
 
-    # actions --------------------------------------------------------------------------------------------------------
+    # actions --------------------------------------------------------------------------------------
 
     def profile(self, action: str) -> AbstractContextManager[None]:
-        """A context whose time the profiler reports under this name; without a profiler it does nothing."""
+        """A context whose time the profiler reports under this name; without a profiler it does
+        nothing.
+        """
         return self.run.profile(action)
 
     def save_checkpoint(self, path: PathLike, weights_only: bool = False) -> None:
         """All ranks. Save everything from which a run can go on exactly.
 
-        A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
-        written at the window's end. After `fit` has returned it holds the optimizers until the next stage begins. Where
-        they have ended with `fit` (ranks that a launcher made for it alone, engines), such a checkpoint can
-        be evaluated only, and a warning says so. Where a launcher has made the ranks for `fit` alone, the caller saves.
+        A checkpoint describes the state between two optimizer steps: asked for within an
+        accumulation window, it is written at the window's end. After `fit` has returned it holds
+        the optimizers until the next stage begins. Where they have ended with `fit` (ranks that a
+        launcher made for it alone, engines), such a checkpoint can be evaluated only, and a warning
+        says so. Where a launcher has made the ranks for `fit` alone, the caller saves.
 
         Args:
             path: a local path or a URL.
-            weights_only: leave out what only training needs. Such a checkpoint can be evaluated, not resumed.
+            weights_only: leave out what only training needs. Such a checkpoint can be evaluated,
+                not resumed.
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
@@ -256,21 +286,28 @@ class TrainerViews(DataViews, SetupHost):
         save(self.run, path, weights_only=weights_only)
 
     def weights(
-        self, *, dtype: torch.dtype | None = None, names: Iterable[str] | Mapping[str, str] | None = None
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        names: Iterable[str] | Mapping[str, str] | None = None,
     ) -> WeightStream:
-        """All ranks, in a hook between two steps. The module's weights as whole tensors; see `Fabric.weights`.
+        """All ranks, in a hook between two steps. The module's weights as whole tensors; see
+        `Fabric.weights`.
 
         Raises:
             ConfigurationError: no stage runs, so that the strategy has no module.
         """
         run = self.run
-        return run.fabric.weights(run.module, dtype=dtype, names=names, version=lambda: run.progress.global_step)
+        return run.fabric.weights(
+            run.module, dtype=dtype, names=names, version=lambda: run.progress.global_step
+        )
 
     def save_snapshot(self, path: PathLike, checkpoint_io: CheckpointIO) -> None:
-        """All ranks, in a hook between two optimizer steps. Save by another CheckpointIO than the strategy's.
+        """All ranks, in a hook between two optimizer steps. Save by another CheckpointIO than the
+        strategy's.
 
-        For callbacks that keep states by themselves. Such a state isn't the newest checkpoint in the eyes of the run,
-        which names that one to the user when it ends early.
+        For callbacks that keep states by themselves. Such a state isn't the newest checkpoint in
+        the eyes of the run, which names that one to the user when it ends early.
 
         Args:
             path: what `checkpoint_io` understands.
@@ -280,11 +317,13 @@ class TrainerViews(DataViews, SetupHost):
 
         snapshot.save_by(self.run, checkpoint_io, path)
 
-    # callbacks by kind ----------------------------------------------------------------------------------------------
+    # callbacks by kind ----------------------------------------------------------------------------
 
     @property
     def checkpoint_callback(self) -> Any:
-        """The first ModelCheckpoint; the one that is there by default if the user has brought none."""
+        """The first ModelCheckpoint; the one that is there by default if the user has brought
+        none.
+        """
         return next(iter(self.checkpoint_callbacks), None)
 
     @property

@@ -1,4 +1,6 @@
-"""The conformance suites of core-aim. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-aim. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,20 @@ class TestAim(LoggerConformance):
     own_process = True  # the library keeps its databases open
 
     def read(self, logger: Any, folder: Path) -> list[tuple[int, str, float]]:
-        """The values in the repository; a run that is read is opened, since Aim's own index is made by its server."""
+        """The values in the repository; a run that is read is opened, since Aim's own index is made
+        by its server.
+        """
         import aim
 
         logger.save()
         found = []
         for version in aim.Repo(str(folder)).list_all_runs():
-            run = aim.Run(version, repo=str(folder), system_tracking_interval=None, capture_terminal_logs=False)
+            run = aim.Run(
+                version,
+                repo=str(folder),
+                system_tracking_interval=None,
+                capture_terminal_logs=False,
+            )
             for metric in run.metrics():
                 found += [(step, metric.name, value) for step, (value, _, _) in metric.data.items()]
             run.close()

@@ -19,16 +19,20 @@ _QUIET = {"system_tracking_interval": None, "capture_terminal_logs": False}
 
 
 class AimLogger(Logger):
-    """Hands metrics to the library aim, which writes them into a repository: a folder `.aim`, or a server's.
+    """Hands metrics to the library aim, which writes them into a repository: a folder `.aim`, or a
+    server's.
 
-    Options are recorded as the run's `hparams`, and the way in which the last stage ended as its `status`. The end of a
-    stage closes the run, so that no thread of the library is left; the next value opens it again.
+    Options are recorded as the run's `hparams`, and the way in which the last stage ended as its
+    `status`. The end of a stage closes the run, so that no thread of the library is left; the next
+    value opens it again.
 
     Args:
         experiment: by which Aim groups runs.
         version: hash of a run to continue; None makes a new one.
-        save_dir: holds the repository, and a folder `experiment/version` for what else belongs to the run: checkpoints.
-        repo: another repository than that of `save_dir`: a folder, or a server as `"aim://host:port"`.
+        save_dir: holds the repository, and a folder `experiment/version` for what else belongs to
+            the run: checkpoints.
+        repo: another repository than that of `save_dir`: a folder, or a server as
+            `"aim://host:port"`.
         options: go to `aim.Run`, such as `system_tracking_interval=30`.
 
     Raises:
@@ -64,19 +68,25 @@ class AimLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """Folder for what belongs to the run and isn't in the repository, such as checkpoints. It may not exist yet."""
+        """Folder for what belongs to the run and isn't in the repository, such as checkpoints. It
+        may not exist yet.
+        """
         return str(self._save_dir / self._experiment_name / self.version)
 
     @property
     def experiment(self) -> Any:
-        """The run (`aim.Run`), for images, texts, distributions and the rest. It is opened at the first use."""
+        """The run (`aim.Run`), for images, texts, distributions and the rest. It is opened at the
+        first use.
+        """
         if self._run is None:
             import aim
 
             if "://" not in self._repo:
                 Path(self._repo).mkdir(parents=True, exist_ok=True)
             options = {**_QUIET, **self._options}
-            self._run = aim.Run(self._hash, repo=self._repo, experiment=self._experiment_name, **options)
+            self._run = aim.Run(
+                self._hash, repo=self._repo, experiment=self._experiment_name, **options
+            )
             self._hash = self._run.hash
         return self._run
 

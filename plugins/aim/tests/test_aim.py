@@ -1,4 +1,6 @@
-"""With the real library and a repository in a folder. Each test runs a program: the library keeps databases open."""
+"""With the real library and a repository in a folder. Each test runs a program: the library keeps
+databases open.
+"""
 
 import pytest
 

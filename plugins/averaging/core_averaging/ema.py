@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class EMA(WeightAveraging):
     """Keeps `average = decay * average + (1 - decay) * weights`, updated after optimizer steps.
 
-    Validation runs use the average, so that checkpoints are judged by it; when fit ends, the module gets it. See
-    `WeightAveraging` for where it is saved.
+    Validation runs use the average, so that checkpoints are judged by it; when fit ends, the module
+    gets it. See `WeightAveraging` for where it is saved.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class EMA(WeightAveraging):
             ConfigurationError: a decay or interval that can't be.
         """
         if not 0.0 <= decay <= 1.0:
-            raise ConfigurationError(f"EMA(decay={decay!r}): expected a number from 0 to 1, such as 0.999.")
+            raise ConfigurationError(
+                f"EMA(decay={decay!r}): expected a number from 0 to 1, such as 0.999."
+            )
         if every_n_steps < 1 or start_step < 0:
             raise ConfigurationError(
-                f"EMA(every_n_steps={every_n_steps!r}, start_step={start_step!r}): expected numbers from 1 and from 0."
+                f"EMA(every_n_steps={every_n_steps!r}, start_step={start_step!r}): expected "
+                "numbers from 1 and from 0."
             )
         from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -81,12 +84,16 @@ class EMA(WeightAveraging):
         """Note where training begins."""
         self._step_seen = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Update the average after an optimizer step."""
         self.update_after_step(trainer.global_step)
 
     def update_after_step(self, step: int) -> None:
-        """Update the average, if there was an optimizer step since the last one seen; see `WeightAveraging`."""
+        """Update the average, if there was an optimizer step since the last one seen; see
+        `WeightAveraging`.
+        """
         # Within an accumulation window the weights are those of the last step.
         if self._step_seen is None or step == self._step_seen:
             return

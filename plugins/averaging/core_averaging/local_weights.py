@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 class LocalWeights(nn.Module):
     """The parameters and buffers of a module, without anything else that a copy would copy too.
 
-    What `parameters()` and `buffers()` yield, and what a copy consists of, are this rank's parts of those in shards.
+    What `parameters()` and `buffers()` yield, and what a copy consists of, are this rank's parts of
+    those in shards.
     """
 
-    def __init__(self, strategy: Any, module: nn.Module, leaves: Mapping[str, Any], num_parameters: int) -> None:
+    def __init__(
+        self, strategy: Any, module: nn.Module, leaves: Mapping[str, Any], num_parameters: int
+    ) -> None:
         """Wrap the tensors that `find_local_weights` has found.
 
         Args:
@@ -47,17 +50,26 @@ class LocalWeights(nn.Module):
         # By this torch's `AveragedModel` makes the average.
         copied = nn.Module()
         for index, part in enumerate(self.parameters()):
-            copied.register_parameter(f"parameter_{index}", nn.Parameter(part.clone(), requires_grad=False))
+            copied.register_parameter(
+                f"parameter_{index}", nn.Parameter(part.clone(), requires_grad=False)
+            )
         for index, part in enumerate(self.buffers()):
             copied.register_buffer(f"buffer_{index}", part.clone())
         return copied
 
     def notify(self) -> None:
-        """All ranks. Notify a strategy that computes with copies of these tensors that they have changed."""
+        """All ranks. Notify a strategy that computes with copies of these tensors that they have
+        changed.
+        """
         strategy, module = self._whose
-        # DTensors are what the model computes with; an engine's parts are masters, from which it has still to copy.
-        if Capability.SHARDED_STATE in strategy.capabilities and not any(map(_is_dtensor, self.leaves.values())):
-            strategy.load_module_state_dict(module, strategy.get_module_state_dict(module, layout="sharded"))
+        # DTensors are what the model computes with; an engine's parts are masters, from which it
+        # has still to copy.
+        if Capability.SHARDED_STATE in strategy.capabilities and not any(
+            map(_is_dtensor, self.leaves.values())
+        ):
+            strategy.load_module_state_dict(
+                module, strategy.get_module_state_dict(module, layout="sharded")
+            )
 
     def placed(self, copied: nn.Module, *, whole: bool) -> dict[str, Any]:
         """All ranks. A copy by name: what is in shards as such, or gathered one after the other."""
@@ -72,7 +84,12 @@ class LocalWeights(nn.Module):
         if not _is_dtensor(leaf):
             return next(parts)
         placed = type(leaf.detach()).from_local(
-            next(parts), leaf.device_mesh, leaf.placements, run_check=False, shape=leaf.shape, stride=leaf.stride()
+            next(parts),
+            leaf.device_mesh,
+            leaf.placements,
+            run_check=False,
+            shape=leaf.shape,
+            stride=leaf.stride(),
         )
         return gather_whole(placed).cpu() if whole else placed
 
@@ -91,11 +108,15 @@ def find_local_weights(strategy: Any, module: nn.Module) -> LocalWeights:
     parameters = dict(module.named_parameters())
     own: dict[str, Any] = {**parameters, **dict(module.named_buffers())}
     leaves = _leaves(strategy, module, own)
-    # Asked for twice: the strategy's own memory is the same both times, a copy lies elsewhere while the first is held.
-    if list(map(_addresses, leaves.values())) != list(map(_addresses, _leaves(strategy, module, own).values())):
+    # Asked for twice: the strategy's own memory is the same both times, a copy lies elsewhere while
+    # the first is held.
+    if list(map(_addresses, leaves.values())) != list(
+        map(_addresses, _leaves(strategy, module, own).values())
+    ):
         raise UnsupportedError(
-            f"Averaging weights needs the memory in which they are, and {type(strategy).__name__} with these options "
-            "gives copies of them. Keep the weights in the memory of the devices or of the CPU.",
+            f"Averaging weights needs the memory in which they are, and {type(strategy).__name__} "
+            "with these options gives copies of them. Keep the weights in the memory of the "
+            "devices or of the CPU.",
             capability=Capability.SHARDED_STATE,
         )
     return LocalWeights(strategy, module, leaves, len(parameters))
@@ -117,7 +138,14 @@ def own_part(saved: Any, leaf: Any) -> list[Tensor]:
         return [saved[chunk.box] for chunk in leaf.chunks]
     if _is_dtensor(leaf):
         (box,) = leaf.__create_chunk_list__()
-        return [saved[tuple(slice(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))]]
+        return [
+            saved[
+                tuple(
+                    slice(start, start + size)
+                    for start, size in zip(box.offsets, box.sizes, strict=True)
+                )
+            ]
+        ]
     return [saved]
 
 
@@ -131,7 +159,9 @@ def _parts(leaves: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _addresses(leaf: Any) -> list[int]:
-    return [chunk.tensor.data_ptr() for chunk in leaf.chunks] if isinstance(leaf, ShardedLeaf) else []
+    return (
+        [chunk.tensor.data_ptr() for chunk in leaf.chunks] if isinstance(leaf, ShardedLeaf) else []
+    )
 
 
 def _is_dtensor(leaf: Any) -> bool:

@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class StochasticWeightAveraging(WeightAveraging):
-    """Averages the weights at the ends of the last epochs, while the learning rate is high and constant.
+    """Averages the weights at the ends of the last epochs, while the learning rate is high and
+    constant.
 
-    From `swa_epoch_start` on, the module's schedulers rest, and torch's SWALR leads the learning rate to `swa_lrs`.
-    When fit ends, the module gets the average, and the statistics of its BatchNorm layers are computed anew, by one
-    pass of `forward` over the training data (each batch, or its first element).
+    From `swa_epoch_start` on, the module's schedulers rest, and torch's SWALR leads the learning
+    rate to `swa_lrs`. When fit ends, the module gets the average, and the statistics of its
+    BatchNorm layers are computed anew, by one pass of `forward` over the training data (each batch,
+    or its first element).
 
-    Averaging Weights Leads to Wider Optima and Better Generalization, https://arxiv.org/abs/1803.05407
+    Averaging Weights Leads to Wider Optima and Better Generalization,
+    https://arxiv.org/abs/1803.05407
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class StochasticWeightAveraging(WeightAveraging):
 
         Args:
             swa_lrs: the learning rate, or one for each parameter group.
-            swa_epoch_start: the first epoch whose end is averaged, counted from 0, or its place in all epochs (0 to 1).
+            swa_epoch_start: the first epoch whose end is averaged, counted from 0, or its place in
+                all epochs (0 to 1).
             annealing_epochs: epochs in which the learning rate gets there.
             annealing_strategy: along a cosine, or a line.
             update_batch_norm: compute statistics of BatchNorm layers anew at the end.
@@ -58,17 +62,19 @@ class StochasticWeightAveraging(WeightAveraging):
         is_fraction = isinstance(swa_epoch_start, float)
         if swa_epoch_start < 0 or (is_fraction and swa_epoch_start > 1):
             raise ConfigurationError(
-                f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an epoch (int, from 0) or a "
-                "fraction of all epochs (float, 0.0 to 1.0)."
+                f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an "
+                "epoch (int, from 0) or a fraction of all epochs (float, 0.0 to 1.0)."
             )
         rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
         if not rates or any(rate <= 0 for rate in rates):
             raise ConfigurationError(
-                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a positive number, or a list of them."
+                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a positive number, or a "
+                "list of them."
             )
         if annealing_strategy not in ("cos", "linear"):
             raise ConfigurationError(
-                f"StochasticWeightAveraging(annealing_strategy={annealing_strategy!r}): expected 'cos' or 'linear'."
+                f"StochasticWeightAveraging(annealing_strategy={annealing_strategy!r}): expected "
+                "'cos' or 'linear'."
             )
         self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
         self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
@@ -88,8 +94,9 @@ class StochasticWeightAveraging(WeightAveraging):
         super().check_fit(trainer, module)
         if isinstance(self.swa_epoch_start, float) and trainer.options.max_epochs is None:
             raise ConfigurationError(
-                f"StochasticWeightAveraging(swa_epoch_start={self.swa_epoch_start}) is a fraction of max_epochs, which "
-                "the trainer doesn't have. Name an epoch (int), or set Trainer(max_epochs=...)."
+                f"StochasticWeightAveraging(swa_epoch_start={self.swa_epoch_start}) is a fraction "
+                "of max_epochs, which the trainer doesn't have. Name an epoch (int), or set "
+                "Trainer(max_epochs=...)."
             )
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -103,8 +110,9 @@ class StochasticWeightAveraging(WeightAveraging):
         self._schedulers, self._restored = [], None
         if self._has_batch_norm(module) and type(module).forward is nn.Module.forward:
             raise ConfigurationError(
-                "StochasticWeightAveraging computes the statistics of BatchNorm layers anew by calling forward, which "
-                f"{type(module).__name__} doesn't define. Define it, or pass update_batch_norm=False."
+                "StochasticWeightAveraging computes the statistics of BatchNorm layers anew by "
+                f"calling forward, which {type(module).__name__} doesn't define. Define it, or "
+                "pass update_batch_norm=False."
             )
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -131,17 +139,23 @@ class StochasticWeightAveraging(WeightAveraging):
         if averaged and self._has_batch_norm(module):
             self._compute_statistics(trainer, module)
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Add the average and the learning rate's course."""
         super().on_save_checkpoint(trainer, module, checkpoint)
         checkpoint["schedulers"] = [_state_of(scheduler) for scheduler in self._schedulers]
 
-    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Within the last epochs the module's own schedulers are gone, in the checkpoint too."""
         if checkpoint.get("schedulers"):
             trainer.strategy.lr_schedulers = []
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Restore the average and the learning rate schedulers."""
         super().on_load_checkpoint(trainer, module, checkpoint)
         self._restored = checkpoint["schedulers"] or None
@@ -165,7 +179,9 @@ class StochasticWeightAveraging(WeightAveraging):
         trainer.strategy.lr_schedulers = []
 
     def _has_batch_norm(self, module: nn.Module) -> bool:
-        return self.update_batch_norm and any(isinstance(child, BatchNorm) for child in module.modules())
+        return self.update_batch_norm and any(
+            isinstance(child, BatchNorm) for child in module.modules()
+        )
 
     def _compute_statistics(self, trainer: Trainer, module: nn.Module) -> None:
         from torch.optim.swa_utils import update_bn
@@ -174,7 +190,11 @@ class StochasticWeightAveraging(WeightAveraging):
             update_bn(_training_batches(trainer), module)
         for child in module.modules():
             # Each rank has the statistics of its own shard.
-            if isinstance(child, BatchNorm) and child.running_mean is not None and child.running_var is not None:
+            if (
+                isinstance(child, BatchNorm)
+                and child.running_mean is not None
+                and child.running_var is not None
+            ):
                 for statistic in (child.running_mean, child.running_var):
                     statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
 

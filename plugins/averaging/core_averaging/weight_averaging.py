@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 class WeightAveraging(Callback):
-    """The base of `EMA` and `StochasticWeightAveraging`. Meant to be subclassed: a subclass calls `update`.
+    """The base of `EMA` and `StochasticWeightAveraging`. Meant to be subclassed: a subclass calls
+    `update`.
 
-    The average is torch's `AveragedModel`; of weights in shards each rank keeps that of its own part, in the number
-    format in which the optimizer steps them. It is saved in its own section of the checkpoint, beside the weights with
-    which training goes on: `callbacks/<state_key>/section/average`, by parameter name. When fit ends, after the last
-    checkpoint, the module gets the average; what is saved after that has the trained weights in `section/trained`.
-    Evaluating a checkpoint with this callback in the trainer uses the average too.
+    The average is torch's `AveragedModel`; of weights in shards each rank keeps that of its own
+    part, in the number format in which the optimizer steps them. It is saved in its own section of
+    the checkpoint, beside the weights with which training goes on:
+    `callbacks/<state_key>/section/average`, by parameter name. When fit ends, after the last
+    checkpoint, the module gets the average; what is saved after that has the trained weights in
+    `section/trained`. Evaluating a checkpoint with this callback in the trainer uses the average
+    too.
     """
 
     def __init__(
@@ -42,7 +45,8 @@ class WeightAveraging(Callback):
         """Create the callback.
 
         Args:
-            average_fn: torch's `multi_avg_fn`, such as `get_ema_multi_avg_fn(0.999)`; None weighs all equally.
+            average_fn: torch's `multi_avg_fn`, such as `get_ema_multi_avg_fn(0.999)`; None weighs
+                all equally.
             use_buffers: average buffers too; else they are the model's newest.
             device: where the average is kept; None is the model's.
             evaluates_in_fit: validation runs of fit use the average.
@@ -69,9 +73,11 @@ class WeightAveraging(Callback):
         self._average.update_parameters(self._source)
 
     def update_after_step(self, step: int) -> None:
-        """All ranks. Update, if the newest optimizer step asks for it and hasn't got it. Meant to be overridden.
+        """All ranks. Update, if the newest optimizer step asks for it and hasn't got it. Meant to
+        be overridden.
 
-        Called before the average is saved: a callback that is called earlier may save between the step and the update.
+        Called before the average is saved: a callback that is called earlier may save between the
+        step and the update.
 
         Args:
             step: the number of optimizer steps so far.
@@ -83,18 +89,21 @@ class WeightAveraging(Callback):
             self._exchange()
 
     def apply_masks(self, masks: Mapping[str, torch.Tensor]) -> None:
-        """Multiply the average by masks, each under its parameter's name; of weights that aren't in shards.
+        """Multiply the average by masks, each under its parameter's name; of weights that aren't in
+        shards.
 
         For callbacks that hold weights at zero: the average would remember what they were before.
         """
         if self._average is None or self._source is None:
             return
         with torch.inference_mode(False), torch.no_grad():
-            for name, tensor in zip(self._source.leaves, _tensors_of(self._average.module), strict=True):
+            for name, tensor in zip(
+                self._source.leaves, _tensors_of(self._average.module), strict=True
+            ):
                 if name in masks:
                     tensor.mul_(masks[name].to(tensor))
 
-    # life -----------------------------------------------------------------------------------------------------------
+    # life -----------------------------------------------------------------------------------------
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse a strategy whose module has old weights between two steps.
@@ -105,7 +114,8 @@ class WeightAveraging(Callback):
         if Capability.COMPILED_STEP in trainer.strategy.capabilities:
             raise UnsupportedError(
                 f"{type(self).__name__} reads weights between two steps, and those of "
-                f"{type(trainer.strategy).__name__} stay in a compiled program. Leave one of them out.",
+                f"{type(trainer.strategy).__name__} stay in a compiled program. Leave one of them "
+                "out.",
                 capability=Capability.COMPILED_STEP,
             )
 
@@ -132,25 +142,31 @@ class WeightAveraging(Callback):
         self._forget()
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Forget the average, which the module has, or a checkpoint. The trained weights stay if they can be saved."""
+        """Forget the average, which the module has, or a checkpoint. The trained weights stay if
+        they can be saved.
+        """
         self._return()
         if self._average is None or not self._is_given or trainer.run.finished_fit is None:
             self._forget()
         elif not trainer.options.keep_on_device:
             self._average.cpu()
 
-    # checkpoints ----------------------------------------------------------------------------------------------------
+    # checkpoints ----------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Add the average.
 
         Raises:
-            ConfigurationError: the module has the average at this moment, so that its weights would be saved wrongly.
+            ConfigurationError: the module has the average at this moment, so that its weights would
+                be saved wrongly.
         """
         if self._is_exchanged:
             raise ConfigurationError(
-                f"A checkpoint was asked for while {type(self).__name__} lends its average to a validation run. "
-                "Save after the run, in on_validation_end of a callback that comes later, or in a training hook."
+                f"A checkpoint was asked for while {type(self).__name__} lends its average to a "
+                "validation run. Save after the run, in on_validation_end of a callback that comes "
+                "later, or in a training hook."
             )
         if self._average is not None and self._source is not None:
             if not self._is_given:
@@ -160,13 +176,16 @@ class WeightAveraging(Callback):
             name = "trained" if self._is_given else "average"  # the other one is in the module
             checkpoint[name] = self._source.placed(self._average.module, whole=is_whole)
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Restore the average; and the trained weights, if the module was saved with its average.
 
         Raises:
             CheckpointError: it belongs to another model.
         """
-        is_given = trainer.stage == "fit" and "trained" in checkpoint  # what is loaded into the module is the average
+        # what is loaded into the module is the average
+        is_given = trainer.stage == "fit" and "trained" in checkpoint
         if not is_given and "average" not in checkpoint:
             return
         average = self._average or self._build(trainer, module)
@@ -174,8 +193,9 @@ class WeightAveraging(Callback):
         saved = checkpoint["trained" if is_given else "average"]
         if differing := saved.keys() ^ self._source.leaves.keys():
             raise CheckpointError(
-                f"The checkpoint's average of {type(self).__name__} doesn't fit the model: only one of "
-                f"the two has {min(differing)!r}. Build the model as it was, or leave the callback out."
+                f"The checkpoint's average of {type(self).__name__} doesn't fit the model: only "
+                f"one of the two has {min(differing)!r}. Build the model as it was, or leave the "
+                "callback out."
             )
         average.n_averaged.fill_(checkpoint["num_averaged"])
         with torch.no_grad():
@@ -187,7 +207,7 @@ class WeightAveraging(Callback):
             self._exchange()
             self._is_exchanged = False
 
-    # evaluation -----------------------------------------------------------------------------------------------------
+    # evaluation -----------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
@@ -223,7 +243,7 @@ class WeightAveraging(Callback):
         if self._is_exchanged:
             self._exchange(is_agreed=False)
 
-    # the tensors ----------------------------------------------------------------------------------------------------
+    # the tensors ----------------------------------------------------------------------------------
 
     def _build(self, trainer: Trainer, module: nn.Module) -> AveragedModel:
         from torch.optim.swa_utils import AveragedModel
@@ -243,13 +263,17 @@ class WeightAveraging(Callback):
         self._is_given = False
 
     def _exchange(self, *, is_agreed: bool = True) -> None:
-        """Swap the module's tensors and the average, in place, one at a time; all ranks if it `is_agreed`."""
+        """Swap the module's tensors and the average, in place, one at a time; all ranks if it
+        `is_agreed`.
+        """
         assert self._average is not None
         assert self._source is not None
         await_copies()
         # The hooks of a validation run are called in inference mode, whose tensors must not stay.
         with torch.inference_mode(False), torch.no_grad():
-            for own, other in zip(_tensors_of(self._source), _tensors_of(self._average.module), strict=True):
+            for own, other in zip(
+                _tensors_of(self._source), _tensors_of(self._average.module), strict=True
+            ):
                 kept = own.clone()
                 own.copy_(other)
                 other.copy_(kept)

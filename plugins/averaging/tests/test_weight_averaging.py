@@ -6,14 +6,23 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from core import Capability, CheckpointError, Chunk, ConfigurationError, ShardedLeaf, UnsupportedError
+from core import (
+    Capability,
+    CheckpointError,
+    Chunk,
+    ConfigurationError,
+    ShardedLeaf,
+    UnsupportedError,
+)
 from core.callbacks import EMA, Callback, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
 from core.checkpoint import load_checkpoint
 from core.strategies import SingleDeviceStrategy
 from support.tiny import Tiny, loader, make_trainer
 
 # The tiny module can validate; most tests here have no need to.
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
 
 
 class Normalized(Tiny):
@@ -52,7 +61,7 @@ def averaged(copies, **options):
     return average.module
 
 
-# EMA ----------------------------------------------------------------------------------------------------------------
+# EMA ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -82,14 +91,24 @@ def test_validation_uses_the_average_and_training_goes_on_without_it(tmp_path, l
 
     module = Tiny()
     watch = LambdaCallback(on_validation_batch_start=look)
-    fit(tmp_path, EMA(0.5, use_for_validation=lends), module, watch, validate=True, max_epochs=2, limit_val_batches=1)
+    fit(
+        tmp_path,
+        EMA(0.5, use_for_validation=lends),
+        module,
+        watch,
+        validate=True,
+        max_epochs=2,
+        limit_val_batches=1,
+    )
     copies = weights_after_each_step(tmp_path, Tiny(), max_epochs=2)
     for epoch, weight in enumerate(seen):
         end = 4 * (epoch + 1)
         average = averaged(copies[:end], multi_avg_fn=get_ema_multi_avg_fn(0.5)).weight
         assert torch.equal(weight, average if lends else copies[end - 1]["layer.weight"])
     assert len(seen) == 2
-    assert torch.equal(module.layer.weight, averaged(copies, multi_avg_fn=get_ema_multi_avg_fn(0.5)).weight)
+    assert torch.equal(
+        module.layer.weight, averaged(copies, multi_avg_fn=get_ema_multi_avg_fn(0.5)).weight
+    )
 
 
 @pytest.mark.parametrize("use_buffers", [True, False])
@@ -128,15 +147,20 @@ def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, make, stop):
     saved = load_checkpoint(path)
     assert torch.equal(saved["model"]["layer.weight"], begun.layer.weight)
     fit(tmp_path, make(), resumed, ckpt_path=path, max_epochs=4)
-    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(
+        torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items()
+    )
     # Evaluation uses the average, with the callback and without it.
     for callbacks in ([make()], []):
         evaluated = Normalized()
         make_trainer(tmp_path, *callbacks).validate(evaluated, loader(), ckpt_path=path)
         assert torch.equal(evaluated.layer.weight, begun.layer.weight)
-    # A later stage of the same Trainer evaluates what the module has, and not the trained weights that were kept.
+    # A later stage of the same Trainer evaluates what the module has, and not the trained weights
+    # that were kept.
     lent = []
-    watch = LambdaCallback(on_validation_epoch_end=lambda _, module: lent.append(module.layer.weight.clone()))
+    watch = LambdaCallback(
+        on_validation_epoch_end=lambda _, module: lent.append(module.layer.weight.clone())
+    )
     trainer.callbacks.append(watch)
     trainer.validate(begun, loader())
     assert torch.equal(lent[0], saved["model"]["layer.weight"])
@@ -175,7 +199,9 @@ def test_nobody_saves_the_average_as_the_weights(tmp_path):
         def on_validation_epoch_end(self, trainer, module):
             trainer.save_checkpoint(tmp_path / "hasty.ckpt")
 
-    with pytest.raises(ConfigurationError, match=r"A checkpoint was asked for while EMA lends its average"):
+    with pytest.raises(
+        ConfigurationError, match=r"A checkpoint was asked for while EMA lends its average"
+    ):
         fit(tmp_path, EMA(0.5), Tiny(), Hasty(), validate=True)
 
 
@@ -189,7 +215,8 @@ def test_an_average_of_another_model(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.validate(Tiny(), loader())
     with pytest.raises(
-        CheckpointError, match=r"average of EMA doesn't fit the model: only one of the two has 'layer.bias'"
+        CheckpointError,
+        match=r"average of EMA doesn't fit the model: only one of the two has 'layer.bias'",
     ):
         ema.on_load_checkpoint(trainer, Tiny(), {"average": average, "num_averaged": 1})
 
@@ -207,7 +234,9 @@ def test_a_strategy_that_gives_copies_of_weights(tmp_path):
 
             return {name: leaf(value.detach()) for name, value in module.named_parameters()}
 
-    with pytest.raises(UnsupportedError, match=r"needs the memory in which they are, and Copies .* gives copies"):
+    with pytest.raises(
+        UnsupportedError, match=r"needs the memory in which they are, and Copies .* gives copies"
+    ):
         fit(tmp_path, EMA(0.5), Tiny(), strategy=Copies())
 
 
@@ -222,7 +251,10 @@ def test_it_pickles():
     ("options", "message"),
     [
         ({"decay": 1.5}, r"EMA\(decay=1.5\): expected a number from 0 to 1"),
-        ({"every_n_steps": 0}, r"every_n_steps=0, start_step=0\): expected numbers from 1 and from 0"),
+        (
+            {"every_n_steps": 0},
+            r"every_n_steps=0, start_step=0\): expected numbers from 1 and from 0",
+        ),
     ],
 )
 def test_arguments_of_ema_that_cannot_be(options, message):
@@ -230,27 +262,42 @@ def test_arguments_of_ema_that_cannot_be(options, message):
         EMA(**options)
 
 
-# SWA ----------------------------------------------------------------------------------------------------------------
+# SWA ----------------------------------------------------------------------------------------------
 
 
 def ends_of_epochs(ends):
     """A callback that keeps the weights at the ends of epochs."""
-    return LambdaCallback(on_train_epoch_end=lambda trainer, module: ends.append(module.layer.weight.detach().clone()))
+    return LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: ends.append(module.layer.weight.detach().clone())
+    )
 
 
 @pytest.mark.parametrize(("start", "first"), [(1, 1), (0.5, 2), (0, 0), (0.0, 0)])
 def test_the_ends_of_the_last_epochs_are_averaged(tmp_path, start, first):
     ends, module = [], Tiny()
-    fit(tmp_path, StochasticWeightAveraging(0.05, start), module, ends_of_epochs(ends), max_epochs=4)
+    fit(
+        tmp_path, StochasticWeightAveraging(0.05, start), module, ends_of_epochs(ends), max_epochs=4
+    )
     assert torch.allclose(module.layer.weight, torch.stack(ends[first:]).mean(0), atol=1e-7)
 
 
-@pytest.mark.parametrize(("rhythm", "best"), [({"val_check_interval": 1}, 2), ({"check_val_every_n_epoch": 2}, 16)])
+@pytest.mark.parametrize(
+    ("rhythm", "best"), [({"val_check_interval": 1}, 2), ({"check_val_every_n_epoch": 2}, 16)]
+)
 def test_the_ends_of_epochs_are_averaged_whenever_it_validates_and_saves(tmp_path, rhythm, best):
     ends, module = [], Tiny(val_losses=[3, 1, 2])
     saves = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=1)
     average = StochasticWeightAveraging(0.05, 1)
-    fit(tmp_path, average, module, ends_of_epochs(ends), saves, validate=True, max_epochs=4, **rhythm)
+    fit(
+        tmp_path,
+        average,
+        module,
+        ends_of_epochs(ends),
+        saves,
+        validate=True,
+        max_epochs=4,
+        **rhythm,
+    )
     assert torch.allclose(module.layer.weight, torch.stack(ends[1:]).mean(0), atol=1e-7)
     assert saves.best_model_path.endswith(f"step={best}.ckpt")
 
@@ -307,13 +354,16 @@ def test_batch_norm_needs_a_forward(tmp_path):
         def training_step(self, batch, batch_idx):
             return self.layer(self.norm(batch[0])).square().mean()
 
-    with pytest.raises(ConfigurationError, match=r"by calling forward, which NoForward doesn't define"):
+    with pytest.raises(
+        ConfigurationError, match=r"by calling forward, which NoForward doesn't define"
+    ):
         fit(tmp_path, StochasticWeightAveraging(0.3, 1), NoForward())
 
 
 def test_a_fraction_of_unknown_epochs(tmp_path):
     with pytest.raises(
-        ConfigurationError, match=r"swa_epoch_start=0.8\) is a fraction of max_epochs, which the trainer"
+        ConfigurationError,
+        match=r"swa_epoch_start=0.8\) is a fraction of max_epochs, which the trainer",
     ):
         fit(tmp_path, StochasticWeightAveraging(0.3), Tiny(), max_epochs=None, max_steps=4)
 

@@ -1,4 +1,6 @@
-"""Bagua's algorithms for `core`: `Trainer(strategy=BaguaStrategy(algorithm="bytegrad"), devices=4)`."""
+"""Bagua's algorithms for `core`:
+`Trainer(strategy=BaguaStrategy(algorithm="bytegrad"), devices=4)`.
+"""
 
 from core_bagua._version import __version__
 from core_bagua.qadam import QAdamOptimizer

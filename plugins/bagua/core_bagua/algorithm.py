@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from core import ConfigurationError
     from core_bagua.strategy import BaguaStrategy
 
-# A second backward, for another optimizer, would send what it finds of the first one's gradients again.
+# A second backward, for another optimizer, would send what it finds of the first one's gradients
+# again.
 _OF_ONE = Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES
 
 
 @dataclass(kw_only=True)
 class Algorithm:
-    """A way in which ranks come together. Meant to be subclassed; its fields are the options that it takes.
+    """A way in which ranks come together. Meant to be subclassed; its fields are the options that
+    it takes.
 
-    One serves one run, of more than one process. Tensors come by the names of their parameters, the same on all ranks.
+    One serves one run, of more than one process. Tensors come by the names of their parameters, the
+    same on all ranks.
 
     Attributes:
         flatten: exchange all tensors of a format in one message, and not each in one.
@@ -35,7 +38,8 @@ class Algorithm:
     """
 
     flatten: bool = True
-    adds: ClassVar[Capability] = Capability.OWNS_GRADIENTS  # each rank steps by its own, at times at least
+    # each rank steps by its own, at times at least
+    adds: ClassVar[Capability] = Capability.OWNS_GRADIENTS
     lacks: ClassVar[Capability] = _OF_ONE
     drifts: ClassVar[bool] = True
     takes_scaled: ClassVar[bool] = True

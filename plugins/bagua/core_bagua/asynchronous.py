@@ -35,9 +35,10 @@ class _Round:
 class AsyncModelAverage(Algorithm):
     """Weights are averaged every so many milliseconds, without waiting for the slowest rank's step.
 
-    Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018; the way of Bagua's
-    `AsyncModelAverageAlgorithm`. A rank hands out a copy of its weights, goes on training, and adds what the mean
-    differs from that copy when it has come. So the mean of all weights loses no step.
+    Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018; the
+    way of Bagua's `AsyncModelAverageAlgorithm`. A rank hands out a copy of its weights, goes on
+    training, and adds what the mean differs from that copy when it has come. So the mean of all
+    weights loses no step.
 
     Attributes:
         sync_interval_ms: time from one average's begin to the next, in milliseconds.
@@ -65,7 +66,9 @@ class AsyncModelAverage(Algorithm):
             if type(value := getattr(self, name)) is not int or value < 0:
                 return ConfigurationError(f"{name}={value!r}: expected a number from 0.")
         if self.peer_selection_mode != "all":
-            return ConfigurationError(f"peer_selection_mode={self.peer_selection_mode!r}: async averages with 'all'.")
+            return ConfigurationError(
+                f"peer_selection_mode={self.peer_selection_mode!r}: async averages with 'all'."
+            )
         return None
 
     def set_up(self, strategy: BaguaStrategy, optimizer: Optimizer) -> None:
@@ -87,7 +90,10 @@ class AsyncModelAverage(Algorithm):
         if self._round is not None:
             if self._round.work.is_completed():
                 self._take(weights)
-        elif self.num_steps >= self.warmup_steps and time.monotonic() - self._began_at >= self.sync_interval_ms / 1e3:
+        elif (
+            self.num_steps >= self.warmup_steps
+            and time.monotonic() - self._began_at >= self.sync_interval_ms / 1e3
+        ):
             self._begin(weights)
 
     def after_step(self, weights: Mapping[str, Tensor]) -> None:
@@ -104,7 +110,8 @@ class AsyncModelAverage(Algorithm):
             self._take(weights)
 
     def _begin(self, weights: Mapping[str, Tensor]) -> None:
-        # Of one format in one message, whatever `flatten` says: a round is one message, which is there or not.
+        # Of one format in one message, whatever `flatten` says: a round is one message, which is
+        # there or not.
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         total = flat(before)
         work = dist.all_reduce(total, group=self._group, async_op=True)
@@ -116,7 +123,9 @@ class AsyncModelAverage(Algorithm):
         self._round.work.wait()
         mean = self._round.total / dist.get_world_size()
         with torch.no_grad():
-            for (name, before), part in zip(self._round.before.items(), split(self._round.before, mean), strict=True):
+            for (name, before), part in zip(
+                self._round.before.items(), split(self._round.before, mean), strict=True
+            ):
                 weights[name].add_(part - before)
         self._round = None
 

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GradientAllReduce(Algorithm):
-    """Centralized, full precision: DistributedDataParallel's arithmetic, in one message after each backward.
+    """Centralized, full precision: DistributedDataParallel's arithmetic, in one message after each
+    backward.
 
     Attributes:
         average: divide the sum of gradients by the number of ranks.
     """
 
     average: bool = True
-    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.WEIGHTED_LOSSES
+    adds: ClassVar[Capability] = (
+        Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.WEIGHTED_LOSSES
+    )
     lacks: ClassVar[Capability] = Capability.NONE
     drifts: ClassVar[bool] = False
 

@@ -1,7 +1,8 @@
 """Eight bits an element, and what they leave out added to the next message.
 
-Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021 (the primitive C_LP_S); Tang et
-al., "DoubleSqueeze: Parallel Stochastic Gradient Descent with Double-Pass Error-Compensated Compression", ICML 2019.
+Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021 (the
+primitive C_LP_S); Tang et al., "DoubleSqueeze: Parallel Stochastic Gradient Descent with
+Double-Pass Error-Compensated Compression", ICML 2019.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def compress(rows: Tensor) -> Tensor:
         rows: shape (n, elements), of a floating dtype.
 
     Returns:
-        Bytes, shape (n, 2 * itemsize + elements): the smallest, the distance of two levels, and each element's level.
+        Bytes, shape (n, 2 * itemsize + elements): the smallest, the distance of two levels, and
+        each element's level.
     """
     smallest, largest = rows.aminmax(dim=1, keepdim=True)
     distance = (largest - smallest) / _LEVELS
@@ -40,15 +42,19 @@ def compress(rows: Tensor) -> Tensor:
 
 def decompress(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows that `compress` was given, shape (n, elements), as far as bytes tell."""
-    header = packed[:, : 2 * dtype.itemsize].clone(memory_format=torch.contiguous_format).view(dtype)
+    header = (
+        packed[:, : 2 * dtype.itemsize].clone(memory_format=torch.contiguous_format).view(dtype)
+    )
     return packed[:, 2 * dtype.itemsize :].to(dtype) * header[:, 1:] + header[:, :1]
 
 
 class CompressedMean:
-    """The mean over ranks in eight bits, of messages of named tensors. It keeps what is left out, by name.
+    """The mean over ranks in eight bits, of messages of named tensors. It keeps what is left out,
+    by name.
 
-    Each rank gets a part of all messages, averages it, and sends the mean to all: both ways are compressed, and both
-    leave something out. What the second way leaves out of a mean is `size` times as much in one rank's message.
+    Each rank gets a part of all messages, averages it, and sends the mean to all: both ways are
+    compressed, and both leave something out. What the second way leaves out of a mean is `size`
+    times as much in one rank's message.
 
     Attributes:
         rest: what this rank adds to its next message.
@@ -71,7 +77,9 @@ class CompressedMean:
 
 
 def compressed_mean(message: Tensor) -> tuple[Tensor, Tensor]:
-    """All ranks. The mean of everybody's message, shape (elements,), and what this rank hasn't sent of its own."""
+    """All ranks. The mean of everybody's message, shape (elements,), and what this rank hasn't sent
+    of its own.
+    """
     size, rank, num_elements = dist.get_world_size(), dist.get_rank(), message.numel()
     width = -(-num_elements // size)
     rows = functional.pad(message, (0, size * width - num_elements)).view(size, width)

@@ -1,4 +1,6 @@
-"""The conformance suites of core-bagua. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-bagua. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from typing import Any
 
@@ -28,7 +30,11 @@ class TestGradientAllReduce(StrategyConformance):
     alias = "bagua"
     tolerance = 1e-12
     expected_capabilities = (
-        _BASE | _SYNCS | Capability.SEVERAL_MODULES | Capability.SEVERAL_OPTIMIZERS | Capability.WEIGHTED_LOSSES
+        _BASE
+        | _SYNCS
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.WEIGHTED_LOSSES
     )
 
 
@@ -46,7 +52,8 @@ class TestQAdam(DifferingSmoke):
 
     alias = "bagua"
     options = {"algorithm": "qadam"}
-    # What is held back of a small gradient's momentum is divided by a small variance. It doesn't grow with the run.
+    # What is held back of a small gradient's momentum is divided by a small variance. It doesn't
+    # grow with the run.
     differs = Differs("momenta travel in eight bits", within=0.02, steps_outstanding=4)
     optimizer = staticmethod(_q_adam)
 
@@ -64,7 +71,11 @@ class TestShiftOne(DifferingSmoke):
     """Weights are averaged with one other rank before each step."""
 
     alias = "bagua"
-    options = {"algorithm": "decentralized", "peer_selection_mode": "shift_one", "communication_interval": 2}
+    options = {
+        "algorithm": "decentralized",
+        "peer_selection_mode": "shift_one",
+        "communication_interval": 2,
+    }
     differs = Differs(_ALONE, within=0.2, agrees_after=2)
 
 
@@ -73,7 +84,9 @@ class TestLowPrecisionDecentralized(DifferingSmoke):
 
     alias = "bagua"
     options = {"algorithm": "low_precision_decentralized", "flatten": False}
-    differs = Differs("neighbors learn in eight bits how a rank has changed", within=0.2, agrees_after=24)
+    differs = Differs(
+        "neighbors learn in eight bits how a rank has changed", within=0.2, agrees_after=24
+    )
 
 
 class TestAsyncModelAverage(DifferingSmoke):

@@ -38,7 +38,8 @@ class PeerAveraging(Algorithm):
         if type(self.communication_interval) is int and self.communication_interval >= 1:
             return None
         return ConfigurationError(
-            f"communication_interval={self.communication_interval!r}: expected a number of steps from 1."
+            f"communication_interval={self.communication_interval!r}: expected a number of steps "
+            "from 1."
         )
 
     @property
@@ -47,7 +48,9 @@ class PeerAveraging(Algorithm):
         return self.num_steps % self.communication_interval == 0
 
     def after_step(self, weights: Mapping[str, Tensor]) -> None:
-        """All ranks. Count. Steps are counted, not updates: an overflow may skip one on a single rank."""
+        """All ranks. Count. Steps are counted, not updates: an overflow may skip one on a single
+        rank.
+        """
         self.num_steps += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,13 +64,15 @@ class PeerAveraging(Algorithm):
 
 @dataclass(kw_only=True)
 class Decentralized(PeerAveraging):
-    """Decentralized, full precision: weights become the mean of peers', then each rank steps by its own gradient.
+    """Decentralized, full precision: weights become the mean of peers', then each rank steps by its
+    own gradient.
 
-    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for Decentralized
-    Parallel Stochastic Gradient Descent", NeurIPS 2017.
+    Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms? A Case Study for
+    Decentralized Parallel Stochastic Gradient Descent", NeurIPS 2017.
 
     Attributes:
-        peer_selection_mode: `"all"`, everybody; `"shift_one"`, one rank of the other half, the next one each time.
+        peer_selection_mode: `"all"`, everybody; `"shift_one"`, one rank of the other half, the next
+            one each time.
     """
 
     peer_selection_mode: Literal["all", "shift_one"] = "all"
@@ -76,11 +81,13 @@ class Decentralized(PeerAveraging):
         """A mode that isn't known, or an odd number of processes that are to be paired."""
         if self.peer_selection_mode not in _SELECTIONS:
             known = ", ".join(map(repr, _SELECTIONS))
-            return ConfigurationError(f"peer_selection_mode={self.peer_selection_mode!r}: expected one of {known}.")
+            return ConfigurationError(
+                f"peer_selection_mode={self.peer_selection_mode!r}: expected one of {known}."
+            )
         if self.peer_selection_mode == "shift_one" and num_processes % 2:
             return ConfigurationError(
-                f"peer_selection_mode='shift_one' pairs ranks, and there are {num_processes}. Use an even number of "
-                "devices, or peer_selection_mode='all'."
+                f"peer_selection_mode='shift_one' pairs ranks, and there are {num_processes}. Use "
+                "an even number of devices, or peer_selection_mode='all'."
             )
         return super().problem(num_processes)
 
@@ -93,28 +100,36 @@ class Decentralized(PeerAveraging):
         if self.peer_selection_mode == "all":
             dist.all_reduce(message)
             return message / dist.get_world_size()
-        peer = peer_of(dist.get_rank(), dist.get_world_size(), self.num_steps // self.communication_interval)
+        peer = peer_of(
+            dist.get_rank(), dist.get_world_size(), self.num_steps // self.communication_interval
+        )
         return (message + _swapped(message, [peer])[0]) / 2
 
 
 def peer_of(rank: int, size: int, round_number: int) -> int:
-    """The rank of the other half with which a rank is paired in a round, as in Bagua's `shift_one`."""
+    """The rank of the other half with which a rank is paired in a round, as in Bagua's
+    `shift_one`.
+    """
     half = size // 2
-    return (rank + round_number) % half + half if rank < half else (rank - half - round_number) % half
+    return (
+        (rank + round_number) % half + half if rank < half else (rank - half - round_number) % half
+    )
 
 
 @dataclass(kw_only=True)
 class LowPrecisionDecentralized(PeerAveraging):
-    """Decentralized, low precision: on a ring, each rank sends its change to its neighbors in eight bits.
+    """Decentralized, low precision: on a ring, each rank sends its change to its neighbors in eight
+    bits.
 
-    Koloskova et al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication", ICML
-    2019 (CHOCO-SGD): each rank knows what its neighbors know of it, so that what a message leaves out is part of the
-    next difference, and the mean of all weights loses nothing. Bagua's own is the difference compression of Tang et
-    al., "Communication Compression for Decentralized Training", NeurIPS 2018, in which it is lost.
+    Koloskova et al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+    Communication", ICML 2019 (CHOCO-SGD): each rank knows what its neighbors know of it, so that
+    what a message leaves out is part of the next difference, and the mean of all weights loses
+    nothing. Bagua's own is the difference compression of Tang et al., "Communication Compression
+    for Decentralized Training", NeurIPS 2018, in which it is lost.
 
     Attributes:
-        copies: what neighbors know of this rank's weights, and this rank of theirs, by name; empty where all have the
-            same weights.
+        copies: what neighbors know of this rank's weights, and this rank of theirs, by name; empty
+            where all have the same weights.
     """
 
     copies: dict[str, list[Tensor]] = field(default_factory=dict, init=False)
@@ -133,7 +148,10 @@ class LowPrecisionDecentralized(PeerAveraging):
 
     def _moved(self, parts: Mapping[str, Tensor], message: Tensor) -> Tensor:
         neighbors = _neighbors()
-        own, *theirs = [flat({name: self.copies[name][place] for name in parts}) for place in range(1 + len(neighbors))]
+        own, *theirs = [
+            flat({name: self.copies[name][place] for name in parts})
+            for place in range(1 + len(neighbors))
+        ]
         packed = compress((message - own)[None])
         own += decompress(packed, message.dtype)[0]
         for copy, news in zip(theirs, _swapped(packed, neighbors), strict=True):
@@ -164,7 +182,9 @@ def _swapped(message: Tensor, peers: list[int]) -> list[Tensor]:
     """Send a message to peers, and return theirs, in the same order."""
     received = [torch.empty_like(message) for _ in peers]
     sends = [dist.P2POp(dist.isend, message, peer) for peer in peers]
-    receives = [dist.P2POp(dist.irecv, buffer, peer) for buffer, peer in zip(received, peers, strict=True)]
+    receives = [
+        dist.P2POp(dist.irecv, buffer, peer) for buffer, peer in zip(received, peers, strict=True)
+    ]
     for work in dist.batch_isend_irecv([*sends, *receives]):
         work.wait()
     return received

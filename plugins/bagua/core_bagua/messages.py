@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 
 def exchange(
-    tensors: Mapping[str, Tensor], by: Callable[[Mapping[str, Tensor], Tensor], Tensor], *, flatten: bool
+    tensors: Mapping[str, Tensor],
+    by: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    *,
+    flatten: bool,
 ) -> None:
     """All ranks. Replace tensors by what becomes of their messages.
 
     Args:
         tensors: by name, the same on all ranks.
-        by: given the tensors of a message and the message, of shape (elements,), returns what takes its place.
+        by: given the tensors of a message and the message, of shape (elements,), returns what takes
+            its place.
         flatten: one message for all tensors of a format; otherwise one each.
     """
     with torch.no_grad():

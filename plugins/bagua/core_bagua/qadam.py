@@ -1,7 +1,7 @@
 """Adam, of which ranks exchange compressed momenta once its variance has settled.
 
-Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
-Here a momentum travels in eight bits, as Bagua's QAdam sends it.
+Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+Speed", ICML 2021. Here a momentum travels in eight bits, as Bagua's QAdam sends it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class QAdamOptimizer(Optimizer):
         Args:
             params: parameters, or groups of them.
             lr: the learning rate.
-            warmup_steps: number of steps in which the variance is learned, and gradients are exchanged in full.
+            warmup_steps: number of steps in which the variance is learned, and gradients are
+                exchanged in full.
             betas: of momentum and variance.
             eps: added to the root of the variance.
             weight_decay: times the weights, added to gradients.
@@ -59,10 +60,12 @@ class QAdamOptimizer(Optimizer):
         """
         if type(warmup_steps) is not int or warmup_steps < 1:
             raise ConfigurationError(
-                f"QAdamOptimizer(warmup_steps={warmup_steps!r}): expected a number of steps from 1, in which Adam's "
-                "variance is learned: a tenth of the run or more."
+                f"QAdamOptimizer(warmup_steps={warmup_steps!r}): expected a number of steps from "
+                "1, in which Adam's variance is learned: a tenth of the run or more."
             )
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self.warmup_steps = warmup_steps
 
     @property
@@ -79,11 +82,15 @@ class QAdamOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         warms_up = self.warms_up
-        trained = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        trained = [
+            (p, group) for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         for parameter, group in trained:
             self._learn(parameter, group, warms_up)
         if not warms_up and self.average_momenta is not None:
-            self.average_momenta({parameter: self.state[parameter]["exp_avg"] for parameter, _ in trained})
+            self.average_momenta(
+                {parameter: self.state[parameter]["exp_avg"] for parameter, _ in trained}
+            )
         for parameter, group in trained:
             self._update(parameter, group)
         return loss
@@ -91,7 +98,11 @@ class QAdamOptimizer(Optimizer):
     def _learn(self, parameter: Tensor, group: dict[str, Any], warms_up: bool) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
-            state |= {"step": 0, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            state |= {
+                "step": 0,
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
         state["step"] += 1
         assert parameter.grad is not None
         gradient = parameter.grad.add(parameter, alpha=group["weight_decay"])
@@ -102,14 +113,16 @@ class QAdamOptimizer(Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         variance = state["exp_avg_sq"] / (1 - beta2 ** min(state["step"], self.warmup_steps))
-        # Where no gradient was seen, what compression makes of nothing would be divided by nearly nothing.
+        # Where no gradient was seen, what compression makes of nothing would be divided by nearly
+        # nothing.
         momentum = torch.where(variance > 0, state["exp_avg"] / (1 - beta1 ** state["step"]), 0)
         parameter.addcdiv_(momentum, variance.sqrt().add_(group["eps"]), value=-group["lr"])
 
 
 @dataclass(kw_only=True)
 class QAdam(Algorithm):
-    """Gradients are averaged in full while the optimizer warms up, its momenta in eight bits afterwards.
+    """Gradients are averaged in full while the optimizer warms up, its momenta in eight bits
+    afterwards.
 
     Attributes:
         mean: the exchange, which keeps what is left out.
@@ -120,7 +133,9 @@ class QAdam(Algorithm):
     mean: CompressedMean = field(default_factory=CompressedMean, init=False)
     optimizer: QAdamOptimizer | None = field(default=None, init=False)
     names: dict[Tensor, str] = field(default_factory=dict, init=False)
-    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.OWNS_GRADIENTS
+    adds: ClassVar[Capability] = (
+        Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.OWNS_GRADIENTS
+    )
     drifts: ClassVar[bool] = False
     takes_scaled: ClassVar[bool] = False
 
@@ -132,10 +147,13 @@ class QAdam(Algorithm):
         """
         if not isinstance(optimizer, QAdamOptimizer):
             raise ConfigurationError(
-                f"BaguaStrategy(algorithm='qadam') got {type(optimizer).__name__}: it exchanges momenta of an "
-                "optimizer of its own. Return core_bagua.QAdamOptimizer(self.parameters(), lr=..., warmup_steps=...)."
+                f"BaguaStrategy(algorithm='qadam') got {type(optimizer).__name__}: it exchanges "
+                "momenta of an optimizer of its own. Return "
+                "core_bagua.QAdamOptimizer(self.parameters(), lr=..., warmup_steps=...)."
             )
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self.names = dict(zip(parameters, strategy.parameter_names(optimizer), strict=True))
         self.optimizer = optimizer
         if strategy.world_size > 1:

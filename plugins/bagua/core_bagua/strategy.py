@@ -1,4 +1,5 @@
-"""The algorithms of Bagua, on torch.distributed: what ranks tell each other, and when, instead of an all-reduce.
+"""The algorithms of Bagua, on torch.distributed: what ranks tell each other, and when, instead of
+an all-reduce.
 
 Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VLDB 2021.
 """
@@ -32,12 +33,26 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-Name = Literal["gradient_allreduce", "bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async"]
+Name = Literal[
+    "gradient_allreduce",
+    "bytegrad",
+    "qadam",
+    "decentralized",
+    "low_precision_decentralized",
+    "async",
+]
 
 ALGORITHMS: dict[str, type[Algorithm]] = dict(
     zip(
         get_args(Name),
-        (GradientAllReduce, ByteGrad, QAdam, Decentralized, LowPrecisionDecentralized, AsyncModelAverage),
+        (
+            GradientAllReduce,
+            ByteGrad,
+            QAdam,
+            Decentralized,
+            LowPrecisionDecentralized,
+            AsyncModelAverage,
+        ),
         strict=True,
     )
 )
@@ -61,18 +76,24 @@ class BaguaStrategy(ParallelStrategy):
         """Choose an algorithm, and its options.
 
         Args:
-            algorithm: `"gradient_allreduce"`, as DistributedDataParallel; `"bytegrad"`, gradients in eight bits;
-                `"qadam"`, momenta in eight bits; `"decentralized"`, weights averaged with peers;
-                `"low_precision_decentralized"`, on a ring, in eight bits; `"async"`, weights averaged meanwhile.
+            algorithm: `"gradient_allreduce"`, as DistributedDataParallel; `"bytegrad"`, gradients
+                in eight bits; `"qadam"`, momenta in eight bits; `"decentralized"`, weights averaged
+                with peers; `"low_precision_decentralized"`, on a ring, in eight bits; `"async"`,
+                weights averaged meanwhile.
             given: an accelerator, a list of devices and other parts, without their names.
             flatten: exchange all tensors of a format in one message, and not each in one.
-            average: of `gradient_allreduce` and `bytegrad`: the mean of gradients (the default), or their sum.
-            peer_selection_mode: of `decentralized`: `"all"` (the default), or `"shift_one"`, one other rank a step.
-            communication_interval: of `decentralized` and `low_precision_decentralized`: number of steps from one
-                exchange to the next, 1 by default.
-            sync_interval_ms: of `async`: time from one average to the next, in milliseconds, 500 by default.
-            warmup_steps: of `async`: number of steps in which gradients are averaged instead, 0 by default.
-            parts: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
+            average: of `gradient_allreduce` and `bytegrad`: the mean of gradients (the default), or
+                their sum.
+            peer_selection_mode: of `decentralized`: `"all"` (the default), or `"shift_one"`, one
+                other rank a step.
+            communication_interval: of `decentralized` and `low_precision_decentralized`: number of
+                steps from one exchange to the next, 1 by default.
+            sync_interval_ms: of `async`: time from one average to the next, in milliseconds, 500 by
+                default.
+            warmup_steps: of `async`: number of steps in which gradients are averaged instead, 0 by
+                default.
+            parts: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`,
+                `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an algorithm that isn't known, or an option that it doesn't take.
@@ -80,7 +101,8 @@ class BaguaStrategy(ParallelStrategy):
         super().__init__(*given, **parts)
         if algorithm not in ALGORITHMS:
             raise ConfigurationError(
-                f"BaguaStrategy(algorithm={algorithm!r}): expected one of {', '.join(map(repr, ALGORITHMS))}."
+                f"BaguaStrategy(algorithm={algorithm!r}): expected one of "
+                f"{', '.join(map(repr, ALGORITHMS))}."
                 f"{did_you_mean(str(algorithm), ALGORITHMS)}"
             )
         options: dict[str, Any] = {
@@ -91,7 +113,9 @@ class BaguaStrategy(ParallelStrategy):
             "warmup_steps": warmup_steps,
         }
         self.algorithm = algorithm
-        self._options = {name: value for name, value in options.items() if value is not None} | {"flatten": flatten}
+        self._options = {name: value for name, value in options.items() if value is not None} | {
+            "flatten": flatten
+        }
         self._refuse_options_of_others()
         self._left_out = LeftOutParameters(self)
         self._restart()
@@ -99,11 +123,20 @@ class BaguaStrategy(ParallelStrategy):
     def _refuse_options_of_others(self) -> None:
         known = [field.name for field in fields(ALGORITHMS[self.algorithm]) if field.init]
         if unknown := [name for name in self._options if name not in known]:
-            takers = [name for name, kind in ALGORITHMS.items() if unknown[0] in {field.name for field in fields(kind)}]
-            more = " It is an option of core_bagua.QAdamOptimizer." if self.algorithm == "qadam" else ""
+            takers = [
+                name
+                for name, kind in ALGORITHMS.items()
+                if unknown[0] in {field.name for field in fields(kind)}
+            ]
+            more = (
+                " It is an option of core_bagua.QAdamOptimizer."
+                if self.algorithm == "qadam"
+                else ""
+            )
             raise ConfigurationError(
-                f"BaguaStrategy(algorithm={self.algorithm!r}) has no option {unknown[0]!r}, which is one of "
-                f"{', '.join(map(repr, takers))}; it has {', '.join(map(repr, known))}.{more}"
+                f"BaguaStrategy(algorithm={self.algorithm!r}) has no option {unknown[0]!r}, which "
+                f"is one of {', '.join(map(repr, takers))}; it has "
+                f"{', '.join(map(repr, known))}.{more}"
             )
 
     def _restart(self) -> None:
@@ -113,12 +146,17 @@ class BaguaStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """Those of every parallel strategy, and what the algorithm adds and lacks. Only a mean can be weighted."""
-        own = (super().capabilities & ~Capability.WEIGHTED_LOSSES | self._algorithm.adds) & ~self._algorithm.lacks
+        """Those of every parallel strategy, and what the algorithm adds and lacks. Only a mean can
+        be weighted.
+        """
+        own = (
+            super().capabilities & ~Capability.WEIGHTED_LOSSES | self._algorithm.adds
+        ) & ~self._algorithm.lacks
         return own & ~Capability.WEIGHTED_LOSSES if self._options.get("average") is False else own
 
     def check(self) -> None:
-        """Refuse a number of processes that the algorithm can't have, and a scaled loss where it would do harm.
+        """Refuse a number of processes that the algorithm can't have, and a scaled loss where it
+        would do harm.
 
         Raises:
             ConfigurationError: with what to do.
@@ -128,9 +166,10 @@ class BaguaStrategy(ParallelStrategy):
             raise problem
         if self.precision_plugin.formats.scales_loss and not self._algorithm.takes_scaled:
             raise ConfigurationError(
-                f"precision={self.precision_plugin.name!r} scales gradients, by another number now and then, and "
-                f"BaguaStrategy(algorithm={self.algorithm!r}) keeps a part of them from one step to the next, or skips "
-                "steps on all ranks only. Use precision='bf16-mixed', or algorithm='gradient_allreduce'."
+                f"precision={self.precision_plugin.name!r} scales gradients, by another number now "
+                f"and then, and BaguaStrategy(algorithm={self.algorithm!r}) keeps a part of them "
+                "from one step to the next, or skips steps on all ranks only. Use "
+                "precision='bf16-mixed', or algorithm='gradient_allreduce'."
             )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -151,8 +190,11 @@ class BaguaStrategy(ParallelStrategy):
         self._algorithm.set_up(self, optimizer)
         return optimizer
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Compute gradients, and exchange them if the algorithm does, unless `no_backward_sync` is on.
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
+        """All ranks. Compute gradients, and exchange them if the algorithm does, unless
+        `no_backward_sync` is on.
 
         Raises:
             ModuleError: the loss leaves out parameters here, and not on other ranks.
@@ -161,9 +203,13 @@ class BaguaStrategy(ParallelStrategy):
         if self._exchanges and self._syncs and self.world_size > 1:
             trained = {name: own for name, own in self._parameters().items() if own.requires_grad}
             self._left_out.check([name for name, own in trained.items() if own.grad is None])
-            self._algorithm.after_backward({name: own.grad for name, own in trained.items() if own.grad is not None})
+            self._algorithm.after_backward(
+                {name: own.grad for name, own in trained.items() if own.grad is not None}
+            )
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
         """All ranks. A context around forward and backward in which gradients stay local."""
         return set_within(self, "_syncs", self._syncs and not enabled)
 
@@ -179,14 +225,18 @@ class BaguaStrategy(ParallelStrategy):
         return updated
 
     def synchronize_model(self) -> None:
-        """All ranks. Make one model of all: the mean of weights and moments that drift, the buffers of rank 0."""
+        """All ranks. Make one model of all: the mean of weights and moments that drift, the buffers
+        of rank 0.
+        """
         if not self._is_apart:
             return
         self._is_apart = False
         if self._algorithm.drifts:
             self._algorithm.finish(self._weights())
             self._average([*self._weights().values(), *self._moments()])
-        self._send_from_first([buffer for handle in self.session.handles for buffer in handle.module.buffers()])
+        self._send_from_first(
+            [buffer for handle in self.session.handles for buffer in handle.module.buffers()]
+        )
 
     def rank_state_dict(self) -> dict[str, Any] | None:
         """All ranks. The algorithm's state on this rank."""
@@ -201,8 +251,9 @@ class BaguaStrategy(ParallelStrategy):
         """
         if state.get("algorithm") != self.algorithm:
             raise CheckpointError(
-                f"The checkpoint has what each rank kept for algorithm={state.get('algorithm')!r}, and this is "
-                f"BaguaStrategy(algorithm={self.algorithm!r}). Go on with that algorithm, or load weights only."
+                f"The checkpoint has what each rank kept for algorithm={state.get('algorithm')!r}, "
+                f"and this is BaguaStrategy(algorithm={self.algorithm!r}). Go on with that "
+                "algorithm, or load weights only."
             )
         self._algorithm.load_state_dict(state)
 
@@ -227,7 +278,11 @@ class BaguaStrategy(ParallelStrategy):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     entry = optimizer.state.get(parameter, {})
-                    moments = (value for key, value in entry.items() if key != "step" and isinstance(value, Tensor))
+                    moments = (
+                        value
+                        for key, value in entry.items()
+                        if key != "step" and isinstance(value, Tensor)
+                    )
                     yield from (value for value in moments if value.is_floating_point())
 
     def _average(self, tensors: list[Tensor]) -> None:

@@ -1,4 +1,6 @@
-"""The effect of each option of an algorithm, and the state of a rank, in two processes: by numbers done by hand."""
+"""The effect of each option of an algorithm, and the state of a rank, in two processes: by numbers
+done by hand.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ def begun(rank, algorithm, momentum=0.0, lr=0.0, **options):
     fabric, layer = rank.fabric(BaguaStrategy(algorithm, **options)), nn.Linear(1, 1, bias=False)
     layer.weight.data.fill_(5.0 + rank.number)
     layer.register_buffer("seen", torch.tensor([7.0 + rank.number]))
-    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=lr, momentum=momentum))
+    model, optimizer = fabric.setup(
+        layer, torch.optim.SGD(layer.parameters(), lr=lr, momentum=momentum)
+    )
     return fabric, layer, model, optimizer
 
 
@@ -121,7 +125,9 @@ def test_the_rest_of_a_compression_is_kept_finite():
 
 
 def one_model(rank):
-    fabric, layer, _, optimizer = begun(rank, "decentralized", momentum=0.9, lr=1.0, communication_interval=100)
+    fabric, layer, _, optimizer = begun(
+        rank, "decentralized", momentum=0.9, lr=1.0, communication_interval=100
+    )
     started = layer.weight.item(), layer.seen.item()
     layer.weight.grad = torch.full((1, 1), 1.0 + rank.number)
     optimizer.step()

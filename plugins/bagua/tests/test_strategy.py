@@ -25,7 +25,10 @@ ALGORITHMS = {
     "bytegrad": (2 * (WIDTH + HEADER), {}),
     "qadam": (2 * (WIDTH + HEADER), {}),
     "decentralized": (NUM_ELEMENTS * 8, {}),
-    "shift_one": (NUM_ELEMENTS * 8, {"algorithm": "decentralized", "peer_selection_mode": "shift_one"}),
+    "shift_one": (
+        NUM_ELEMENTS * 8,
+        {"algorithm": "decentralized", "peer_selection_mode": "shift_one"},
+    ),
     "low_precision_decentralized": (NUM_ELEMENTS + HEADER, {}),
     # Each of four tensors with a header of its own.
     "apart": (2 * (WIDTH + 4 * HEADER), {"algorithm": "bytegrad", "flatten": False}),
@@ -46,8 +49,8 @@ def make_model():
 def bytes_sent():
     """By all TCP connections of this process, as the kernel counts them in `struct tcp_info`.
 
-    `tcpi_bytes_sent` at byte 200 counts what was sent again too, which `tcpi_bytes_retrans` after it has: a busy
-    machine acknowledges late, even on loopback.
+    `tcpi_bytes_sent` at byte 200 counts what was sent again too, which `tcpi_bytes_retrans` after
+    it has: a busy machine acknowledges late, even on loopback.
     """
     total = 0
     for number in os.listdir("/proc/self/fd"):
@@ -69,10 +72,16 @@ def sent_in_a_step(rank, name):
     fabric = rank.fabric(BaguaStrategy(**{"algorithm": name, **ALGORITHMS[name][1]}))
     module = make_model()
     parameters = module.parameters()
-    kind = QAdamOptimizer(parameters, 2e-3, 10) if name == "qadam" else torch.optim.SGD(parameters, lr=0.02)
+    kind = (
+        QAdamOptimizer(parameters, 2e-3, 10)
+        if name == "qadam"
+        else torch.optim.SGD(parameters, lr=0.02)
+    )
     model, optimizer = fabric.setup(module, kind)
     for step in range(12):
-        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(2 * step + rank.number)).double()
+        inputs = torch.randn(
+            8, 64, generator=torch.Generator().manual_seed(2 * step + rank.number)
+        ).double()
         before = bytes_sent()
         fabric.backward(model(inputs).square().mean())
         optimizer.step()
@@ -90,7 +99,9 @@ def test_bytes_sent_are_those_of_the_theory(name):
     """The kernel counts them; gloo adds a preamble to each message."""
     (first, weights), (second, others) = TWO.run(sent_in_a_step, name)
     for sent in (first, second):
-        assert ALGORITHMS[name][0] <= sent <= ALGORITHMS[name][0] + 640 * (4 if name == "apart" else 1)
+        assert (
+            ALGORITHMS[name][0] <= sent <= ALGORITHMS[name][0] + 640 * (4 if name == "apart" else 1)
+        )
     torch.testing.assert_close(weights, others, rtol=0, atol=0)
 
 
@@ -108,7 +119,9 @@ def test_modules_that_differ_are_refused():
 
 
 def weights_in_rounds(rank, options, rounds):
-    """The largest distance of any rank's weights from their mean: at first, and after some rounds without change."""
+    """The largest distance of any rank's weights from their mean: at first, and after some rounds
+    without change.
+    """
     fabric, module = rank.fabric(BaguaStrategy(**options)), make_model()
     _, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.0))
     with torch.no_grad():
@@ -136,8 +149,12 @@ def weights_in_rounds(rank, options, rounds):
     ],
 )
 def test_four_ranks_agree_after_the_stated_rounds(options, rounds):
-    """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a round."""
-    for distances in Backend(lambda: "single_device", num_processes=4).run(weights_in_rounds, options, rounds):
+    """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a
+    round.
+    """
+    for distances in Backend(lambda: "single_device", num_processes=4).run(
+        weights_in_rounds, options, rounds
+    ):
         assert distances[-1] <= 1e-9
         assert len(distances) == 1 or distances[0] > 1e-3
 
@@ -145,7 +162,9 @@ def test_four_ranks_agree_after_the_stated_rounds(options, rounds):
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_each_round_pairs_every_rank_of_one_half_with_another_of_the_other(size):
     for number in range(2 * size):
-        assert [peer_of(peer_of(rank, size, number), size, number) for rank in range(size)] == list(range(size))
+        assert [peer_of(peer_of(rank, size, number), size, number) for rank in range(size)] == list(
+            range(size)
+        )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +172,8 @@ def test_each_round_pairs_every_rank_of_one_half_with_another_of_the_other(size)
     [
         (
             {"algorithm": "bytegrab"},
-            r"algorithm='bytegrab'\): expected one of 'gradient_allreduce'.* Did you mean 'bytegrad'",
+            r"algorithm='bytegrab'\): expected one of 'gradient_allreduce'.* Did you mean "
+            r"'bytegrad'",
         ),
         (
             {"communication_interval": 2},
@@ -171,15 +191,40 @@ def test_bad_options_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "devices", "precision", "message"),
     [
-        ({"algorithm": "decentralized", "peer_selection_mode": "shift_one"}, 3, None, "pairs ranks, and there are 3"),
-        ({"algorithm": "decentralized", "peer_selection_mode": "ring"}, 2, None, "expected one of 'all', 'shift_one'"),
-        ({"algorithm": "low_precision_decentralized", "communication_interval": 0}, 2, None, "number of steps from 1"),
-        ({"algorithm": "async", "sync_interval_ms": -1}, 2, None, "sync_interval_ms=-1: expected a number from 0"),
+        (
+            {"algorithm": "decentralized", "peer_selection_mode": "shift_one"},
+            3,
+            None,
+            "pairs ranks, and there are 3",
+        ),
+        (
+            {"algorithm": "decentralized", "peer_selection_mode": "ring"},
+            2,
+            None,
+            "expected one of 'all', 'shift_one'",
+        ),
+        (
+            {"algorithm": "low_precision_decentralized", "communication_interval": 0},
+            2,
+            None,
+            "number of steps from 1",
+        ),
+        (
+            {"algorithm": "async", "sync_interval_ms": -1},
+            2,
+            None,
+            "sync_interval_ms=-1: expected a number from 0",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused_before_work(options, devices, precision, message):
     with pytest.raises(ConfigurationError, match=message):
-        Trainer(strategy=BaguaStrategy(**options), accelerator="cpu", devices=devices, precision=precision)
+        Trainer(
+            strategy=BaguaStrategy(**options),
+            accelerator="cpu",
+            devices=devices,
+            precision=precision,
+        )
 
 
 def refusals(rank):
@@ -196,13 +241,21 @@ def refusals(rank):
 
 def test_errors_name_the_cure():
     optimizer, checkpoint = Backend(lambda: "single_device").run(refusals)[0]
-    assert "got Adam: it exchanges momenta of an optimizer of its own. Return core_bagua.QAdamOptimizer(" in optimizer
-    assert "kept for algorithm='async', and this is BaguaStrategy(algorithm='bytegrad')" in checkpoint
+    assert (
+        "got Adam: it exchanges momenta of an optimizer of its own. Return "
+        "core_bagua.QAdamOptimizer(" in optimizer
+    )
+    assert (
+        "kept for algorithm='async', and this is BaguaStrategy(algorithm='bytegrad')" in checkpoint
+    )
 
 
 def test_q_adam_is_adam_while_it_warms_up():
     ours, theirs = make_model(), make_model()
-    optimizers = [QAdamOptimizer(ours.parameters(), 1e-2, 8), torch.optim.Adam(theirs.parameters(), 1e-2)]
+    optimizers = [
+        QAdamOptimizer(ours.parameters(), 1e-2, 8),
+        torch.optim.Adam(theirs.parameters(), 1e-2),
+    ]
     for _ in range(5):
         for module, optimizer in zip((ours, theirs), optimizers, strict=True):
             optimizer.zero_grad()
@@ -212,5 +265,7 @@ def test_q_adam_is_adam_while_it_warms_up():
 
 
 def test_q_adam_needs_a_warm_up():
-    with pytest.raises(ConfigurationError, match=r"warmup_steps=0\): expected a number of steps from 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"warmup_steps=0\): expected a number of steps from 1"
+    ):
         QAdamOptimizer([nn.Parameter(torch.zeros(1))], warmup_steps=0)

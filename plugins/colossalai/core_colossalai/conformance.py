@@ -1,4 +1,5 @@
-"""The conformance suites of core-colossalai. Imported by `core check` and the tests only: it needs pytest.
+"""The conformance suites of core-colossalai. Imported by `core check` and the tests only: it needs
+pytest.
 
 `torch_ddp` is what runs on CPUs. The other plugins need GPUs, and are refused elsewhere.
 """
@@ -11,7 +12,8 @@ from core import Capability
 from core_testing import PARALLEL, CheckpointIOConformance, StrategyConformance
 
 if (_found := find_spec("colossalai")) and _found.origin:  # a folder of that name has none
-    # Once here, and not in each of the ranks that are forked from this process: transformers is behind it.
+    # Once here, and not in each of the ranks that are forked from this process: transformers is
+    # behind it.
     _before = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -19,7 +21,10 @@ if (_found := find_spec("colossalai")) and _found.origin:  # a folder of that na
     os.environ.clear()
     os.environ.update(_before)
 
-_SYNC_BATCH_NORM = "Colossal-AI makes SyncBatchNorm of every BatchNorm, which torch has for GPUs only: it is refused"
+_SYNC_BATCH_NORM = (
+    "Colossal-AI makes SyncBatchNorm of every BatchNorm, which torch has for GPUs "
+    "only: it is refused"
+)
 
 
 class TestColossalAI(StrategyConformance):
@@ -32,8 +37,9 @@ class TestColossalAI(StrategyConformance):
     known_failures = {
         "test_training_equals_one_device[batch_norm]": _SYNC_BATCH_NORM,
         "test_every_part_comes_back": _SYNC_BATCH_NORM,
-        "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
-        "without find_unused_parameters=True",
+        "test_training_equals_one_device[unused_weights]": (
+            "torch's DDP waits for gradients that don't come, without find_unused_parameters=True"
+        ),
     }
 
 
@@ -42,5 +48,6 @@ class TestColossalAINative(CheckpointIOConformance):
 
     alias = "colossalai_native"
     known_failures = dict.fromkeys(
-        CheckpointIOConformance.tests_that_save, "Colossal-AI's Booster writes it, and a state can't be saved in it"
+        CheckpointIOConformance.tests_that_save,
+        "Colossal-AI's Booster writes it, and a state can't be saved in it",
     )

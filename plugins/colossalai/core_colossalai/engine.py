@@ -1,4 +1,6 @@
-"""A module and its optimizer in the hands of one of Colossal-AI's plugins that cut state over the ranks."""
+"""A module and its optimizer in the hands of one of Colossal-AI's plugins that cut state over the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _KWARGS = frozenset({"inputs", "retain_graph"})
 
 
 class Engine:
-    """The module and optimizer that `Booster.boost` has made, and the calls that Colossal-AI documents for them.
+    """The module and optimizer that `Booster.boost` has made, and the calls that Colossal-AI
+    documents for them.
 
     Attributes:
         booster: Colossal-AI's.
@@ -30,7 +33,9 @@ class Engine:
     """
 
     routes = True
-    """True if methods other than `forward` can run through the model; not where Colossal-AI asks for its class."""
+    """True if methods other than `forward` can run through the model; not where Colossal-AI asks
+    for its class.
+    """
 
     def __init__(self, booster: Any, module: nn.Module, optimizer: Optimizer) -> None:
         """All ranks. Boost, which converts the module and cuts what the plugin cuts."""
@@ -41,8 +46,9 @@ class Engine:
         self.wrapped, self.boosted = library.boost(booster, boosted_module, optimizer)
         if self.boosted.unwrap() is not optimizer:
             raise ConfigurationError(
-                f"Colossal-AI puts another optimizer in the place of {type(optimizer).__name__}, which no scheduler "
-                "reaches. Use one of torch.optim, or the distributed one of Colossal-AI's own."
+                f"Colossal-AI puts another optimizer in the place of {type(optimizer).__name__}, "
+                "which no scheduler reaches. Use one of torch.optim, or the distributed one of "
+                "Colossal-AI's own."
             )
         # Gradients are Colossal-AI's: those of the user's optimizer are of parts of the parameters.
         vars(optimizer)["zero_grad"] = self.boosted.zero_grad
@@ -55,7 +61,8 @@ class Engine:
         """
         if unknown := sorted(kwargs.keys() - _KWARGS):
             raise UnsupportedError(
-                f"backward({unknown[0]}=...): Colossal-AI's optimizers take only inputs=... and retain_graph=...."
+                f"backward({unknown[0]}=...): Colossal-AI's optimizers take only inputs=... and "
+                "retain_graph=...."
             )
         if kwargs:
             self.boosted.backward(loss, **kwargs)
@@ -69,8 +76,8 @@ class Engine:
             UnsupportedError: with the plugins that can.
         """
         raise UnsupportedError(
-            "Colossal-AI keeps these gradients where core can't multiply them: use plugin='torch_ddp' or "
-            "'low_level_zero' where losses have weights.",
+            "Colossal-AI keeps these gradients where core can't multiply them: use "
+            "plugin='torch_ddp' or 'low_level_zero' where losses have weights.",
             capability=Capability.WEIGHTED_LOSSES,
         )
 
@@ -81,11 +88,14 @@ class Engine:
             UnsupportedError: with the option that clips.
         """
         raise UnsupportedError(
-            "Colossal-AI clips inside its own step: pass max_norm=... to the strategy, and leave gradient_clip_val out."
+            "Colossal-AI clips inside its own step: pass max_norm=... to the strategy, and leave "
+            "gradient_clip_val out."
         )
 
     def step(self) -> bool:
-        """All ranks. Step the optimizer; whether parameters were updated, which an overflow in fp16 prevents."""
+        """All ranks. Step the optimizer; whether parameters were updated, which an overflow in fp16
+        prevents.
+        """
         applied: list[bool] = []
         handle = self.optimizer.register_step_post_hook(lambda *_: applied.append(True))
         try:
@@ -95,7 +105,8 @@ class Engine:
         return bool(applied)
 
     def module_values(self) -> dict[Tensor, Tensor]:
-        """All ranks. Whole values, in the user's format, of parameters that are computed with in another one.
+        """All ranks. Whole values, in the user's format, of parameters that are computed with in
+        another one.
 
         Raises:
             CheckpointError: they can't be had by the user's names.
@@ -117,11 +128,14 @@ class Engine:
 
 _OWN_FORM = (
     "What this plugin cuts can be saved and loaded by Colossal-AI itself only: use "
-    "ColossalAIStrategy(..., colossalai_checkpoint='native'), or pass enable_checkpointing=False to the Trainer."
+    "ColossalAIStrategy(..., colossalai_checkpoint='native'), or pass enable_checkpointing=False "
+    "to the Trainer."
 )
 
 
 class ForwardEngine(Engine):
-    """An engine whose Shardformer looks at the model's class, in hybrid and in Gemini: called by its forward only."""
+    """An engine whose Shardformer looks at the model's class, in hybrid and in Gemini: called by
+    its forward only.
+    """
 
     routes = False

@@ -1,4 +1,6 @@
-"""The import of Colossal-AI, and how it is installed beside a torch that its metadata doesn't know."""
+"""The import of Colossal-AI, and how it is installed beside a torch that its metadata doesn't
+know.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ it is installed without what it asks for, and after it what it imports:
         protobuf transformers==4.51.3 "peft<=0.13.2,>=0.7.1" galore_torch fabric rpyc==6.0.0
 
 pip tells of conflicts with its metadata then, which do no harm here.
-"""
+"""  # noqa: E501
 
 _CLASSES = {
     "torch_ddp": "TorchDDPPlugin",
@@ -45,21 +47,28 @@ def load(name: str = "colossalai.booster") -> Any:
     """A module of Colossal-AI, such as `colossalai.booster.plugin`.
 
     Raises:
-        PluginLoadError: it isn't installed, is another release, or can't be imported; with the recipe.
+        PluginLoadError: it isn't installed, is another release, or can't be imported; with the
+            recipe.
     """
     try:
         found = version("colossalai")
     except PackageNotFoundError:
-        raise PluginLoadError(f"strategy='colossalai' needs Colossal-AI, which is not installed. {RECIPE}") from None
+        raise PluginLoadError(
+            f"strategy='colossalai' needs Colossal-AI, which is not installed. {RECIPE}"
+        ) from None
     if found != VERSION:
-        raise PluginLoadError(f"strategy='colossalai' needs Colossal-AI {VERSION}, and {found} is installed. {RECIPE}")
+        raise PluginLoadError(
+            f"strategy='colossalai' needs Colossal-AI {VERSION}, and {found} is installed. {RECIPE}"
+        )
     with _quietly():
         return import_library(name, user="strategy='colossalai'", install=RECIPE)
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """A context in which Colossal-AI may be imported: what it sets, and what its libraries tell of others, goes by."""
+    """A context in which Colossal-AI may be imported: what it sets, and what its libraries tell of
+    others, goes by.
+    """
     before, level = os.environ.get(_CONNECTIONS), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -86,7 +95,9 @@ def gemini_optimizers() -> frozenset[type]:
 def booster(plugin: str, options: Mapping[str, Any], device_type: str) -> Any:
     """All ranks, in the process group. A Booster with one of its plugins."""
     # Colossal-AI calls in each step what torch 2.13 has given other names.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning
+    )
     accelerators = load("colossalai.accelerator")
     if accelerators.get_accelerator().name != device_type:  # it takes the best that it finds
         accelerators.set_accelerator(device_type)
@@ -96,6 +107,8 @@ def booster(plugin: str, options: Mapping[str, Any], device_type: str) -> Any:
 def boost(booster: Any, module: nn.Module, optimizer: Optimizer | None) -> tuple[Any, Any]:
     """All ranks. The module and the optimizer, as Colossal-AI wraps them."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)  # torch 2.13 renames it
+        warnings.filterwarnings(
+            "ignore", "`broadcast_buffers` is deprecated", FutureWarning
+        )  # torch 2.13 renames it
         boosted, wrapper, *_ = booster.boost(module, optimizer)
     return boosted, wrapper

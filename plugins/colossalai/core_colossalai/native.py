@@ -33,14 +33,19 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
     def __init__(self, strategy: ColossalAIStrategy) -> None:
         self._strategy = strategy
 
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Write what the Booster has boosted, by the Booster, and beside it the state, in which marks stand for that.
+    def save_checkpoint(
+        self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives
+    ) -> None:
+        """Write what the Booster has boosted, by the Booster, and beside it the state, in which
+        marks stand for that.
 
         Raises:
             CheckpointError: it can't be written, or something else is there, which is left alone.
         """
         if "://" in str(path):
-            raise CheckpointError(f"{str(path)!r}: Colossal-AI writes to local paths only. Name one.")
+            raise CheckpointError(
+                f"{str(path)!r}: Colossal-AI writes to local paths only. Name one."
+            )
         target = Path(path).absolute()
         beside = target.with_name(f".{target.name}.{collectives.broadcast_object(uuid4().hex)}")
         try:
@@ -48,7 +53,9 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
             for mark in native_files.marks_in(state):
                 _together(collectives, partial(self._write, mark, beside))
             own = state if collectives.rank == 0 else None
-            TorchCheckpointIO().save_checkpoint(own, beside / native_files.REST, collectives=collectives)
+            TorchCheckpointIO().save_checkpoint(
+                own, beside / native_files.REST, collectives=collectives
+            )
             _together(collectives, partial(_put_in_place, beside, target), is_alone=True)
         finally:
             if collectives.rank == 0:
@@ -65,14 +72,15 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
         if native_files.GROUPS not in mark:
             booster.save_model(_model(strategy, name), place, shard=True)
             return
-        # In one file where tensors are whole: Colossal-AI 0.5 can't load a state in several on a CPU, and can't write
-        # those of ZeRO while a parameter has no state, as with SGD.
+        # In one file where tensors are whole: Colossal-AI 0.5 can't load a state in several on a
+        # CPU, and can't write those of ZeRO while a parameter has no state, as with SGD.
         booster.save_optimizer(_optimizer(strategy, name), place, shard=not strategy.saves_whole)
 
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The whole state; of Gemini and the hybrid plugin with marks that say where the Booster finds it.
+        """The whole state; of Gemini and the hybrid plugin with marks that say where the Booster
+        finds it.
 
         Raises:
             CheckpointNotFoundError: nothing is there.
@@ -82,7 +90,9 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
             return load_checkpoint(path)
         if self._strategy.engine is None or self._strategy.saves_whole:
             return super().load_checkpoint(path, collectives=collectives)
-        placed: dict[str, Any] = native_files.with_marks(self.rest(path), lambda mark: {**mark, "folder": str(path)})
+        placed: dict[str, Any] = native_files.with_marks(
+            self.rest(path), lambda mark: {**mark, "folder": str(path)}
+        )
         return placed
 
 
@@ -114,10 +124,15 @@ def _load(place: str, load: Callable[[], Any]) -> None:
 
 
 def _model(strategy: ColossalAIStrategy, name: str) -> Any:
-    """Colossal-AI's model of these files: the engine's, or a wrapper that the Booster takes for one."""
+    """Colossal-AI's model of these files: the engine's, or a wrapper that the Booster takes for
+    one.
+    """
     if strategy.engine is not None:
         return strategy.engine.wrapped
-    names = (native_files.numbered(native_files.MODEL, index) for index in range(len(strategy.session.handles)))
+    names = (
+        native_files.numbered(native_files.MODEL, index)
+        for index in range(len(strategy.session.handles))
+    )
     modules = dict(zip(names, (handle.module for handle in strategy.session.handles), strict=True))
     return library.load("colossalai.interface").ModelWrapper(modules[name])
 
@@ -125,7 +140,10 @@ def _model(strategy: ColossalAIStrategy, name: str) -> Any:
 def _optimizer(strategy: ColossalAIStrategy, name: str) -> Any:
     if strategy.engine is not None:
         return strategy.engine.boosted
-    names = (native_files.numbered(native_files.OPTIMIZER, index) for index in range(len(strategy.optimizers)))
+    names = (
+        native_files.numbered(native_files.OPTIMIZER, index)
+        for index in range(len(strategy.optimizers))
+    )
     optimizers = dict(zip(names, strategy.optimizers, strict=True))
     return library.load("colossalai.interface").OptimizerWrapper(optimizers[name])
 
@@ -138,13 +156,19 @@ def _together(collectives: Collectives, work: Callable[[], Any], *, is_alone: bo
             work()
     except Exception as error:  # sent to the others first
         failure = error
-    texts = collectives.gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}")
-    found = collectives.broadcast_object(texts and [(rank, text) for rank, text in enumerate(texts) if text])
+    texts = collectives.gather_objects(
+        None if failure is None else f"{type(failure).__name__}: {failure}"
+    )
+    found = collectives.broadcast_object(
+        texts and [(rank, text) for rank, text in enumerate(texts) if text]
+    )
     if isinstance(failure, CheckpointError):
         raise failure
     if found:
         rank, text = found[0]
-        raise CheckpointError(f"Rank {rank} can't write a checkpoint in Colossal-AI's layout: {text}") from failure
+        raise CheckpointError(
+            f"Rank {rank} can't write a checkpoint in Colossal-AI's layout: {text}"
+        ) from failure
 
 
 def _put_in_place(beside: Path, target: Path) -> None:

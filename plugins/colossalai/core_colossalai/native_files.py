@@ -1,4 +1,6 @@
-"""The folders that Colossal-AI's Booster writes: names in them, what the core adds, and how it reads them."""
+"""The folders that Colossal-AI's Booster writes: names in them, what the core adds, and how it
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MODEL, OPTIMIZER = "modeling", "optimizer"
 """The places of the Booster's files, by the names of Colossal-AI's own examples."""
 
 REST = "core.pt"
-"""The file that holds the rest of a state: all that isn't in the Booster's files. It is written last."""
+"""The file that holds the rest of a state: all that isn't in the Booster's files. It is written
+last.
+"""
 
 GROUPS = "param_groups"
 _INDEX = "pytorch_model.bin.index.json"
@@ -33,12 +37,16 @@ def numbered(name: str, index: int) -> str:
 
 
 def module_mark(name: str, names: Mapping[str, str]) -> dict[str, Any]:
-    """Stands in a state for a module in the Booster's files, with its canonical names by those of the files."""
+    """Stands in a state for a module in the Booster's files, with its canonical names by those of
+    the files.
+    """
     return {_INSIDE: name, "names": dict(names)}
 
 
 def optimizer_mark(name: str, names: list[str], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stands in a state for an optimizer in the Booster's files, with names of parameters by their positions there."""
+    """Stands in a state for an optimizer in the Booster's files, with names of parameters by their
+    positions there.
+    """
     return {_INSIDE: name, "names": names, GROUPS: groups}
 
 
@@ -50,7 +58,9 @@ def name_of(mark: Mapping[str, Any]) -> str:
     """
     name = mark[_INSIDE]
     if not isinstance(name, str) or not _is_name(name):
-        raise CheckpointCorruptedError(f"{REST!r} names {name!r}, where the name of a file beside it was expected.")
+        raise CheckpointCorruptedError(
+            f"{REST!r} names {name!r}, where the name of a file beside it was expected."
+        )
     return name
 
 
@@ -82,7 +92,8 @@ def _is_name(text: str) -> bool:
 
 
 class ColossalAICheckpointIO(EngineFolderIO):
-    """Folders that the Booster has written; read without Colossal-AI, as whole states. Nothing in them is executed.
+    """Folders that the Booster has written; read without Colossal-AI, as whole states. Nothing in
+    them is executed.
 
     Files of `torch_ddp` and `low_level_zero` hold whole tensors. Only `core.pt` has a digest.
     """
@@ -90,13 +101,15 @@ class ColossalAICheckpointIO(EngineFolderIO):
     engine = "Colossal-AI"
     last_file = REST
     how_to_save = (
-        "Colossal-AI's own layout is written by its Booster: use ColossalAIStrategy(colossalai_checkpoint='native')."
+        "Colossal-AI's own layout is written by its Booster: use "
+        "ColossalAIStrategy(colossalai_checkpoint='native')."
     )
 
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The whole state in the canonical form, on all ranks; weights are on mapped memory of the files.
+        """The whole state in the canonical form, on all ranks; weights are on mapped memory of the
+        files.
 
         Raises:
             CheckpointNotFoundError: nothing is there.
@@ -130,19 +143,36 @@ def _whole(folder: Path, mark: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointCorruptedError(
             f"{str(place)!r} is not the optimizer that {REST!r} names: {error!r:.300}"
         ) from error
-    return {**{key: value for key, value in mark.items() if key not in (_INSIDE, "names")}, "state": state}
+    return {
+        **{key: value for key, value in mark.items() if key not in (_INSIDE, "names")},
+        "state": state,
+    }
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     index = folder / _INDEX
     try:
         places = _places(index)
-        files = {file: load_mapped(folder / file) for file in dict.fromkeys(places.values()) if _is_name(file)}
+        files = {
+            file: load_mapped(folder / file)
+            for file in dict.fromkeys(places.values())
+            if _is_name(file)
+        }
         weights = {name: files[file][name] for name, file in places.items()}
         if others := [name for name, value in weights.items() if not hasattr(value, "layout")]:
             raise TypeError(f"{others[0]!r:.80} is no tensor")
-    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointCorruptedError(f"{str(index)!r} is missing or damaged: {error!r:.300}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
+        raise CheckpointCorruptedError(
+            f"{str(index)!r} is missing or damaged: {error!r:.300}"
+        ) from error
     return weights
 
 

@@ -1,4 +1,6 @@
-"""The options of Colossal-AI's plugins that a user may give by keyword: those that their docstrings name."""
+"""The options of Colossal-AI's plugins that a user may give by keyword: those that their docstrings
+name.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class ColossalAIOptions:
     Attributes:
         stage: of `low_level_zero`: 1 cuts the optimizer's state over the ranks, 2 gradients too.
         zero_stage: of `hybrid_parallel`: the same, and 0 for neither.
-        precision: `"fp16"`, `"bf16"` or `"fp32"`, of all but `torch_ddp`; None follows the run's `precision`.
+        precision: `"fp16"`, `"bf16"` or `"fp32"`, of all but `torch_ddp`; None follows the run's
+            `precision`.
         initial_scale: of the loss in fp16.
         min_scale: it isn't lowered further.
         max_scale: it isn't raised further.
@@ -36,7 +39,8 @@ class ColossalAIOptions:
         hysteresis: overflows before it is lowered.
         max_norm: to which the 2-norm of gradients is clipped in each step; 0 doesn't clip.
         norm_type: 2.0, which is the only one.
-        reduce_bucket_size_in_m: of `low_level_zero`: 2**20 elements of gradients that are averaged at a time.
+        reduce_bucket_size_in_m: of `low_level_zero`: 2**20 elements of gradients that are averaged
+            at a time.
         zero_bucket_size_in_m: of `hybrid_parallel`: the same.
         communication_dtype: in which gradients are averaged; None is that of the parameters.
         overlap_communication: average gradients while backward goes on.
@@ -48,13 +52,15 @@ class ColossalAIOptions:
         broadcast_buffers: the buffers of rank 0 go to all before each forward.
         bucket_cap_mb: of `torch_ddp`: size of the buckets that gradients are averaged in.
         ddp_bucket_cap_mb: of `hybrid_parallel`: the same.
-        find_unused_parameters: some parameters get no gradient in some steps. None is yes with manual optimization.
+        find_unused_parameters: some parameters get no gradient in some steps. None is yes with
+            manual optimization.
         check_reduction: of DistributedDataParallel, where it does nothing any more.
         gradient_as_bucket_view: gradients are views of the buckets.
         static_graph: each step uses the same parameters in the same order.
         chunk_config_dict: of `gemini`: what its chunks are, in place of a search.
         chunk_init_device: device on which they are made.
-        placement_policy: `"static"`, by the following fractions, or `"auto"`, by the memory that is left.
+        placement_policy: `"static"`, by the following fractions, or `"auto"`, by the memory that is
+            left.
         shard_param_frac: share of the parameters that is cut over the ranks.
         offload_optim_frac: share of the optimizer's state that goes to the CPU.
         offload_param_frac: share of the parameters that goes to the CPU.
@@ -142,7 +148,9 @@ class ColossalAIOptions:
     pp_size: int | None = None
     sp_size: int | None = None
     enable_sequence_parallelism: bool | None = None
-    sequence_parallelism_mode: Literal["split_gather", "ring", "all_to_all", "ring_attn"] | None = None
+    sequence_parallelism_mode: Literal["split_gather", "ring", "all_to_all", "ring_attn"] | None = (
+        None
+    )
     inner_ring_size: int | None = None
     enable_all_optimization: bool | None = None
     enable_fused_normalization: bool | None = None
@@ -166,36 +174,105 @@ class ColossalAIOptions:
 
 
 _SCALING = (
-    *("initial_scale", "min_scale", "max_scale", "growth_factor", "backoff_factor", "growth_interval", "hysteresis"),
+    *(
+        "initial_scale",
+        "min_scale",
+        "max_scale",
+        "growth_factor",
+        "backoff_factor",
+        "growth_interval",
+        "hysteresis",
+    ),
     *("precision", "max_norm", "use_fp8", "fp8_communication"),
 )
 _SHARDFORMER = (
     *("tp_size", "enable_all_optimization", "enable_fused_normalization", "enable_flash_attention"),
     *("enable_jit_fused", "enable_sequence_parallelism"),
 )
-_DDP = ("broadcast_buffers", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph")
+_DDP = (
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "check_reduction",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
 _ZERO = ("communication_dtype", "overlap_communication", "cpu_offload")
 
 OF_PLUGIN: dict[str, frozenset[str]] = {
     "torch_ddp": frozenset({*_DDP, "bucket_cap_mb", "fp8_communication"}),
     "low_level_zero": frozenset(
-        {*_SCALING, *_ZERO, "stage", "norm_type", "reduce_bucket_size_in_m", "verbose", "extra_dp_size"}
+        {
+            *_SCALING,
+            *_ZERO,
+            "stage",
+            "norm_type",
+            "reduce_bucket_size_in_m",
+            "verbose",
+            "extra_dp_size",
+        }
     ),
     "gemini": frozenset(
         {
-            *(*_SCALING, *_SHARDFORMER, "chunk_config_dict", "chunk_init_device", "placement_policy", "memstats"),
-            *("enable_gradient_accumulation", "shard_param_frac", "offload_optim_frac", "offload_param_frac"),
-            *("warmup_non_model_data_ratio", "steady_cuda_cap_ratio", "gpu_margin_mem_ratio", "master_weights"),
-            *("pin_memory", "force_outputs_fp32", "strict_ddp_mode", "search_range_m", "hidden_dim"),
+            *(
+                *_SCALING,
+                *_SHARDFORMER,
+                "chunk_config_dict",
+                "chunk_init_device",
+                "placement_policy",
+                "memstats",
+            ),
+            *(
+                "enable_gradient_accumulation",
+                "shard_param_frac",
+                "offload_optim_frac",
+                "offload_param_frac",
+            ),
+            *(
+                "warmup_non_model_data_ratio",
+                "steady_cuda_cap_ratio",
+                "gpu_margin_mem_ratio",
+                "master_weights",
+            ),
+            *(
+                "pin_memory",
+                "force_outputs_fp32",
+                "strict_ddp_mode",
+                "search_range_m",
+                "hidden_dim",
+            ),
             *("min_chunk_size_m", "norm_type", "extra_dp_size", "verbose"),
         }
     ),
     "hybrid_parallel": frozenset(
         {
-            *(*_SCALING, *_SHARDFORMER, *_DDP, *_ZERO, "pp_size", "sp_size", "zero_stage", "ddp_bucket_cap_mb"),
-            *("sequence_parallelism_mode", "parallel_output", "num_microbatches", "microbatch_size"),
-            *("zero_bucket_size_in_m", "custom_policy", "pp_style", "num_model_chunks", "overlap_p2p"),
-            *("gradient_checkpoint_config", "enable_metadata_cache", "make_vocab_size_divisible_by"),
+            *(
+                *_SCALING,
+                *_SHARDFORMER,
+                *_DDP,
+                *_ZERO,
+                "pp_size",
+                "sp_size",
+                "zero_stage",
+                "ddp_bucket_cap_mb",
+            ),
+            *(
+                "sequence_parallelism_mode",
+                "parallel_output",
+                "num_microbatches",
+                "microbatch_size",
+            ),
+            *(
+                "zero_bucket_size_in_m",
+                "custom_policy",
+                "pp_style",
+                "num_model_chunks",
+                "overlap_p2p",
+            ),
+            *(
+                "gradient_checkpoint_config",
+                "enable_metadata_cache",
+                "make_vocab_size_divisible_by",
+            ),
             "inner_ring_size",
         }
     ),
@@ -213,7 +290,12 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _FRACTIONS = frozenset(
     {
-        *("shard_param_frac", "offload_optim_frac", "offload_param_frac", "warmup_non_model_data_ratio"),
+        *(
+            "shard_param_frac",
+            "offload_optim_frac",
+            "offload_param_frac",
+            "warmup_non_model_data_ratio",
+        ),
         *("steady_cuda_cap_ratio", "gpu_margin_mem_ratio"),
     }
 )
@@ -224,10 +306,13 @@ def split(plugin: str, given: Mapping[str, Any]) -> tuple[ColossalAIOptions, dic
     """Options of one of Colossal-AI's plugins, and those of every parallel strategy.
 
     Raises:
-        ConfigurationError: an unknown plugin or option, one of another plugin, or a value that it can't have.
+        ConfigurationError: an unknown plugin or option, one of another plugin, or a value that it
+            can't have.
     """
     if plugin not in OF_PLUGIN:
-        raise ConfigurationError(f"plugin={plugin!r}: expected one of {', '.join(map(repr, OF_PLUGIN))}.")
+        raise ConfigurationError(
+            f"plugin={plugin!r}: expected one of {', '.join(map(repr, OF_PLUGIN))}."
+        )
     known = {*OF_PLUGIN[plugin], *PARTS, "plugin", "colossalai_checkpoint"}
     for name in sorted(given.keys() - known):
         if others := [other for other, names in OF_PLUGIN.items() if name in names]:
@@ -237,7 +322,11 @@ def split(plugin: str, given: Mapping[str, Any]) -> tuple[ColossalAIOptions, dic
                 "Leave it out, or change the plugin."
             )
     check_options(f"ColossalAIStrategy(plugin={plugin!r})", given, known)
-    own = {name: value for name, value in given.items() if name in OF_PLUGIN[plugin] and value is not None}
+    own = {
+        name: value
+        for name, value in given.items()
+        if name in OF_PLUGIN[plugin] and value is not None
+    }
     for name, value in own.items():
         _check(name, value)
     return ColossalAIOptions(**own), {name: value for name, value in given.items() if name in PARTS}
@@ -245,7 +334,9 @@ def split(plugin: str, given: Mapping[str, Any]) -> tuple[ColossalAIOptions, dic
 
 def _check(name: str, value: Any) -> None:
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise ConfigurationError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}.")
+        raise ConfigurationError(
+            f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}."
+        )
     _check_number(name, value, ColossalAIOptions.__annotations__[name])
 
 
@@ -256,11 +347,14 @@ def _check_number(name: str, value: Any, kind: str) -> None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (kind.startswith("int") and value != int(value)):
-        raise ConfigurationError(f"{name}={value!r}: expected {'a whole' if kind.startswith('int') else 'a'} number.")
+        raise ConfigurationError(
+            f"{name}={value!r}: expected {'a whole' if kind.startswith('int') else 'a'} number."
+        )
     if name in _FRACTIONS:
         if not 0 <= value <= 1:
             raise ConfigurationError(f"{name}={value!r}: expected a share, from 0 to 1.")
     elif value < 0 or (value == 0 and name not in _NOT_NEGATIVE and name not in _CHOICES):
         raise ConfigurationError(
-            f"{name}={value!r}: expected a number {'of at least 0' if name in _NOT_NEGATIVE else 'above 0'}."
+            f"{name}={value!r}: expected a number "
+            f"{'of at least 0' if name in _NOT_NEGATIVE else 'above 0'}."
         )

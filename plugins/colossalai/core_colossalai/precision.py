@@ -15,7 +15,8 @@ _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 
 
 class BoostedPrecision(Precision):
-    """The model in 16 bits, inputs too, and masters of its parameters in float32: all done by Colossal-AI.
+    """The model in 16 bits, inputs too, and masters of its parameters in float32: all done by
+    Colossal-AI.
 
     The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies.
     """
@@ -26,7 +27,9 @@ class BoostedPrecision(Precision):
         """Wrap `16-mixed` or `bf16-mixed`."""
         self.name = name
         dtype = _DTYPES[name]
-        self.formats = NumberFormats(torch.float32, dtype, dtype, dtype, scales_loss=dtype == torch.float16)
+        self.formats = NumberFormats(
+            torch.float32, dtype, dtype, dtype, scales_loss=dtype == torch.float16
+        )
 
     def connect(self, strategy: Any) -> None:
         """Create the precision of the strategy whose engine scales."""
@@ -59,7 +62,8 @@ class BoostedPrecision(Precision):
 
 
 def choose(name: str) -> Precision | None:
-    """The precision of a plugin that converts the model itself; None for `32-true`, which is core's own.
+    """The precision of a plugin that converts the model itself; None for `32-true`, which is core's
+    own.
 
     Raises:
         ConfigurationError: Colossal-AI doesn't have it.
@@ -68,5 +72,7 @@ def choose(name: str) -> Precision | None:
         return None
     if name not in _DTYPES:
         known = ", ".join(map(repr, NAMES.values()))
-        raise ConfigurationError(f"precision={name!r}: Colossal-AI's ZeRO, Gemini and hybrid plugins have {known}.")
+        raise ConfigurationError(
+            f"precision={name!r}: Colossal-AI's ZeRO, Gemini and hybrid plugins have {known}."
+        )
     return BoostedPrecision(name)

@@ -1,4 +1,6 @@
-"""States of what a Booster trains: canonical ones, or marks that stand for Colossal-AI's own files."""
+"""States of what a Booster trains: canonical ones, or marks that stand for Colossal-AI's own
+files.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ class BoostedStates(DDPStrategy):
 
     @property
     def calls_forward(self) -> bool:
-        """True if a model is called by its forward only: Shardformer, which shares out layers, looks at its class."""
-        return self.plugin == "hybrid_parallel" or (self.plugin == "gemini" and (self.options.tp_size or 1) > 1)
+        """True if a model is called by its forward only: Shardformer, which shares out layers,
+        looks at its class.
+        """
+        return self.plugin == "hybrid_parallel" or (
+            self.plugin == "gemini" and (self.options.tp_size or 1) > 1
+        )
 
     @property
     def _is_native(self) -> bool:
@@ -52,7 +58,9 @@ class BoostedStates(DDPStrategy):
 
     @property
     def saves_whole(self) -> bool:
-        """True if Colossal-AI's own files hold whole tensors, which the core can read: all but Gemini and hybrid."""
+        """True if Colossal-AI's own files hold whole tensors, which the core can read: all but
+        Gemini and hybrid.
+        """
         return self.replicates or self.plugin == "low_level_zero"
 
     def get_module_state_dict(
@@ -63,7 +71,11 @@ class BoostedStates(DDPStrategy):
         In Colossal-AI's own layout a mark stands for it.
         """
         named = super().get_module_state_dict(module, layout=layout)
-        if self._is_native and layout is None and (self.replicates or self._engine_of(module) is not None):
+        if (
+            self._is_native
+            and layout is None
+            and (self.replicates or self._engine_of(module) is not None)
+        ):
             return self._module_mark(module, list(named))
         if (engine := self._engine_of(module)) is not None:
             values = engine.module_values()
@@ -74,14 +86,17 @@ class BoostedStates(DDPStrategy):
     def _module_mark(self, module: nn.Module, names: list[str]) -> dict[str, Any]:
         handle = self.session.handle_of(module)
         index = next(index for index, one in enumerate(self.session.handles) if one is handle)
-        # Gemini walks through the router itself, and the others through what stands in for the user's module.
+        # Gemini walks through the router itself, and the others through what stands in for the
+        # user's module.
         is_walked = self.plugin == "gemini" and not self.calls_forward
         prefix = "module." if is_walked else ""
         own = (prefix + name for name in handle.module.state_dict())
         name = native_files.numbered(native_files.MODEL, index)
         return native_files.module_mark(name, dict(zip(own, names, strict=True)))
 
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_module_state_dict(
+        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
         """All ranks. Restore what `get_module_state_dict` returned, in place."""
         if native_files.is_mark(state) and self.engine is not None:
             native.load_model(self.engine, state, strict=strict)
@@ -89,18 +104,32 @@ class BoostedStates(DDPStrategy):
         super().load_module_state_dict(module, state, strict=strict)
         if (engine := self._engine_of(module)) is not None:
             originals = self._originals(module, super().get_module_state_dict(module))
-            engine.load_values({one: state[name] for name, one in originals.items() if name in state})
+            engine.load_values(
+                {one: state[name] for name, one in originals.items() if name in state}
+            )
 
     def _engine_of(self, module: nn.Module) -> Engine | None:
-        return self.engine if self.engine and self.session.handle_of(module).module is self.engine.module else None
+        return (
+            self.engine
+            if self.engine and self.session.handle_of(module).module is self.engine.module
+            else None
+        )
 
     def _originals(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Parameters and buffers themselves by canonical names, in the order of the module's own state."""
+        """Parameters and buffers themselves by canonical names, in the order of the module's own
+        state.
+        """
         own = self.session.handle_of(module).module.state_dict(keep_vars=True)
-        return {name: value for name, value in zip(named, own.values(), strict=True) if isinstance(value, torch.Tensor)}
+        return {
+            name: value
+            for name, value in zip(named, own.values(), strict=True)
+            if isinstance(value, torch.Tensor)
+        }
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. The optimizer's state by parameter names, with whole tensors; or a mark, as for a module."""
+        """All ranks. The optimizer's state by parameter names, with whole tensors; or a mark, as
+        for a module.
+        """
         if self._is_native:
             return self._optimizer_mark(optimizer)
         engine = self._zero_engine()
@@ -109,9 +138,16 @@ class BoostedStates(DDPStrategy):
         with engine.all_parameters():
             state = optimizer.state_dict()
         names = self.parameter_names(optimizer)
-        groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
+        groups = [
+            {**group, "params": [names[index] for index in group["params"]]}
+            for group in state["param_groups"]
+        ]
         entries = engine.whole_entries(state["state"])
-        return {**state, "state": {names[index]: entry for index, entry in entries.items()}, "param_groups": groups}
+        return {
+            **state,
+            "state": {names[index]: entry for index, entry in entries.items()},
+            "param_groups": groups,
+        }
 
     def _optimizer_mark(self, optimizer: Optimizer) -> dict[str, Any]:
         index = next(index for index, one in enumerate(self.optimizers) if one is optimizer)
@@ -123,9 +159,15 @@ class BoostedStates(DDPStrategy):
             for group, parameters in zip(optimizer.param_groups, given, strict=True)
         ]
         # ZeRO counts what it steps, and nothing else.
-        counted = self.engine.trained if isinstance(self.engine, LowLevelZeroEngine) else set(chain(*given))
+        counted = (
+            self.engine.trained
+            if isinstance(self.engine, LowLevelZeroEngine)
+            else set(chain(*given))
+        )
         in_order = [names[id(one)] for one in chain(*given) if one in counted]
-        return native_files.optimizer_mark(native_files.numbered(native_files.OPTIMIZER, index), in_order, groups)
+        return native_files.optimizer_mark(
+            native_files.numbered(native_files.OPTIMIZER, index), in_order, groups
+        )
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Restore a whole state; each rank takes its parts."""
@@ -137,12 +179,16 @@ class BoostedStates(DDPStrategy):
             super().load_optimizer_state_dict(optimizer, state)
             return
         positions = {name: index for index, name in enumerate(self.parameter_names(optimizer))}
-        own = engine.own_entries({positions.get(name, name): entry for name, entry in state["state"].items()})
+        own = engine.own_entries(
+            {positions.get(name, name): entry for name, entry in state["state"].items()}
+        )
         named = {name: own[positions.get(name, name)] for name in state["state"]}
         with engine.all_parameters():
             super().load_optimizer_state_dict(optimizer, {**state, "state": named})
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
         """All ranks. Where saved tensors go while they are read; what is cut is read whole."""
         return None if self.engine is not None else super().optimizer_targets(optimizer, described)
 

@@ -1,6 +1,7 @@
 """Colossal-AI's Booster behind one word: data parallelism, ZeRO, Gemini and hybrid parallelism.
 
-Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel Training", ICPP 2023.
+Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel Training", ICPP
+2023.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ if TYPE_CHECKING:
     from core import CheckpointIO, GradientClipping, Precision, SetupHost
 
 _STAYS_FROZEN = (
-    "Colossal-AI gives parts of a parameter to the ranks when it is set up, and this one has none. Unfreeze it before, "
-    "or use plugin='torch_ddp'."
+    "Colossal-AI gives parts of a parameter to the ranks when it is set up, and this one has none. "
+    "Unfreeze it before, or use plugin='torch_ddp'."
 )
 
 
 class ColossalAIStrategy(BoostedStates):
     """Colossal-AI's Booster with one of its plugins, on one node or several.
 
-    With `torch_ddp` gradients are averaged by torch's DistributedDataParallel, as under strategy `ddp`. The others take
-    module and optimizer together, convert the model themselves, and step parts of it; they need GPUs.
+    With `torch_ddp` gradients are averaged by torch's DistributedDataParallel, as under strategy
+    `ddp`. The others take module and optimizer together, convert the model themselves, and step
+    parts of it; they need GPUs.
     """
 
     @with_options_of(ColossalAIOptions, ParallelStrategy.__init__, Strategy.__init__, closed=True)
@@ -59,27 +61,35 @@ class ColossalAIStrategy(BoostedStates):
         """Options of Colossal-AI's plugin, by its own names, and of every parallel strategy.
 
         Args:
-            plugin: `"torch_ddp"` has a replica on each rank; `"low_level_zero"` cuts the optimizer's state over them,
-                and gradients with `stage=2`; `"gemini"` parameters too, and moves them to the CPU and back;
-                `"hybrid_parallel"` shares the work of a layer between ranks, for models that Shardformer knows.
-            colossalai_checkpoint: `"canonical"` checkpoints load under any strategy and number of processes; `"native"`
-                ones have Colossal-AI's own layout, which its Booster writes. There ZeRO, and all that computes in 16
-                bits, keeps no masters: a run goes on from rounded weights.
-            options: of `core_colossalai.ColossalAIOptions`, and of `ParallelStrategy` (`start_method`,
-                `process_group_backend`, `timeout`, `parallel_devices`, ...).
+            plugin: `"torch_ddp"` has a replica on each rank; `"low_level_zero"` cuts the
+                optimizer's state over them, and gradients with `stage=2`; `"gemini"` parameters
+                too, and moves them to the CPU and back; `"hybrid_parallel"` shares the work of a
+                layer between ranks, for models that Shardformer knows.
+            colossalai_checkpoint: `"canonical"` checkpoints load under any strategy and number of
+                processes; `"native"` ones have Colossal-AI's own layout, which its Booster writes.
+                There ZeRO, and all that computes in 16 bits, keeps no masters: a run goes on from
+                rounded weights.
+            options: of `core_colossalai.ColossalAIOptions`, and of `ParallelStrategy`
+                (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
-            ConfigurationError: an unknown option, one of another plugin, or a value that it can't have.
+            ConfigurationError: an unknown option, one of another plugin, or a value that it can't
+                have.
         """
         self.options, parts = split(plugin, options)
         if colossalai_checkpoint not in ("canonical", "native"):
             raise ConfigurationError(
-                f"colossalai_checkpoint={colossalai_checkpoint!r}: expected 'canonical' or 'native'."
+                f"colossalai_checkpoint={colossalai_checkpoint!r}: expected 'canonical' or "
+                "'native'."
             )
         if self.options.precision is not None:
             if "precision_plugin" in parts:
-                raise ConfigurationError("precision=... and precision_plugin=... are two formats. Leave one out.")
-            parts["precision_plugin"] = precision.choose(precision.NAMES[self.options.precision]) or _float32()
+                raise ConfigurationError(
+                    "precision=... and precision_plugin=... are two formats. Leave one out."
+                )
+            parts["precision_plugin"] = (
+                precision.choose(precision.NAMES[self.options.precision]) or _float32()
+            )
         super().__init__(find_unused_parameters=self.options.find_unused_parameters, **parts)
         self.plugin: PluginName = plugin
         self.colossalai_checkpoint = colossalai_checkpoint
@@ -89,11 +99,13 @@ class ColossalAIStrategy(BoostedStates):
         self._cut = FrozenParameters(_STAYS_FROZEN)
         self._buffers_differ = False
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """Those of `ddp`, and set-up of everything at once; what is cut has one module and one optimizer."""
+        """Those of `ddp`, and set-up of everything at once; what is cut has one module and one
+        optimizer.
+        """
         own = super().capabilities | Capability.JOINT_SETUP
         if self._is_native and isinstance(self.precision_plugin, precision.BoostedPrecision):
             own &= ~Capability.BIT_EXACT_RESUME
@@ -112,7 +124,9 @@ class ColossalAIStrategy(BoostedStates):
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of shares of the data: ranks that share the work of a layer, or a sequence, have one together."""
+        """Number of shares of the data: ranks that share the work of a layer, or a sequence, have
+        one together.
+        """
         return self.world_size // self._ranks_of_a_share
 
     @property
@@ -122,17 +136,21 @@ class ColossalAIStrategy(BoostedStates):
 
     @property
     def _ranks_of_a_share(self) -> int:
-        # Colossal-AI takes the ranks of a layer for those of a sequence too in these modes, whatever sp_size is.
+        # Colossal-AI takes the ranks of a layer for those of a sequence too in these modes,
+        # whatever sp_size is.
         joint = self.options.sequence_parallelism_mode in refusals.MODES_WITHIN_A_LAYER
         return (self.options.tp_size or 1) * (1 if joint else self.options.sp_size or 1)
 
     @property
     def _takes_apart(self) -> bool:
-        """True if the plugin itself takes a model to the device: in parts, so that it may be larger than that."""
+        """True if the plugin itself takes a model to the device: in parts, so that it may be larger
+        than that.
+        """
         return self.plugin in ("gemini", "hybrid_parallel")
 
     def configure_precision(self, name: str) -> Precision | None:
-        """The formats that Colossal-AI converts to; core's own with `torch_ddp`, which leaves that to others.
+        """The formats that Colossal-AI converts to; core's own with `torch_ddp`, which leaves that
+        to others.
 
         Raises:
             ConfigurationError: the plugin doesn't have it.
@@ -144,11 +162,13 @@ class ColossalAIStrategy(BoostedStates):
         return native.BoosterCheckpointIO(self) if self._is_native else None
 
     def check(self) -> None:
-        """Refuse what contradicts the options or needs other devices, and a machine without Colossal-AI.
+        """Refuse what contradicts the options or needs other devices, and a machine without
+        Colossal-AI.
 
         Raises:
             ConfigurationError: with what fits.
-            PluginLoadError: Colossal-AI isn't installed, is another release, or can't be imported; with the recipe.
+            PluginLoadError: Colossal-AI isn't installed, is another release, or can't be imported;
+                with the recipe.
         """
         super().check()
         device_type = self.parallel_devices[0].type
@@ -158,8 +178,9 @@ class ColossalAIStrategy(BoostedStates):
         refusals.refuse_precision(self.plugin, self.options, self.precision_plugin.name)
         if self._is_native and not isinstance(self.checkpoint_io, native.BoosterCheckpointIO):
             raise ConfigurationError(
-                "colossalai_checkpoint='native' lets Colossal-AI's Booster write the checkpoints, and "
-                f"{type(self.checkpoint_io).__name__} was given to write them. Leave one of the two out."
+                "colossalai_checkpoint='native' lets Colossal-AI's Booster write the checkpoints, "
+                f"and {type(self.checkpoint_io).__name__} was given to write them. Leave one of "
+                "the two out."
             )
         library.plugin_class(self.plugin)
 
@@ -172,51 +193,59 @@ class ColossalAIStrategy(BoostedStates):
         refusals.refuse_device(self.plugin, device_type)
 
     def own_booster(self) -> Any:
-        """All ranks, in the process group. The Booster that has set up what is cut, or one with the same plugin."""
+        """All ranks, in the process group. The Booster that has set up what is cut, or one with the
+        same plugin.
+        """
         return self._make_booster() if self.engine is None else self.engine.booster
 
     def _make_booster(self, **more: Any) -> Any:
         return library.booster(self.plugin, {**self.options.given(), **more}, self.root_device.type)
 
-    # modules and optimizers -----------------------------------------------------------------------------------------
+    # modules and optimizers -----------------------------------------------------------------------
 
     def setup(self, trainer: SetupHost) -> None:
         """All ranks. Set up as every strategy does; what clips, and what runs a step, must be one.
 
         Raises:
-            ConfigurationError: gradients are to be clipped twice, or a step is to run where a forward is all.
+            ConfigurationError: gradients are to be clipped twice, or a step is to run where a
+                forward is all.
         """
         if trainer.clipping is not None and self.options.max_norm:
             raise ConfigurationError(
-                f"max_norm={self.options.max_norm} and gradient_clip_val={trainer.clipping.value} clip both. Leave one "
-                "of them out."
+                f"max_norm={self.options.max_norm} and gradient_clip_val={trainer.clipping.value} "
+                "clip both. Leave one of them out."
             )
         if trainer.clipping is not None and self.plugin == "gemini":
             raise ConfigurationError(
-                f"gradient_clip_val={trainer.clipping.value}: Gemini clips inside its own step. Pass max_norm=... to "
-                "the strategy, and leave gradient_clip_val out."
+                f"gradient_clip_val={trainer.clipping.value}: Gemini clips inside its own step. "
+                "Pass max_norm=... to the strategy, and leave gradient_clip_val out."
             )
         if self.calls_forward:
-            with_layers = "" if self.plugin == "hybrid_parallel" else f" with tp_size={self.options.tp_size}"
+            with_layers = (
+                "" if self.plugin == "hybrid_parallel" else f" with tp_size={self.options.tp_size}"
+            )
             raise ConfigurationError(
-                f"plugin={self.plugin!r}{with_layers} calls a model's forward, since Shardformer looks at its class: "
-                "train it with Fabric, model, optimizer = fabric.setup(model, optimizer), and not with a Trainer."
+                f"plugin={self.plugin!r}{with_layers} calls a model's forward, since Shardformer "
+                "looks at its class: train it with Fabric, model, optimizer = fabric.setup(model, "
+                "optimizer), and not with a Trainer."
             )
         super().setup(trainer)
 
     @contextmanager
     def init_context(self, *, empty: bool = False) -> Iterator[None]:
-        """All ranks. A context in which a model is built: for Gemini and hybrid by Colossal-AI's LazyInitContext.
+        """All ranks. A context in which a model is built: for Gemini and hybrid by Colossal-AI's
+        LazyInitContext.
 
-        Those then give memory and values to one parameter after the other, as they cut them, so that the whole model
-        is never on a GPU.
+        Those then give memory and values to one parameter after the other, as they cut them, so
+        that the whole model is never on a GPU.
         """
         lazy = library.load("colossalai.lazy").LazyInitContext() if self._takes_apart else None
         with lazy or super().init_context(empty=empty):
             yield
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the weights of rank 0.
+        """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the
+        weights of rank 0.
 
         Raises:
             ModuleError: the ranks have built different modules.
@@ -230,7 +259,9 @@ class ColossalAIStrategy(BoostedStates):
         return self.model
 
     def configure_ddp(self) -> None:
-        """All ranks. Wrap `self.model`, and what steps it, by the Booster in torch's DistributedDataParallel."""
+        """All ranks. Wrap `self.model`, and what steps it, by the Booster in torch's
+        DistributedDataParallel.
+        """
         manual = not getattr(self.model, "automatic_optimization", True)
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
         first, others = next(iter(self._to_boost), None), self._to_boost[1:]
@@ -267,7 +298,9 @@ class ColossalAIStrategy(BoostedStates):
         if self.plugin == "gemini":
             refusals.refuse_gemini_optimizer(optimizer, library.gemini_optimizers())
         if self.calls_forward and self.options.custom_policy is None:
-            refusals.refuse_unknown_model(module, library.load("colossalai.shardformer.policies.auto_policy"))
+            refusals.refuse_unknown_model(
+                module, library.load("colossalai.shardformer.policies.auto_policy")
+            )
         refusals.refuse_cut(module, optimizer)
         refuse_unlike_modules(self, module)
         if not self._takes_apart:
@@ -294,13 +327,19 @@ class ColossalAIStrategy(BoostedStates):
             yield
 
     def _settings(self) -> dict[str, Any]:
-        """The settings that a plugin needs besides the options: the format, and sizes that it has no defaults for."""
+        """The settings that a plugin needs besides the options: the format, and sizes that it has
+        no defaults for.
+        """
         names = {core: theirs for theirs, core in precision.NAMES.items()}
         settings: dict[str, Any] = {"precision": names[self.precision_plugin.name]}
         if self.plugin == "hybrid_parallel":
             settings |= {"tp_size": self.options.tp_size or 1, "pp_size": 1}
-            if self.options.enable_sequence_parallelism and self.options.sequence_parallelism_mode is None:
-                # Left out it is this one to the plugin, which counts ranks, and another one to its ShardConfig.
+            if (
+                self.options.enable_sequence_parallelism
+                and self.options.sequence_parallelism_mode is None
+            ):
+                # Left out it is this one to the plugin, which counts ranks, and another one to its
+                # ShardConfig.
                 settings["sequence_parallelism_mode"] = "all_to_all"
         return settings
 
@@ -312,7 +351,9 @@ class ColossalAIStrategy(BoostedStates):
         """
         if unfrozen := self._cut.unfrozen():
             name = next(iter(unfrozen.values()))
-            raise ConfigurationError(f"The parameter {name!r} was frozen when it was set up: {_STAYS_FROZEN}")
+            raise ConfigurationError(
+                f"The parameter {name!r} was frozen when it was set up: {_STAYS_FROZEN}"
+            )
         return super().refresh_modules()
 
     def _share(self, tensors: list[Tensor]) -> None:
@@ -323,27 +364,43 @@ class ColossalAIStrategy(BoostedStates):
                 if held.device != tensor.device:
                     tensor.detach().copy_(held)
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. A cut module runs all steps through Colossal-AI's model, which converts inputs."""
+        """All ranks, once a stage. A cut module runs all steps through Colossal-AI's model, which
+        converts inputs.
+        """
         handle = self.session.handle_of(module)
-        if self.engine is None or handle.wrapped is not self.engine.wrapped or self.engine.router is None:
+        if (
+            self.engine is None
+            or handle.wrapped is not self.engine.wrapped
+            or self.engine.router is None
+        ):
             return super().step_callable(name, module)
         replacement = handle.user_callable(name) if handle.compiler is not None else None
-        routed: Callable[..., Any] = self.engine.router.route(handle.wrapped, name, replacement=replacement)
+        routed: Callable[..., Any] = self.engine.router.route(
+            handle.wrapped, name, replacement=replacement
+        )
         return routed
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Backward by the Booster, which scales the loss in fp16; see `DDPStrategy.backward`."""
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
+        """All ranks. Backward by the Booster, which scales the loss in fp16; see
+        `DDPStrategy.backward`.
+        """
         if self.engine is None:
             super().backward(loss, module, manual=manual, **kwargs)
             return
         self._buffers_differ = True
         self.engine.backward(loss, **kwargs)
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay local, with `torch_ddp`; ZeRO exchanges them all the same."""
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay local, with `torch_ddp`; ZeRO exchanges them
+        all the same.
+        """
         return super().no_backward_sync(module, enabled and self.replicates)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
@@ -353,23 +410,30 @@ class ColossalAIStrategy(BoostedStates):
         else:
             self.engine.scale(factor)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
-        """All ranks. Clip, with ZeRO by the 2-norm and in the next step; see `Strategy.clip_gradients`.
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
+        """All ranks. Clip, with ZeRO by the 2-norm and in the next step; see
+        `Strategy.clip_gradients`.
 
         Raises:
-            UnsupportedError: ZeRO, by value or by another norm; or Gemini and hybrid, which clip by `max_norm` alone.
+            UnsupportedError: ZeRO, by value or by another norm; or Gemini and hybrid, which clip by
+                `max_norm` alone.
         """
         if self.engine is None:
             return super().clip_gradients(module, optimizer, clipping)
         if clipping.algorithm != "norm" or clipping.norm_type != 2:
             raise UnsupportedError(
-                f"plugin={self.plugin!r} clips gradients by their 2-norm only, inside Colossal-AI's own step. "
-                "Use gradient_clip_algorithm='norm', or max_norm=... alone.",
+                f"plugin={self.plugin!r} clips gradients by their 2-norm only, inside "
+                "Colossal-AI's own step. Use gradient_clip_algorithm='norm', or max_norm=... "
+                "alone.",
                 capability=Capability.CLIP_BY_VALUE,
             )
         norm = self.engine.clip(clipping.value)
         if clipping.error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
+            raise RuntimeError(
+                f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True."
+            )
         return norm
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
@@ -385,12 +449,16 @@ class ColossalAIStrategy(BoostedStates):
         super().synchronize_model()
         if self._buffers_differ:
             self._buffers_differ = False
-            self._share([buffer for handle in self.session.handles for buffer in handle.module.buffers()])
+            self._share(
+                [buffer for handle in self.session.handles for buffer in handle.module.buffers()]
+            )
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Forget what was set up; if ranks end alone, a module may stay in 16 bits' values."""
+        """All ranks; idempotent. Forget what was set up; if ranks end alone, a module may stay in
+        16 bits' values.
+        """
         engine, self.engine = self.engine, None
         if engine is not None:
             engine.close(is_whole=self.session.ends_together)

@@ -1,7 +1,8 @@
-"""A test double for Colossal-AI's accelerator: it lets LowLevelZeroPlugin run on a CPU, which it doesn't by itself.
+"""A test double for Colossal-AI's accelerator: it lets LowLevelZeroPlugin run on a CPU, which it
+doesn't by itself.
 
-Streams do nothing, as on a CPU there are none; the rest, which is what is tested, is Colossal-AI's own. Nothing of this
-is in the package: `plugin="low_level_zero"` is refused on CPUs.
+Streams do nothing, as on a CPU there are none; the rest, which is what is tested, is Colossal-AI's
+own. Nothing of this is in the package: `plugin="low_level_zero"` is refused on CPUs.
 """
 
 import contextlib
@@ -59,6 +60,11 @@ class Zero2OnADouble(Zero1OnADouble):
 
 def register():
     """Under names that say so."""
-    for alias, strategy in (("zero_1_on_a_double", Zero1OnADouble), ("zero_2_on_a_double", Zero2OnADouble)):
+    for alias, strategy in (
+        ("zero_1_on_a_double", Zero1OnADouble),
+        ("zero_2_on_a_double", Zero2OnADouble),
+    ):
         if alias not in STRATEGY_REGISTRY:
-            STRATEGY_REGISTRY.register(alias, strategy, "LowLevelZeroPlugin on a double for its accelerator")
+            STRATEGY_REGISTRY.register(
+                alias, strategy, "LowLevelZeroPlugin on a double for its accelerator"
+            )

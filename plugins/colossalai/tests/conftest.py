@@ -1,4 +1,6 @@
-"""These tests need Colossal-AI, which `tox run -e colossalai` installs. Elsewhere they aren't collected."""
+"""These tests need Colossal-AI, which `tox run -e colossalai` installs. Elsewhere they aren't
+collected.
+"""
 
 from importlib.metadata import PackageNotFoundError, distribution
 

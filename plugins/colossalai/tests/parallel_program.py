@@ -1,4 +1,6 @@
-"""Two ranks set up models with a stand-in for Gemini, which gives values to parameters as Gemini does; prints JSON."""
+"""Two ranks set up models with a stand-in for Gemini, which gives values to parameters as Gemini
+does; prints JSON.
+"""
 
 import contextlib
 import json
@@ -37,7 +39,9 @@ def main():
         with fabric.init_module() if lazy else contextlib.nullcontext():
             module = nn.Linear(3, 2)
         if lazy:
-            found["before"] = fabric.strategy.gather_objects([type(module.weight).__name__, module.weight.is_meta])
+            found["before"] = fabric.strategy.gather_objects(
+                [type(module.weight).__name__, module.weight.is_meta]
+            )
         fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
         found[name] = fabric.strategy.gather_objects([one.tolist() for one in module.parameters()])
         fabric.teardown()

@@ -1,4 +1,6 @@
-"""Colossal-AI's own layout: written by its Booster, and read by its Booster, by core, and by every other strategy."""
+"""Colossal-AI's own layout: written by its Booster, and read by its Booster, by core, and by every
+other strategy.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ NUM_BATCHES, BATCH_SIZE = 6, 8
 
 
 class Net(Module):
-    """Tied weights, frozen ones, two groups; saves after the third step. The losses of all ranks are in a buffer."""
+    """Tied weights, frozen ones, two groups; saves after the third step. The losses of all ranks
+    are in a buffer.
+    """
 
     def __init__(self, path=None):
         super().__init__()
@@ -66,11 +70,17 @@ def test_a_run_goes_on_here_and_elsewhere(tmp_path):
     def fit(strategy, num_processes, *, path=None, ckpt_path=None):
         """The module's state, with the losses of all steps."""
         module = Net(path)
-        trainer = Trainer(strategy=strategy, accelerator="cpu", devices=num_processes, max_epochs=1, **QUIET)
-        inputs = torch.randn(NUM_BATCHES * BATCH_SIZE, 5, generator=torch.Generator().manual_seed(1))
+        trainer = Trainer(
+            strategy=strategy, accelerator="cpu", devices=num_processes, max_epochs=1, **QUIET
+        )
+        inputs = torch.randn(
+            NUM_BATCHES * BATCH_SIZE, 5, generator=torch.Generator().manual_seed(1)
+        )
         targets = inputs.sum(1, keepdim=True).sin()
         trainer.fit(
-            module, DataLoader(TensorDataset(inputs, targets), BATCH_SIZE // num_processes), ckpt_path=ckpt_path
+            module,
+            DataLoader(TensorDataset(inputs, targets), BATCH_SIZE // num_processes),
+            ckpt_path=ckpt_path,
         )
         return module.state_dict()
 
@@ -107,14 +117,19 @@ def trained(fabric, seed=0, width=4):
 
 
 def test_colossalai_reads_what_it_has_written(fabric, tmp_path):
-    """By a Booster without core, around the user's own class; and torch alone finds the user's names."""
+    """By a Booster without core, around the user's own class; and torch alone finds the user's
+    names.
+    """
     module, state = trained(fabric)
     fabric.save(tmp_path / "native", state)
     weights = torch.load(tmp_path / "native" / "modeling" / "pytorch_model-00001.bin")
     assert list(weights) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
     other = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    booster, adam = library.booster("torch_ddp", {}, "cpu"), torch.optim.Adam(other.parameters(), lr=0.5)
+    booster, adam = (
+        library.booster("torch_ddp", {}, "cpu"),
+        torch.optim.Adam(other.parameters(), lr=0.5),
+    )
     model, optimizer = library.boost(booster, other, adam)
     booster.load_model(model, str(tmp_path / "native" / "modeling"))
     booster.load_optimizer(optimizer, str(tmp_path / "native" / "optimizer"))
@@ -144,7 +159,10 @@ def test_it_replaces_one_and_leaves_else_alone(fabric, tmp_path, monkeypatch):
     fabric.save(path, {**state, "step": 7})
     assert load_whole(path)["step"] == 7
     monkeypatch.setattr("core_colossalai.native._optimizer", lambda *_: 1 / 0)
-    with pytest.raises(CheckpointError, match="Rank 0 can't write a checkpoint in Colossal-AI's layout: ZeroDivision"):
+    with pytest.raises(
+        CheckpointError,
+        match="Rank 0 can't write a checkpoint in Colossal-AI's layout: ZeroDivision",
+    ):
         fabric.save(path, {**state, "step": 8})
     assert load_whole(path)["step"] == 7
     assert [entry.name for entry in path.parent.iterdir()] == ["native"]
@@ -160,8 +178,11 @@ def test_what_does_not_fit_is_named(fabric, tmp_path):
     fabric.save(tmp_path / "native", state)
     module, wider = trained(fabric, width=5)
     model, _ = library.boost(library.booster("torch_ddp", {}, "cpu"), module, None)
-    fabric.strategy.own_booster().load_model(model, str(tmp_path / "native" / "modeling"))  # no error
-    with pytest.raises(CheckpointError, match=r"Of another shape are '0\.weight', \(4, 3\) saved and \(5, 3\) here"):
+    # no error
+    fabric.strategy.own_booster().load_model(model, str(tmp_path / "native" / "modeling"))
+    with pytest.raises(
+        CheckpointError, match=r"Of another shape are '0\.weight', \(4, 3\) saved and \(5, 3\) here"
+    ):
         fabric.load(tmp_path / "native", wider)
 
 
@@ -186,7 +207,9 @@ def test_damage_is_found(fabric, tmp_path):
 
 
 def test_what_contradicts_it_is_refused():
-    with pytest.raises(ConfigurationError, match="colossalai_checkpoint='own': expected 'canonical' or 'native'"):
+    with pytest.raises(
+        ConfigurationError, match="colossalai_checkpoint='own': expected 'canonical' or 'native'"
+    ):
         ColossalAIStrategy(colossalai_checkpoint="own")
     both = ColossalAIStrategy(colossalai_checkpoint="native", checkpoint_io=TorchCheckpointIO())
     with pytest.raises(ConfigurationError, match="TorchCheckpointIO was given to write them"):

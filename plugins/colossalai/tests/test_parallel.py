@@ -44,16 +44,30 @@ def one_of_eight(rank):
     [
         ("hybrid_parallel", {"tp_size": 2}),
         ("hybrid_parallel", {"tp_size": 2, "sp_size": 2, **SEQUENCES}),
-        ("hybrid_parallel", {"tp_size": 2, "sp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "all_to_all"}),
-        ("hybrid_parallel", {"tp_size": 2, "sp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "ring_attn"}),
-        ("hybrid_parallel", {"tp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "split_gather"}),
-        ("hybrid_parallel", {"tp_size": 4, "sp_size": 4, **SEQUENCES, "sequence_parallelism_mode": "ring"}),
+        (
+            "hybrid_parallel",
+            {"tp_size": 2, "sp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "all_to_all"},
+        ),
+        (
+            "hybrid_parallel",
+            {"tp_size": 2, "sp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "ring_attn"},
+        ),
+        (
+            "hybrid_parallel",
+            {"tp_size": 2, **SEQUENCES, "sequence_parallelism_mode": "split_gather"},
+        ),
+        (
+            "hybrid_parallel",
+            {"tp_size": 4, "sp_size": 4, **SEQUENCES, "sequence_parallelism_mode": "ring"},
+        ),
         ("gemini", {"tp_size": 2, "extra_dp_size": 2}),
         ("gemini", {}),
     ],
 )
 def test_data_is_dealt_to_colossalais_replicas(plugin, given, monkeypatch):
-    """The shares are those that its own plugin makes of so many ranks; and a mode is the same to all of its parts."""
+    """The shares are those that its own plugin makes of so many ranks; and a mode is the same to
+    all of its parts.
+    """
     library.load("colossalai.accelerator").set_accelerator("cpu")
     strategy = Placed(plugin, precision="bf16", **given)
     refusals.refuse_sizes(plugin, strategy.options, 8)
@@ -66,9 +80,15 @@ def test_data_is_dealt_to_colossalais_replicas(plugin, given, monkeypatch):
             place = 0
             for axis, size in zip(axes, sizes, strict=True):
                 place = place * size + theirs.pg_mesh.coordinate(axis)
-            assert (strategy.data_parallel_size, strategy.data_parallel_rank) == (torch.tensor(sizes).prod(), place)
+            assert (strategy.data_parallel_size, strategy.data_parallel_rank) == (
+                torch.tensor(sizes).prod(),
+                place,
+            )
             if plugin == "hybrid_parallel" and "enable_sequence_parallelism" in given:
-                assert theirs.shard_config.sequence_parallelism_mode == theirs.sequence_parallelism_mode
+                assert (
+                    theirs.shard_config.sequence_parallelism_mode
+                    == theirs.sequence_parallelism_mode
+                )
             del theirs
 
 
@@ -79,11 +99,17 @@ def test_data_is_dealt_to_colossalais_replicas(plugin, given, monkeypatch):
             {"tp_size": 2, "sp_size": 4},
             r"sp_size=4 has no effect with sequence_parallelism_mode='ring'.*tp_size=2 ranks",
         ),
-        ({}, r"sequence_parallelism_mode='ring' shares a sequence between the ranks that share a layer"),
+        (
+            {},
+            r"sequence_parallelism_mode='ring' shares a sequence between the ranks that share a "
+            r"layer",
+        ),
     ],
 )
 def test_sizes_that_colossalai_would_ignore_are_refused(given, message):
-    strategy = ColossalAIStrategy("hybrid_parallel", **SEQUENCES, sequence_parallelism_mode="ring", **given)
+    strategy = ColossalAIStrategy(
+        "hybrid_parallel", **SEQUENCES, sequence_parallelism_mode="ring", **given
+    )
     with pytest.raises(ConfigurationError, match=message):
         refusals.refuse_sizes("hybrid_parallel", strategy.options, 8)
 
@@ -97,7 +123,10 @@ def test_gemini_takes_its_own_optimizers_only():
     known = library.gemini_optimizers()
     assert {kind.__name__ for kind in known} == {"HybridAdam", "FusedAdam", "CPUAdam"}
     module = nn.Linear(2, 2)
-    hint = r"plugin='gemini' steps CPUAdam, FusedAdam, HybridAdam .* this is a AdamW.*import HybridAdam"
+    hint = (
+        r"plugin='gemini' steps CPUAdam, FusedAdam, HybridAdam .* this is a AdamW.*import "
+        r"HybridAdam"
+    )
     with pytest.raises(ConfigurationError, match=hint):
         refusals.refuse_gemini_optimizer(torch.optim.AdamW(module.parameters()), known)
     own = next(iter(known))
@@ -110,7 +139,10 @@ def test_gemini_takes_its_own_optimizers_only():
 def test_models_that_shardformer_does_not_know_are_refused():
     policies = library.load("colossalai.shardformer.policies.auto_policy")
     refusals.refuse_unknown_model(small_gpt2(), policies)
-    with pytest.raises(ConfigurationError, match=r"no policy for torch.nn.modules.container.Sequential.*custom_policy"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"no policy for torch.nn.modules.container.Sequential.*custom_policy",
+    ):
         refusals.refuse_unknown_model(nn.Sequential(small_gpt2()), policies)
 
 
@@ -118,7 +150,11 @@ def test_models_that_shardformer_does_not_know_are_refused():
     ("plugin", "module", "message"),
     [
         ("gemini", small_gpt2, r"plugin='gemini' steps CPUAdam, FusedAdam, HybridAdam"),
-        ("hybrid_parallel", lambda: nn.Linear(2, 2), r"Shardformer has no policy for torch.nn.modules.linear.Linear"),
+        (
+            "hybrid_parallel",
+            lambda: nn.Linear(2, 2),
+            r"Shardformer has no policy for torch.nn.modules.linear.Linear",
+        ),
     ],
 )
 def test_what_colossalai_would_refuse_in_the_middle_is_refused_before(plugin, module, message):
@@ -145,7 +181,9 @@ class OnTheCPU(ColossalAIStrategy):
     [("gemini", {}, True), ("gemini", {"tp_size": 1}, True), ("hybrid_parallel", {}, False)],
 )
 def test_a_model_goes_to_the_device_in_colossalais_hands_only(plugin, given, routes, monkeypatch):
-    """It is given as it was built; Gemini takes each parameter to its chunk (`GeminiDDP._init_chunks`)."""
+    """It is given as it was built; Gemini takes each parameter to its chunk
+    (`GeminiDDP._init_chunks`).
+    """
     boosted = []
 
     class Boosted:
@@ -159,7 +197,9 @@ def test_a_model_goes_to_the_device_in_colossalais_hands_only(plugin, given, rou
     monkeypatch.setattr(engine.library, "boost", boost)
     monkeypatch.setattr(library, "booster", lambda *args: None)
     monkeypatch.setattr(library, "gemini_optimizers", lambda: {torch.optim.AdamW})
-    fabric = Fabric(strategy=OnTheCPU(plugin, precision="bf16", **given), accelerator="cpu", devices=1)
+    fabric = Fabric(
+        strategy=OnTheCPU(plugin, precision="bf16", **given), accelerator="cpu", devices=1
+    )
     fabric.launch()
     with fabric.init_module():
         model = small_gpt2()
@@ -174,13 +214,20 @@ def test_layers_of_gemini_are_shared_by_the_models_class():
     strategy = Placed("gemini", tp_size=2, precision="bf16")
     assert strategy.calls_forward
     assert not Placed("gemini", precision="bf16").calls_forward
-    with pytest.raises(ConfigurationError, match=r"plugin='gemini' with tp_size=2 calls a model's forward"):
+    with pytest.raises(
+        ConfigurationError, match=r"plugin='gemini' with tp_size=2 calls a model's forward"
+    ):
         strategy.setup(type("Host", (), {"clipping": None}))
 
 
 def test_ranks_have_the_same_lazy_values(tmp_path):
     """Of parameters that get values one after the other, as a plugin asks for them."""
-    done = programs.run([sys.executable, PROGRAM], env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=tmp_path, timeout=280)
+    done = programs.run(
+        [sys.executable, PROGRAM],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert found["before"] == [["LazyTensor", True]] * 2

@@ -1,4 +1,6 @@
-"""The conformance kit on `low_level_zero`, of which the accelerator is a test double: see `accelerator_double.py`."""
+"""The conformance kit on `low_level_zero`, of which the accelerator is a test double: see
+`accelerator_double.py`.
+"""
 
 import json
 import os
@@ -21,7 +23,9 @@ PROGRAM = Path(__file__).parent / "zero_program.py"
 
 
 class ZeroConformance(StrategyConformance):
-    """In float32, which is rounded otherwise where gradients are added in another order: masters have no float64."""
+    """In float32, which is rounded otherwise where gradients are added in another order: masters
+    have no float64.
+    """
 
     ground = "simulated"
     dtype = torch.float32
@@ -82,7 +86,9 @@ def test_clipping_is_for_one_step(found):
 
 
 def test_its_own_layout_keeps_all_but_masters(found):
-    """In float32 to the bit, with frozen weights and without any state of the optimizer, too; in 16 bits rounded."""
+    """In float32 to the bit, with frozen weights and without any state of the optimizer, too; in 16
+    bits rounded.
+    """
     adamw, rounded, sgd = found["native"]
     assert adamw == sgd == [[0.0, 0.0], [0.0, 0.0]]
     for weights, state in rounded:

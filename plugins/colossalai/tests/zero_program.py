@@ -1,4 +1,6 @@
-"""Fabric loops in two processes under `low_level_zero` on a double; prints what `test_zero.py` compares."""
+"""Fabric loops in two processes under `low_level_zero` on a double; prints what `test_zero.py`
+compares.
+"""
 
 import json
 import sys
@@ -24,23 +26,32 @@ def net():
 
 
 def masters():
-    """The largest difference of masters from the user's weights, and of those rounded as Colossal-AI rounds them."""
+    """The largest difference of masters from the user's weights, and of those rounded as
+    Colossal-AI rounds them.
+    """
     fabric = started(precision="bf16")
     module = nn.Sequential(net(), nn.BatchNorm1d(3))
     given = [one.detach().clone() for one in module.parameters()]
     fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
     held = list(fabric.strategy.engine.module_values().values())
     fabric.teardown()
-    assert not [name for name, one in module.state_dict().items() if one.dtype not in (torch.float32, torch.int64)]
+    assert not [
+        name
+        for name, one in module.state_dict().items()
+        if one.dtype not in (torch.float32, torch.int64)
+    ]
     assert all(torch.equal(one, own) for one, own in zip(given, module.parameters(), strict=True))
     rounded = [one.to(torch.bfloat16).float() for one in given]
     return [
-        max((one - other).abs().max().item() for one, other in zip(given, own, strict=True)) for own in (held, rounded)
+        max((one - other).abs().max().item() for one, other in zip(given, own, strict=True))
+        for own in (held, rounded)
     ]
 
 
 def clipped_twice():
-    """Norms before clipping, in two steps with the same gradients: the first clips, the second doesn't."""
+    """Norms before clipping, in two steps with the same gradients: the first clips, the second
+    doesn't.
+    """
     fabric = started()
     module = net()
     model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
@@ -57,7 +68,9 @@ def clipped_twice():
 
 
 def float16():
-    """The first and the last loss, the scale at the end, and the scale after it went through a state."""
+    """The first and the last loss, the scale at the end, and the scale after it went through a
+    state.
+    """
     fabric = started(precision="fp16", initial_scale=2.0**30, hysteresis=1)
     module = net()
     model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.05))
@@ -75,9 +88,15 @@ def float16():
 
 
 def native(folder):
-    """The differences after a checkpoint in Colossal-AI's own layout was read, by the strategy and as whole tensors."""
+    """The differences after a checkpoint in Colossal-AI's own layout was read, by the strategy and
+    as whole tensors.
+    """
     differences = []
-    for precision, kind in (("fp32", torch.optim.AdamW), ("bf16", torch.optim.AdamW), ("fp32", torch.optim.SGD)):
+    for precision, kind in (
+        ("fp32", torch.optim.AdamW),
+        ("bf16", torch.optim.AdamW),
+        ("fp32", torch.optim.SGD),
+    ):
         path = f"{folder}/{precision}-{kind.__name__}"
         fabric, module, model, optimizer = stepped(precision, kind)
         fabric.save(path, {"model": model, "optimizer": optimizer})
@@ -108,7 +127,9 @@ def stepped(precision, kind, seed=3):
 def states(fabric, module, optimizer):
     strategy = fabric.strategy
     strategy.colossalai_checkpoint = "canonical"
-    weights = {name: value.clone() for name, value in strategy.get_module_state_dict(module).items()}
+    weights = {
+        name: value.clone() for name, value in strategy.get_module_state_dict(module).items()
+    }
     entries = strategy.get_optimizer_state_dict(optimizer.optimizer)["state"]
     strategy.colossalai_checkpoint = "native"
     return [weights, entries]
@@ -120,7 +141,11 @@ def apart(one, other):
     assert weights.keys() == other_weights.keys()
     assert entries.keys() == other_entries.keys()
     pairs = [(value, other_weights[name]) for name, value in weights.items()]
-    kept = [(value, other_entries[name][key]) for name, entry in entries.items() for key, value in entry.items()]
+    kept = [
+        (value, other_entries[name][key])
+        for name, entry in entries.items()
+        for key, value in entry.items()
+    ]
     kept = [(value, other) for value, other in kept if value is not None]
     return [
         max([(value - other.to(value.dtype)).abs().max().item() for value, other in each] or [0.0])
@@ -150,7 +175,12 @@ def main():
     if sys.argv[1:] == ["left_out"]:
         left_out()
         return
-    found = {"masters": masters(), "clipped": clipped_twice(), "float16": float16(), "native": native("native")}
+    found = {
+        "masters": masters(),
+        "clipped": clipped_twice(),
+        "float16": float16(),
+        "native": native("native"),
+    }
     print(json.dumps(found), flush=True)
 
 

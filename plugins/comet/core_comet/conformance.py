@@ -1,4 +1,6 @@
-"""The conformance suites of core-comet. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-comet. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ class TestComet(LoggerConformance):
     alias = "comet"
     heavy_modules = ("comet_ml",)
     requires = "comet_ml"
-    options = {"offline": True, **dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False)}
-    own_process = True  # its threads live as long as their process, and a process with threads can't be forked
+    options = {
+        "offline": True,
+        **dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False),
+    }
+    # its threads live as long as their process, and a process with threads can't be forked
+    own_process = True
 
     def read(self, logger: Any, folder: Path) -> list[tuple[int, str, float]]:
         """The values in the archives, which are written when the experiment ends."""

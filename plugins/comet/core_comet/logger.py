@@ -16,25 +16,32 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
-_OURS = {"auto_metric_logging": False, "auto_param_logging": False, "parse_args": False, "display_summary_level": 0}
+_OURS = {
+    "auto_metric_logging": False,
+    "auto_param_logging": False,
+    "parse_args": False,
+    "display_summary_level": 0,
+}
 """Settings that leave to core what the library would record or print of its own accord."""
 
 _opened: set[str] = set()
 
 
 class CometLogger(Logger):
-    """Hands metrics to the library comet_ml, which sends them from threads of its own, or keeps them to be uploaded.
+    """Hands metrics to the library comet_ml, which sends them from threads of its own, or keeps
+    them to be uploaded.
 
-    An experiment that you have opened already is used, and left open. The end of a stage leaves the logger's own one
-    open too, so that `test` and calls of yours go on in it: Comet ends it with the process, or
-    `logger.experiment.end()` does. A stage that fails ends it.
+    An experiment that you have opened already is used, and left open. The end of a stage leaves the
+    logger's own one open too, so that `test` and calls of yours go on in it: Comet ends it with the
+    process, or `logger.experiment.end()` does. A stage that fails ends it.
 
     Args:
         project: in which Comet lists the experiment.
         name: of the experiment, for people; None lets Comet invent one.
-        version: key of the experiment; one that is there already is continued. None makes a new one.
-        save_dir: holds the archives of offline experiments, and a folder `project/version` for what else belongs to the
-            experiment: checkpoints.
+        version: key of the experiment; one that is there already is continued. None makes a new
+            one.
+        save_dir: holds the archives of offline experiments, and a folder `project/version` for what
+            else belongs to the experiment: checkpoints.
         offline: write an archive into `save_dir`, and send nothing.
         workspace: Comet's; None is the default of your account.
         experiment: the experiment, if you have opened it yourself and have several.
@@ -61,7 +68,12 @@ class CometLogger(Logger):
             raise ConfigurationError(
                 f"experiment={experiment!r}: expected an experiment, as comet_ml.start returns it."
             )
-        self._project, self._title, self._offline, self._workspace = project, name, offline, workspace
+        self._project, self._title, self._offline, self._workspace = (
+            project,
+            name,
+            offline,
+            workspace,
+        )
         self._key = experiment.get_key() if experiment is not None else version
         self._save_dir, self._options = Path(save_dir).expanduser(), options
         self._experiment, self._is_own = experiment, experiment is None
@@ -81,7 +93,9 @@ class CometLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """Folder for what belongs to the experiment and isn't sent, such as checkpoints. It may not exist yet."""
+        """Folder for what belongs to the experiment and isn't sent, such as checkpoints. It may not
+        exist yet.
+        """
         return str(self._save_dir / self._project / self.version)
 
     @property
@@ -99,7 +113,12 @@ class CometLogger(Logger):
             self._is_own = False
             return adopted
         self._save_dir.mkdir(parents=True, exist_ok=True)
-        config = {"name": self._title, "offline_directory": str(self._save_dir), **_OURS, **self._options}
+        config = {
+            "name": self._title,
+            "offline_directory": str(self._save_dir),
+            **_OURS,
+            **self._options,
+        }
         opened = comet_ml.start(
             online=False if self._offline else None,
             mode="get_or_create",
@@ -117,7 +136,9 @@ class CometLogger(Logger):
         Raises:
             ConfigurationError: a value isn't one number.
         """
-        self.experiment.log_metrics({name: to_scalar(name, value) for name, value in metrics.items()}, step=step)
+        self.experiment.log_metrics(
+            {name: to_scalar(name, value) for name, value in metrics.items()}, step=step
+        )
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Record the options, nested ones as `model/width`."""
@@ -129,7 +150,9 @@ class CometLogger(Logger):
             self._experiment.flush()
 
     def finalize(self, status: str) -> None:
-        """The stage is over. Ends the experiment if it failed, or if this process won't, being a worker."""
+        """The stage is over. Ends the experiment if it failed, or if this process won't, being a
+        worker.
+        """
         if self._experiment is None or not self._is_own:
             return
         self._experiment.log_other("status", status)

@@ -1,4 +1,6 @@
-"""With the real library, offline. Each test runs a program: the library's threads live as long as their process."""
+"""With the real library, offline. Each test runs a program: the library's threads live as long as
+their process.
+"""
 
 import json
 import os
@@ -17,7 +19,9 @@ QUICK = dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False
 @pytest.fixture
 def run(tmp_path):
     """Run a program in an empty folder; the lines that it prints."""
-    return lambda program: run_in(tmp_path, f"QUICK = {QUICK!r}\n{program}", COMET_LOGGING_CONSOLE="ERROR")
+    return lambda program: run_in(
+        tmp_path, f"QUICK = {QUICK!r}\n{program}", COMET_LOGGING_CONSOLE="ERROR"
+    )
 
 
 def read(folder):
@@ -53,7 +57,12 @@ print(logger.version)
     [archive] = tmp_path.glob("*.zip")
     metrics, parameters, others = read(tmp_path)
     assert archive.name.startswith(version)
-    assert {(2, "batch_idx", 1.0), (4, "batch_idx", 3.0), (4, "val", 2.0), (9, "mine", 5.0)} <= metrics
+    assert {
+        (2, "batch_idx", 1.0),
+        (4, "batch_idx", 3.0),
+        (4, "val", 2.0),
+        (9, "mine", 5.0),
+    } <= metrics
     assert parameters == {"lr": 0.1, "model/width": 8}
     assert ("status", "success") in others
 
@@ -111,6 +120,7 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
 
 def test_an_experiment_that_is_none():
     with pytest.raises(
-        ConfigurationError, match=r"experiment='id': expected an experiment, as comet_ml\.start returns"
+        ConfigurationError,
+        match=r"experiment='id': expected an experiment, as comet_ml\.start returns",
     ):
         CometLogger(experiment="id")

@@ -1,8 +1,14 @@
-"""The conformance suites of core-ddp. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-ddp. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from typing import Any
 
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 
 from core import Capability, Strategy
 from core_testing import (
@@ -28,8 +34,9 @@ class TestDDP(StrategyConformance):
     alias = "ddp"
     expected_capabilities = PARALLEL
     known_failures = {
-        "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
-        "without find_unused_parameters=True",
+        "test_training_equals_one_device[unused_weights]": (
+            "torch's DDP waits for gradients that don't come, without find_unused_parameters=True"
+        ),
     }
 
 
@@ -60,7 +67,9 @@ class TestPostLocalSGD(DifferingConformance):
 
     def make(self, **options: Any) -> Strategy:
         """With a state of its own: the hook counts in it."""
-        state = post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
+        state = post_localSGD_hook.PostLocalSGDState(
+            None, None, 2, post_local_gradient_allreduce=False
+        )
         return DifferingConformance.make(
             self,
             ddp_comm_state=state,
@@ -74,7 +83,9 @@ class TestPowerSGD(DifferingSmoke):
     """Gradients of rank one, and the rest of each compression in the next."""
 
     alias = "ddp"
-    differs = Differs("gradients travel as products of two vectors", within=0.2, steps_outstanding=10)
+    differs = Differs(
+        "gradients travel as products of two vectors", within=0.2, steps_outstanding=10
+    )
     expected_capabilities = PARALLEL & ~(
         Capability.REPLICATED_PARAMETERS | Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES
     )
@@ -82,7 +93,9 @@ class TestPowerSGD(DifferingSmoke):
     def make(self, **options: Any) -> Strategy:
         """With a state of its own, which keeps the rest."""
         state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
-        return super().make(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook.powerSGD_hook, **options)
+        return super().make(
+            ddp_comm_state=state, ddp_comm_hook=powerSGD_hook.powerSGD_hook, **options
+        )
 
 
 class TestHalfGradients(DifferingSmoke):
@@ -94,4 +107,6 @@ class TestHalfGradients(DifferingSmoke):
 
 
 for _alias in _PRESETS:
-    globals()[f"Test_{_alias}"] = type(f"Test_{_alias}", (StrategySmoke,), {"alias": _alias, "__module__": __name__})
+    globals()[f"Test_{_alias}"] = type(
+        f"Test_{_alias}", (StrategySmoke,), {"alias": _alias, "__module__": __name__}
+    )

@@ -1,7 +1,7 @@
 """The state of a communication hook: for checkpoints, and as new for the next run.
 
-Without it, a run with PowerSGD that goes on from a checkpoint would lose the rest of each compression, and one with
-post-local SGD would begin its warm-up again.
+Without it, a run with PowerSGD that goes on from a checkpoint would lose the rest of each
+compression, and one with post-local SGD would begin its warm-up again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-_PLAIN = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")
+_PLAIN = (
+    "iter",
+    "total_numel_before_compression",
+    "total_numel_after_compression",
+    "next_stats_report",
+)
 _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 _PATIENCE = 2  # torch cuts its buckets anew after the first backward
 
 
 class HookState:
-    """The state that a DDP hook keeps, in plain values. It is torch's own, or has `state_dict` and its opposite.
+    """The state that a DDP hook keeps, in plain values. It is torch's own, or has `state_dict` and
+    its opposite.
 
-    PowerSGD keeps tensors by bucket. A wrapper begins with other buckets than it has from the second backward on, so
-    that a run that goes on exchanges its first gradients whole, and compresses again once the buckets are those that
-    were saved.
+    PowerSGD keeps tensors by bucket. A wrapper begins with other buckets than it has from the
+    second backward on, so that a run that goes on exchanges its first gradients whole, and
+    compresses again once the buckets are those that were saved.
 
     Args:
         state: of the hook; one that is neither is left alone.
@@ -58,7 +64,11 @@ class HookState:
         if isinstance(state, PostLocalSGDState):
             return {"kind": kind, "iter": state.iter}
         if isinstance(state, PowerSGDState):
-            return {"kind": kind, **self._saved} if self._saved else {"kind": kind, **self._power_sgd_state()}
+            return (
+                {"kind": kind, **self._saved}
+                if self._saved
+                else {"kind": kind, **self._power_sgd_state()}
+            )
         method = getattr(state, "state_dict", None)
         return {"kind": kind, "state": method()} if callable(method) else None
 
@@ -71,8 +81,9 @@ class HookState:
         state, kind = self._state, type(self._state).__name__
         if saved["kind"] != kind:
             raise CheckpointError(
-                f"The checkpoint has the state of a communication hook with {saved['kind']}, and this strategy has "
-                f"ddp_comm_state={kind}(...). Pass the hook and state that it was trained with."
+                f"The checkpoint has the state of a communication hook with {saved['kind']}, and "
+                f"this strategy has ddp_comm_state={kind}(...). Pass the hook and state that it "
+                "was trained with."
             )
         if isinstance(state, PowerSGDState):
             self._load_power_sgd_state(saved)
@@ -89,12 +100,17 @@ class HookState:
             self._saved = {}
 
     def by_bucket(self, hook: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
-        """PowerSGD's hook, which knows the parameters of each bucket by name, and waits for those that were saved."""
+        """PowerSGD's hook, which knows the parameters of each bucket by name, and waits for those
+        that were saved.
+        """
         names = {id(parameter): name for name, parameter in module.named_parameters()}
 
         @functools.wraps(hook)
         def compress(state: PowerSGDState, bucket: Any) -> Any:
-            index, parameters = bucket.index(), [names[id(parameter)] for parameter in bucket.parameters()]
+            index, parameters = (
+                bucket.index(),
+                [names[id(parameter)] for parameter in bucket.parameters()],
+            )
             if self._saved and not self._begins_again(bucket, parameters):
                 return default_hooks.allreduce_hook(state.process_group, bucket)
             self._buckets[index] = parameters
@@ -109,12 +125,17 @@ class HookState:
         if self._saved["buckets"].get(str(bucket.index())) == parameters:
             device = bucket.buffer().device
             for name in _BY_BUCKET:
-                getattr(self._state, name).update({int(key): one.to(device) for key, one in self._saved[name].items()})
+                getattr(self._state, name).update(
+                    {int(key): one.to(device) for key, one in self._saved[name].items()}
+                )
             self._saved = {}
             return True
         self._num_waits += bucket.is_last()
         if self._num_waits > _PATIENCE:
-            message = "DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had left out."
+            message = (
+                "DDP's buckets aren't those of the checkpoint: PowerSGD begins without what "
+                "it had left out."
+            )
             warnings.warn(message, stacklevel=2)
             self._saved = {}
             return True
@@ -125,7 +146,10 @@ class HookState:
         kind, key, *rest = state.rng.get_state()
         return {
             **{name: getattr(state, name) for name in _PLAIN},
-            **{name: {str(index): value for index, value in getattr(state, name).items()} for name in _BY_BUCKET},
+            **{
+                name: {str(index): value for index, value in getattr(state, name).items()}
+                for name in _BY_BUCKET
+            },
             "buckets": {str(index): names for index, names in self._buckets.items()},
             "rng": [kind, torch.from_numpy(key.astype("int64")), *rest],
         }
@@ -139,12 +163,16 @@ class HookState:
         kind, key, *rest = saved["rng"]
         state.rng.set_state((kind, key.numpy().astype("uint32"), *rest))
         self._num_waits = 0
-        self._saved = {name: value for name, value in saved.items() if name != "kind"} if saved["buckets"] else {}
+        self._saved = (
+            {name: value for name, value in saved.items() if name != "kind"}
+            if saved["buckets"]
+            else {}
+        )
 
 
 def _refuse_several(bucket: Any) -> None:
     if dist.get_backend() == "gloo" and not (bucket.index() == 0 and bucket.is_last()):
         raise ConfigurationError(
-            "PowerSGD over gloo would wait for ever: torch's hook does so where DDP has more than one bucket. Pass a "
-            "bucket_cap_mb that holds all gradients, or use NCCL."
+            "PowerSGD over gloo would wait for ever: torch's hook does so where DDP has more than "
+            "one bucket. Pass a bucket_cap_mb that holds all gradients, or use NCCL."
         )

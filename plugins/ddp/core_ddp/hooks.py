@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 
 def late_hooks(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """The hooks that use a gradient once it is there, with their parameters' names; not those by which core refuses."""
+    """The hooks that use a gradient once it is there, with their parameters' names; not those by
+    which core refuses.
+    """
     for name, parameter in module.named_parameters():
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            if parameter.requires_grad and not str(getattr(hook, "__module__", "")).startswith("core."):
+            if parameter.requires_grad and not str(getattr(hook, "__module__", "")).startswith(
+                "core."
+            ):
                 yield name, hook
 
 
 def refuse_late_hooks(module: nn.Module, known: Container[int] = ()) -> None:
-    """Refuse hooks that use a gradient once it is there: a step in backward would let ranks go apart.
+    """Refuse hooks that use a gradient once it is there: a step in backward would let ranks go
+    apart.
 
     Args:
         module: the user's.
@@ -33,7 +38,8 @@ def refuse_late_hooks(module: nn.Module, known: Container[int] = ()) -> None:
     for name, hook in late_hooks(module):
         if id(hook) not in known:
             raise ModuleError(
-                f"{name!r} of {type(module).__name__} has a hook (register_post_accumulate_grad_hook), which would use "
-                "this rank's gradient before it is averaged: an optimizer that steps there lets ranks go apart. Leave "
-                "steps to the optimizer, and change gradients in on_before_optimizer_step."
+                f"{name!r} of {type(module).__name__} has a hook "
+                "(register_post_accumulate_grad_hook), which would use this rank's gradient before "
+                "it is averaged: an optimizer that steps there lets ranks go apart. Leave steps to "
+                "the optimizer, and change gradients in on_before_optimizer_step."
             )

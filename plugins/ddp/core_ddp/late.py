@@ -1,4 +1,6 @@
-"""Parameters that come or go while training runs: torch's wrapper averages those that were to be trained at first."""
+"""Parameters that come or go while training runs: torch's wrapper averages those that were to be
+trained at first.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GRADIENTS_STAY = (
-    "DDP averages gradients of the others only, so that the ranks would drift apart. Unfreeze it before fit or in "
-    "on_train_epoch_start, where the module is wrapped anew (not with a ddp_comm_hook); or leave it trainable, in a "
-    "group with lr=0. In a loop of your own, call fabric.setup with your own module again."
+    "DDP averages gradients of the others only, so that the ranks would drift apart. Unfreeze it "
+    "before fit or in on_train_epoch_start, where the module is wrapped anew (not with a "
+    "ddp_comm_hook); or leave it trainable, in a group with lr=0. In a loop of your own, call "
+    "fabric.setup with your own module again."
 )
 IN_TIME = (
-    "Do that before fit or in on_train_epoch_start, where the module is wrapped anew (not with a ddp_comm_hook); or, "
-    "instead of freezing it, leave it trainable, in a group with lr=0. In a loop of your own, call fabric.setup with "
-    "your own module again."
+    "Do that before fit or in on_train_epoch_start, where the module is wrapped anew (not with a "
+    "ddp_comm_hook); or, instead of freezing it, leave it trainable, in a group with lr=0. In a "
+    "loop of your own, call fabric.setup with your own module again."
 )
 
 
@@ -39,9 +42,15 @@ class WrappedParameters:
         self._all = set(module.parameters())
 
     def changes(self) -> list[str]:
-        """The names of those that were frozen, unfrozen or replaced since; the module still has that of a new one."""
+        """The names of those that were frozen, unfrozen or replaced since; the module still has
+        that of a new one.
+        """
         now = _trained(self._module)
-        names = {name for own, name in (*self.trained.items(), *now.items()) if (own in now) != (own in self.trained)}
+        names = {
+            name
+            for own, name in (*self.trained.items(), *now.items())
+            if (own in now) != (own in self.trained)
+        }
         return sorted(names)
 
     def new_parameters(self) -> list[Tensor]:
@@ -57,7 +66,11 @@ class WrappedParameters:
 
 def _trained(module: nn.Module) -> dict[Tensor, str]:
     ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return {own: name for name, own in module.named_parameters() if own.requires_grad and name not in ignored}
+    return {
+        own: name
+        for name, own in module.named_parameters()
+        if own.requires_grad and name not in ignored
+    }
 
 
 def refuse_difference(names: Sequence[str], reduce: Callable[..., Tensor]) -> None:
@@ -67,11 +80,12 @@ def refuse_difference(names: Sequence[str], reduce: Callable[..., Tensor]) -> No
         ConfigurationError: on all ranks, with the names of what has changed on this one.
     """
     digest = zlib.crc32("\n".join(names).encode())
-    # The largest digest, and of the negative ones that of the smallest: equal if all ranks have the same.
+    # The largest digest, and of the negative ones that of the smallest: equal if all ranks have the
+    # same.
     largest, smallest = reduce(torch.tensor([digest, -digest]), reduce_op="max").tolist()
     if largest != -smallest:
         raise ConfigurationError(
             "Ranks have frozen, unfrozen or replaced different parameters, this one "
-            f"{', '.join(map(repr, names)) or 'none'}. All ranks must train the same ones: change them by what all of "
-            "them know, such as the number of the epoch."
+            f"{', '.join(map(repr, names)) or 'none'}. All ranks must train the same ones: change "
+            "them by what all of them know, such as the number of the epoch."
         )

@@ -1,4 +1,6 @@
-"""The aliases that are `DDPStrategy` with options: how processes start, whether parameters may stay unused."""
+"""The aliases that are `DDPStrategy` with options: how processes start, whether parameters may stay
+unused.
+"""
 
 from __future__ import annotations
 

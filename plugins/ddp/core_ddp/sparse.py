@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def copy_sparse_gradients(module: nn.Module, hooks: dict[Tensor, RemovableHandle]) -> None:
-    """Give each sparse gradient memory of its own before torch's reducer divides it in place, during backward.
+    """Give each sparse gradient memory of its own before torch's reducer divides it in place,
+    during backward.
 
-    An embedding gives the gradient of its outputs on, without a copy, as the values of its weight's. A layer whose
-    outputs are added to them reads the same memory later in the backward, and would get a share of its gradient
-    (torch 2.13, with and without a communication hook).
+    An embedding gives the gradient of its outputs on, without a copy, as the values of its
+    weight's. A layer whose outputs are added to them reads the same memory later in the backward,
+    and would get a share of its gradient (torch 2.13, with and without a communication hook).
 
     Args:
         module: whose layers are looked through.

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _NO_OPTIONS = frozenset({"module", "process_group"})
 _DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - _NO_OPTIONS
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # the second until torch 2.12
-# Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
+# Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks
+# may differ in length.
 _WRAPPED = frozenset({"training_step", "forward"})
 
 
@@ -61,7 +62,8 @@ class DDPStrategy(ParallelStrategy):
         find_unused_parameters: bool | None = None,
         **options: Any,
     ) -> None:
-        """Options of the strategy, of torch's DistributedDataParallel, and of every parallel strategy.
+        """Options of the strategy, of torch's DistributedDataParallel, and of every parallel
+        strategy.
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
@@ -69,12 +71,14 @@ class DDPStrategy(ParallelStrategy):
             ddp_comm_hook: replaces the all-reduce of gradients, such as
                 `torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook`.
             ddp_comm_wrapper: wraps the hook, such as `fp16_compress_wrapper`.
-            model_averaging_period: average the weights every so many optimizer steps. Needs the post-local SGD hook and
-                its `PostLocalSGDState` (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020).
-            find_unused_parameters: some parameters get no gradient in some steps. None is yes with manual
-                optimization, where each backward uses a part of them, and no otherwise.
-            options: of DistributedDataParallel (`static_graph`, `gradient_as_bucket_view`, `bucket_cap_mb`, ...) and of
-                `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
+            model_averaging_period: average the weights every so many optimizer steps. Needs the
+                post-local SGD hook and its `PostLocalSGDState` (Lin et al., "Don't Use Large
+                Mini-Batches, Use Local SGD", ICLR 2020).
+            find_unused_parameters: some parameters get no gradient in some steps. None is yes with
+                manual optimization, where each backward uses a part of them, and no otherwise.
+            options: of DistributedDataParallel (`static_graph`, `gradient_as_bucket_view`,
+                `bucket_cap_mb`, ...) and of `ParallelStrategy` (`start_method`,
+                `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
@@ -83,13 +87,16 @@ class DDPStrategy(ParallelStrategy):
         super().__init__(*given, **options)
         if model_averaging_period is not None and not isinstance(ddp_comm_state, PostLocalSGDState):
             raise ConfigurationError(
-                f"model_averaging_period={model_averaging_period} averages weights that have drifted apart, and "
-                "without the post-local SGD hook gradients are averaged in every step. "
-                "Pass ddp_comm_state=PostLocalSGDState(...) and ddp_comm_hook=post_localSGD_hook too."
+                f"model_averaging_period={model_averaging_period} averages weights that have "
+                "drifted apart, and without the post-local SGD hook gradients are averaged in "
+                "every step. Pass ddp_comm_state=PostLocalSGDState(...) and "
+                "ddp_comm_hook=post_localSGD_hook too."
             )
         self.ddp_options = ddp_options
         self.find_unused_parameters = find_unused_parameters
-        self._comm_hook = ddp_comm_hook if ddp_comm_wrapper is None else _wrap(ddp_comm_hook, ddp_comm_wrapper)
+        self._comm_hook = (
+            ddp_comm_hook if ddp_comm_wrapper is None else _wrap(ddp_comm_hook, ddp_comm_wrapper)
+        )
         self._comm_state = ddp_comm_state
         self._hook_state = HookState(ddp_comm_state)
         self._averaging_period = model_averaging_period
@@ -106,8 +113,9 @@ class DDPStrategy(ParallelStrategy):
     def capabilities(self) -> Capability:
         """The capabilities of every parallel strategy, and accumulation without communication.
 
-        Ranks have the same weights unless a hook, a wrapper or a left-out parameter lets them drift apart. PowerSGD
-        keeps tensors by the numbers of one wrapper's buckets, and doesn't go on bit for bit: see `core_ddp.hook_state`.
+        Ranks have the same weights unless a hook, a wrapper or a left-out parameter lets them drift
+        apart. PowerSGD keeps tensors by the numbers of one wrapper's buckets, and doesn't go on bit
+        for bit: see `core_ddp.hook_state`.
         """
         own = super().capabilities | Capability.NO_SYNC
         if self.ddp_options.get("static_graph"):
@@ -118,14 +126,21 @@ class DDPStrategy(ParallelStrategy):
             own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
         if self._hook_state.is_by_bucket:
             own &= ~(Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES)
-        return own | Capability.REPLICATED_PARAMETERS if self._averages_alone and not self._leaves_some_out else own
+        return (
+            own | Capability.REPLICATED_PARAMETERS
+            if self._averages_alone and not self._leaves_some_out
+            else own
+        )
 
     @property
     def _averages_alone(self) -> bool:
         return self._comm_hook is None and type(self).configure_ddp is DDPStrategy.configure_ddp
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """All ranks. All have alike what DDP averages and sends, and nothing that is left out of it.
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """All ranks. All have alike what DDP averages and sends, and nothing that is left out of
+        it.
 
         Raises:
             ModuleError: a parameter got no gradient, so that DDP hasn't averaged.
@@ -142,53 +157,68 @@ class DDPStrategy(ParallelStrategy):
         return () if is_alike else None
 
     def _check_finished(self) -> None:
-        """Raise for parameters without a gradient, as DDP does in the next forward: before ranks are seen to differ."""
+        """Raise for parameters without a gradient, as DDP does in the next forward: before ranks
+        are seen to differ.
+        """
         for handle in self.session.handles:
             wrapper = handle.wrapped
             if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
                 explain_unused(wrapper._check_reducer_finalized, self._wrapped.get(handle.module))()
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap.
+        """All ranks. Convert, move and wrap the module; without trainable parameters there is
+        nothing to wrap.
 
         Raises:
-            ModuleError: the ranks have built different modules, or a parameter has a hook that ranks can't share.
+            ModuleError: the ranks have built different modules, or a parameter has a hook that
+                ranks can't share.
         """
         if self.world_size > 1:
             refuse_late_hooks(module)
-        refuse_unlike_modules(self, module, getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        refuse_unlike_modules(
+            self, module, getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        )
         super().setup_module(module)
         self._wrap(module)
         return self.model
 
     def _wrap(self, module: nn.Module) -> None:
         if any(parameter.requires_grad for parameter in module.parameters()):
-            # Around the module the router, and around that DDP, which then runs any method as its forward.
+            # Around the module the router, and around that DDP, which then runs any method as its
+            # forward.
             self.model = MethodRouter(module)
             _keep_ignored(module, self.model)
             self.configure_ddp()
             _let_python_hold_the_group_longest(self.model)
         # A wrapper of the user's, or parameters that DDP ignores, may let weights drift apart.
-        is_whole = isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
+        is_whole = (
+            isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
+        )
         self._leaves_some_out = self._leaves_some_out or not is_whole
         copy_sparse_gradients(module, self._sparse_hooks)
         if self.model is module or _holds_torchs(self.model):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-            self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
+            self._frozen.watch(
+                (name, own) for name, own in module.named_parameters() if name not in ignored
+            )
             self._wrapped[module] = WrappedParameters(module)
         self._own_hooks |= {id(hook) for _, hook in late_hooks(module)}
 
     def refresh_modules(self) -> bool:
-        """All ranks, when an epoch begins. Wrap those modules anew of which a parameter was frozen, unfrozen, replaced.
+        """All ranks, when an epoch begins. Wrap those modules anew of which a parameter was frozen,
+        unfrozen, replaced.
 
         Raises:
             ConfigurationError: it was so on some ranks only.
         """
         watched = [one for one in self.session.handles if one.module in self._wrapped]
-        changes = [(one, changed) for one in watched if (changed := self._wrapped[one.module].changes())]
+        changes = [
+            (one, changed) for one in watched if (changed := self._wrapped[one.module].changes())
+        ]
         refuse_difference([name for _, changed in changes for name in changed], self.reduce)
         if self._comm_hook is not None:
-            return False  # its state may be that of the old buckets; a gradient will be refused, or be waited for
+            # its state may be that of the old buckets; a gradient will be refused, or be waited for
+            return False
         for handle, _ in changes:
             for parameter in self._wrapped[handle.module].new_parameters():
                 torch.distributed.broadcast(parameter.detach(), src=0)
@@ -225,11 +255,15 @@ class DDPStrategy(ParallelStrategy):
             self.model.register_comm_hook(self._comm_state, own)
 
     def ddp_device_ids(self) -> list[int] | None:
-        """The `device_ids` of DistributedDataParallel: the index of this rank's device, nothing on a CPU."""
+        """The `device_ids` of DistributedDataParallel: the index of this rank's device, nothing on
+        a CPU.
+        """
         return None if self.root_device.type == "cpu" else [self.root_device.index]
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. The optimizer as it is; with post-local SGD, weights will be averaged after its steps."""
+        """All ranks. The optimizer as it is; with post-local SGD, weights will be averaged after
+        its steps.
+        """
         if self._averaging_period is not None and isinstance(self._comm_state, PostLocalSGDState):
             self._averager = PeriodicModelAverager(
                 period=self._averaging_period, warmup_steps=self._comm_state.start_localSGD_iter
@@ -246,21 +280,37 @@ class DDPStrategy(ParallelStrategy):
         return updated
 
     def synchronize_model(self) -> None:
-        """All ranks. With post-local SGD, average weights and moments that have drifted apart since the last time."""
+        """All ranks. With post-local SGD, average weights and moments that have drifted apart since
+        the last time.
+        """
         if not self._is_apart:
             return
         self._is_apart = False
         with torch.no_grad():
             for optimizer in self.optimizers:
-                for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-                    moments = [value for key, value in optimizer.state.get(parameter, {}).items() if key != "step"]
-                    for tensor in (parameter, *(value for value in moments if isinstance(value, Tensor))):
+                for parameter in (
+                    each for group in optimizer.param_groups for each in group["params"]
+                ):
+                    moments = [
+                        value
+                        for key, value in optimizer.state.get(parameter, {}).items()
+                        if key != "step"
+                    ]
+                    for tensor in (
+                        parameter,
+                        *(value for value in moments if isinstance(value, Tensor)),
+                    ):
                         tensor.copy_(self.reduce(tensor))
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. The communication hook's state, and the number of steps that weights are averaged by."""
+        """All ranks. The communication hook's state, and the number of steps that weights are
+        averaged by.
+        """
         hook = self._hook_state.state_dict()
-        return hook and {"hook": hook, "averager_step": self._averager.step if self._averager else None}
+        return hook and {
+            "hook": hook,
+            "averager_step": self._averager.step if self._averager else None,
+        }
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
         """All ranks. Restore what this rank returned."""
@@ -278,30 +328,43 @@ class DDPStrategy(ParallelStrategy):
             refuse_late_hooks(user, self._own_hooks)
         if name not in _WRAPPED and name.endswith("_step"):
             return super().step_callable(name, module)
-        router = next((child for child in wrapper.modules() if isinstance(child, MethodRouter)), None)
+        router = next(
+            (child for child in wrapper.modules() if isinstance(child, MethodRouter)), None
+        )
         if router is None:  # there was nothing to train, and so nothing to wrap
             return super().step_callable(name, module)
-        # Compiled inside of the wrapper, where torch's compiler sees DDP and cuts the graph at its buckets.
+        # Compiled inside of the wrapper, where torch's compiler sees DDP and cuts the graph at its
+        # buckets.
         replacement = handle.user_callable(name) if handle.compiler is not None else None
-        if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
+        if isinstance(wrapper, DistributedDataParallel) and not getattr(
+            user, "automatic_optimization", True
+        ):
             return _manual_step(router, wrapper, name, replacement)
         if isinstance(wrapper, DistributedDataParallel) and name == "training_step":
-            self._check_gradients = explain_unused(wrapper._check_reducer_finalized, self._wrapped.get(user))
-        return explain_unused(router.route(wrapper, name, replacement=replacement), self._wrapped.get(user))
+            self._check_gradients = explain_unused(
+                wrapper._check_reducer_finalized, self._wrapped.get(user)
+            )
+        return explain_unused(
+            router.route(wrapper, name, replacement=replacement), self._wrapped.get(user)
+        )
 
     def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
-        """All ranks, each batch. One step, after which gradients are complete on this rank; see `Strategy`.
+        """All ranks, each batch. One step, after which gradients are complete on this rank; see
+        `Strategy`.
 
         Raises:
-            ModuleError: a parameter got none. On one rank alone this must be published before it comes to its next
-                collective, which would meet the gradients of the others, and gloo ends the process then.
+            ModuleError: a parameter got none. On one rank alone this must be published before it
+                comes to its next collective, which would meet the gradients of the others, and gloo
+                ends the process then.
         """
         output = super().run_training_step(batch, batch_idx, step)
         if self._check_gradients is not None:
             self._check_gradients()
         return output
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""
         if manual:
             self._prepare_manual_backward(loss, module)
@@ -313,8 +376,12 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
             wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay local; with `static_graph`, torch has to exchange them."""
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay local; with `static_graph`, torch has to
+        exchange them.
+        """
         wrapper = self.session.handle_of(module).wrapped
         if enabled and isinstance(wrapper, DistributedDataParallel) and not wrapper.static_graph:
             return wrapper.no_sync()
@@ -334,9 +401,14 @@ class DDPStrategy(ParallelStrategy):
 
 
 def _manual_step(
-    router: MethodRouter, wrapper: DistributedDataParallel, name: str, replacement: Callable[..., Any] | None
+    router: MethodRouter,
+    wrapper: DistributedDataParallel,
+    name: str,
+    replacement: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
-    """A step with backwards of its own inside: DDP must not expect another one when its forward ends."""
+    """A step with backwards of its own inside: DDP must not expect another one when its forward
+    ends.
+    """
 
     def expect_no_backward() -> None:
         wrapper.require_backward_grad_sync = False
@@ -349,7 +421,8 @@ def _manual_step(
             return routed(*args, **kwargs)
         finally:
             wrapper.require_backward_grad_sync = syncs
-            # Without gradients to exchange, DDP takes the next forward for one that needs no buffers of rank 0's.
+            # Without gradients to exchange, DDP takes the next forward for one that needs no
+            # buffers of rank 0's.
             wrapper.require_forward_param_sync = True
 
     return call
@@ -360,11 +433,12 @@ def _holds_torchs(model: nn.Module) -> bool:
 
 
 def _let_python_hold_the_group_longest(model: nn.Module) -> None:
-    """Make the wrapper's last attribute another reference to its group, so that the reducer's isn't the last one.
+    """Make the wrapper's last attribute another reference to its group, so that the reducer's isn't
+    the last one.
 
-    The reducer lets go of a group while it holds Python's lock, and gloo then waits for a thread that may be waiting
-    for that lock: a wrapper that outlives `teardown` hung in one of two runs (torch 2.13). Python's own reference is
-    given back without the lock.
+    The reducer lets go of a group while it holds Python's lock, and gloo then waits for a thread
+    that may be waiting for that lock: a wrapper that outlives `teardown` hung in one of two runs
+    (torch 2.13). Python's own reference is given back without the lock.
     """
     for part in model.modules():
         if isinstance(part, DistributedDataParallel):
@@ -381,6 +455,8 @@ def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:
 
 def _wrap(hook: Callable[..., Any] | None, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     if hook is None:
-        raise ConfigurationError("ddp_comm_wrapper wraps a hook, and ddp_comm_hook is None. Pass both.")
+        raise ConfigurationError(
+            "ddp_comm_wrapper wraps a hook, and ddp_comm_hook is None. Pass both."
+        )
     wrapped: Callable[..., Any] = wrapper(hook)
     return wrapped

@@ -1,4 +1,6 @@
-"""Parameters that a loss doesn't depend on: torch's error in words of this package, and its advice."""
+"""Parameters that a loss doesn't depend on: torch's error in words of this package, and its
+advice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _SYMPTOM = "Expected to have finished reduction in the prior iteration"
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
-def explain_unused(step: Callable[..., Any], wrapped: WrappedParameters | None) -> Callable[..., Any]:
+def explain_unused(
+    step: Callable[..., Any], wrapped: WrappedParameters | None
+) -> Callable[..., Any]:
     """The step, with an error of ours where the one before it has left gradients out.
 
     Args:
@@ -46,12 +50,18 @@ def explain_unused(step: Callable[..., Any], wrapped: WrappedParameters | None) 
 def _explanation(wrapped: WrappedParameters | None, message: str) -> str:
     left_out = _left_out(wrapped, message)
     for fate in ("replaced", "frozen"):
-        if wrapped and (names := [name for own, name in left_out.items() if wrapped.fate(own) == fate]):
-            return f"{_shown(names)} was {fate} after DDP was set up, which waits for its gradient. {IN_TIME}"
+        if wrapped and (
+            names := [name for own, name in left_out.items() if wrapped.fate(own) == fate]
+        ):
+            return (
+                f"{_shown(names)} was {fate} after DDP was set up, which waits for its "
+                f"gradient. {IN_TIME}"
+            )
     return (
-        f"The loss does not depend on {_shown(left_out.values()) or 'some parameters'}, and DDP waits for gradients of "
-        "all parameters. Let the loss use them, freeze them (requires_grad_(False)) before fit, or pass "
-        "strategy='ddp_find_unused_parameters_true', which searches for them in every step."
+        f"The loss does not depend on {_shown(left_out.values()) or 'some parameters'}, and DDP "
+        "waits for gradients of all parameters. Let the loss use them, freeze them "
+        "(requires_grad_(False)) before fit, or pass strategy='ddp_find_unused_parameters_true', "
+        "which searches for them in every step."
     )
 
 
@@ -69,9 +79,11 @@ def _shown(names: Iterable[str]) -> str:
 
 
 def use_up_advice(device: torch.device) -> None:
-    """All ranks. Trigger torch's advice against `find_unused_parameters=True` here, unseen: it comes once a process.
+    """All ranks. Trigger torch's advice against `find_unused_parameters=True` here, unseen: it
+    comes once a process.
 
-    Torch writes it to stderr itself. It is wrong where a strategy has chosen the option, for graphs that change.
+    Torch writes it to stderr itself. It is wrong where a strategy has chosen the option, for graphs
+    that change.
     """
     parameter = nn.Parameter(torch.zeros(1, device=device))
     wrapper = DistributedDataParallel(nn.ParameterList([parameter]), find_unused_parameters=True)

@@ -17,7 +17,9 @@ class Beginning(Callback):
 def main(what):
     if what == "alone-before":
         make_trainer(None).validate(Tiny(), loader())
-    make_trainer(None, max_epochs=1, strategy="ddp", devices=2, enable_checkpointing=False).fit(Tiny(), loader())
+    make_trainer(None, max_epochs=1, strategy="ddp", devices=2, enable_checkpointing=False).fit(
+        Tiny(), loader()
+    )
     make_trainer(None, Beginning(), max_epochs=1, enable_checkpointing=False).fit(Tiny(), loader())
 
 

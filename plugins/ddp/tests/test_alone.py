@@ -17,7 +17,8 @@ def test_a_run_of_one_process_is_refused_in_every_other_rank(what):
     done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
     assert done.returncode == 1
     message = (
-        "This program runs in 2 processes, this is rank 1, and devices=1 asks for a run of one process: each rank "
+        "This program runs in 2 processes, this is rank 1, and devices=1 asks for a run of "
+        "one process: each rank "
     )
     assert f"LaunchError: {message}" in done.stderr
     assert "    if trainer.is_global_zero:" in done.stderr

@@ -23,7 +23,14 @@ def save(rank, path):
     model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
     model(torch.randn(4, 200)).sum().backward()
     optimizer.step()
-    fabric.save(path, {"model": model, "optimizer": optimizer, "mine": torch.full((100_000,), float(rank.number))})
+    fabric.save(
+        path,
+        {
+            "model": model,
+            "optimizer": optimizer,
+            "mine": torch.full((100_000,), float(rank.number)),
+        },
+    )
     return net.state_dict()
 
 
@@ -43,7 +50,9 @@ def test_each_rank_writes_a_half(tmp_path):
     assert all(torch.equal(loaded["model"][name], value) for name, value in state.items())
 
 
-@pytest.mark.parametrize("make", [lambda: DDPStrategy(ddp_comm_hook=fp16_compress_hook), Own], ids=["hook", "wrapper"])
+@pytest.mark.parametrize(
+    "make", [lambda: DDPStrategy(ddp_comm_hook=fp16_compress_hook), Own], ids=["hook", "wrapper"]
+)
 def test_rank_zero_writes_all_where_weights_may_differ(tmp_path, make):
     _, sizes = written(tmp_path / "last.ckpt", make)
     assert len(sizes) == 1

@@ -7,8 +7,8 @@ from core_testing import DifferingSmoke
 from support.short_suites import in_short
 
 TestDDPInShort = in_short(conformance.TestDDP)
-# `TestDDP` is the whole suite, and test_strategy.py trains with parameters that are unused. Of the suites that may
-# differ from one device, `TestDiloco` in tests/downstream is whole.
+# `TestDDP` is the whole suite, and test_strategy.py trains with parameters that are unused. Of the
+# suites that may differ from one device, `TestDiloco` in tests/downstream is whole.
 TestUnusedParametersInShort = pytest.mark.slow(in_short(conformance.TestUnusedParameters))
 TestPostLocalSGDInShort = pytest.mark.slow(in_short(conformance.TestPostLocalSGD, DifferingSmoke))
 TestDDP, TestPowerSGD, TestHalfGradients = map(

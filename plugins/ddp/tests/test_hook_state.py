@@ -66,40 +66,64 @@ def test_what_was_saved_goes_to_the_device_of_the_gradients():
     layer = nn.Linear(2, 2, bias=False)
     inner = PowerSGDState(None, start_powerSGD_iter=2)
     state = hook_state.HookState(inner)
-    state.load_state_dict({**state.state_dict(), "buckets": {"0": ["weight"]}, "error_dict": {"0": torch.ones(4)}})
+    state.load_state_dict(
+        {**state.state_dict(), "buckets": {"0": ["weight"]}, "error_dict": {"0": torch.ones(4)}}
+    )
     bucket = SimpleNamespace(
-        index=lambda: 0, parameters=lambda: [layer.weight], buffer=lambda: torch.empty(4, device="meta")
+        index=lambda: 0,
+        parameters=lambda: [layer.weight],
+        buffer=lambda: torch.empty(4, device="meta"),
     )
     state.by_bucket(lambda state, bucket: None, layer)(inner, bucket)
     assert inner.error_dict[0].device.type == "meta"
 
 
 def test_a_backward_of_several_buckets_is_one_for_which_power_sgd_waits(monkeypatch):
-    """As with NCCL; over gloo there is one bucket. torch cuts buckets anew after the first gradients, and again so."""
+    """As with NCCL; over gloo there is one bucket. torch cuts buckets anew after the first
+    gradients, and again so.
+    """
     whole = []
-    monkeypatch.setattr(hook_state.default_hooks, "allreduce_hook", lambda group, bucket: whole.append(bucket.index()))
+    monkeypatch.setattr(
+        hook_state.default_hooks,
+        "allreduce_hook",
+        lambda group, bucket: whole.append(bucket.index()),
+    )
     weights = [nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
     module = nn.ParameterList(weights)
-    state = hook_state.HookState(PowerSGDState(None, start_powerSGD_iter=2, use_error_feedback=False))
+    state = hook_state.HookState(
+        PowerSGDState(None, start_powerSGD_iter=2, use_error_feedback=False)
+    )
     saved = state.state_dict()
     state.load_state_dict({**saved, "buckets": {"0": ["0", "1", "2"]}})
     compress = state.by_bucket(lambda state, bucket: "compressed", module)
     buckets = [
-        SimpleNamespace(index=lambda n=n: n, parameters=lambda n=n: [weights[n]], is_last=lambda n=n: n == 2)
+        SimpleNamespace(
+            index=lambda n=n: n, parameters=lambda n=n: [weights[n]], is_last=lambda n=n: n == 2
+        )
         for n in range(3)
     ]
     for _ in range(2):
-        assert [compress(SimpleNamespace(process_group=None), each) for each in buckets] == [None] * 3
+        assert [compress(SimpleNamespace(process_group=None), each) for each in buckets] == [
+            None
+        ] * 3
     assert whole == [0, 1, 2] * 2
     answers = [compress(SimpleNamespace(process_group=None), each) for each in buckets[:2]]
-    message = "^DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had left out.$"
+    message = (
+        "^DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had "
+        "left out.$"
+    )
     with pytest.warns(UserWarning, match=message):
-        answers.append(compress(SimpleNamespace(process_group=None, iter=0, start_powerSGD_iter=2), buckets[2]))
+        answers.append(
+            compress(SimpleNamespace(process_group=None, iter=0, start_powerSGD_iter=2), buckets[2])
+        )
     assert answers == [None, None, "compressed"]
 
 
 def backward_in_small_buckets(rank):
-    fabric, layers = rank.fabric(power_sgd(bucket_cap_mb=1e-4)), [nn.Linear(6, 6, bias=False) for _ in range(3)]
+    fabric, layers = (
+        rank.fabric(power_sgd(bucket_cap_mb=1e-4)),
+        [nn.Linear(6, 6, bias=False) for _ in range(3)],
+    )
     module = nn.Sequential(*layers)
     model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
     said = []
@@ -116,8 +140,8 @@ def test_power_sgd_over_gloo_takes_one_bucket():
     assert (
         RANKS.run(backward_in_small_buckets)
         == [
-            "PowerSGD over gloo would wait for ever: torch's hook does so where DDP has more than one bucket. Pass a "
-            "bucket_cap_mb that holds all gradients, or use NCCL."
+            "PowerSGD over gloo would wait for ever: torch's hook does so where DDP has more than "
+            "one bucket. Pass a bucket_cap_mb that holds all gradients, or use NCCL."
         ]
         * 2
     )

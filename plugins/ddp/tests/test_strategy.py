@@ -50,7 +50,11 @@ class Net(Module):
 class UnusedOnRankOne(Net):
     def training_step(self, batch, batch_idx):
         output = self.used(batch[0])
-        return (output + self.unused(batch[0]) if self.trainer.global_rank == 0 else output).pow(2).mean()
+        return (
+            (output + self.unused(batch[0]) if self.trainer.global_rank == 0 else output)
+            .pow(2)
+            .mean()
+        )
 
 
 class Skipping(Net):
@@ -93,7 +97,9 @@ def fit(strategy="ddp", module=None, ranks=RANKS, **options):
 def alone(module=None, **options):
     """The weights of one device."""
     module = module or Net()
-    Trainer(accelerator="cpu", devices=1, **(QUIET | {"max_epochs": 1} | options)).fit(module, loader(batch_size=4))
+    Trainer(accelerator="cpu", devices=1, **(QUIET | {"max_epochs": 1} | options)).fit(
+        module, loader(batch_size=4)
+    )
     return module.state_dict()
 
 
@@ -113,26 +119,39 @@ class Formatted(Net):
         self.used.bias.requires_grad_(False)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
+)
 def test_the_caller_gets_tensors_as_rank_0_has_them_and_can_fit_again(precision, dtype):
     module = Formatted()
-    options = QUIET | {"strategy": "ddp_fork", "devices": 2, "accelerator": "cpu", "precision": precision}
+    options = QUIET | {
+        "strategy": "ddp_fork",
+        "devices": 2,
+        "accelerator": "cpu",
+        "precision": precision,
+    }
     trainer = Trainer(**options, max_epochs=1)
     trainer.fit(module, loader(batch_size=2))
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     kept = {"offset": torch.float32} if dtype == torch.bfloat16 else {}
-    assert {name: tensor.dtype for name, tensor in tensors.items()} == dict.fromkeys(tensors, dtype) | kept
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == dict.fromkeys(
+        tensors, dtype
+    ) | kept
     assert [name for name, tensor in tensors.items() if tensor.requires_grad] == ["used.weight"]
     after_one = module.used.weight.clone()
     assert not torch.equal(after_one, Net().used.weight.to(dtype))
-    with pytest.warns(UserWarning, match="fit trains nothing: this Trainer has done 1 epochs and 4 steps before"):
+    with pytest.warns(
+        UserWarning, match="fit trains nothing: this Trainer has done 1 epochs and 4 steps before"
+    ):
         trainer.fit(module, loader(batch_size=2))
     Trainer(**options, max_epochs=1).fit(module, loader(batch_size=2))
     assert not torch.equal(after_one, module.used.weight)
 
 
 class FineTuned(Net):
-    """Parameters of `frozen` train once `when(rank, epoch, batch_idx)`; the last is None between two epochs."""
+    """Parameters of `frozen` train once `when(rank, epoch, batch_idx)`; the last is None between
+    two epochs.
+    """
 
     def __init__(self, when, frozen):
         super().__init__()
@@ -243,7 +262,12 @@ APART = "Ranks have frozen, unfrozen or replaced different parameters, this one 
         (Frozen, in_second_epoch, HOOK, "'used.bias' was frozen after"),
         (Frozen, in_second_epoch_of_rank_one, {}, APART),
         (Replaced, between_steps, {}, "'used.(weight|bias)' gets gradients, and has c"),
-        (FineTuned, between_steps, {}, r"'used.bias' gets gradients, and was frozen.*Unfreeze it b"),
+        (
+            FineTuned,
+            between_steps,
+            {},
+            r"'used.bias' gets gradients, and was frozen.*Unfreeze it b",
+        ),
         (FineTuned, between_steps_of_rank_one, {}, "^Rank 1 .*'used.bias' gets gradients, and was"),
         (FineTuned, in_second_epoch_of_rank_one, {}, APART),
         (FineTuned, in_second_epoch, HOOK, r"'used.bias' gets gradients.*ddp_comm_hook"),
@@ -262,10 +286,14 @@ def differ_and_unfreeze(rank):
     module = nn.Linear(4, 1)
     module.bias.requires_grad_(False)
     model, batch = fabric.setup_module(module), torch.full((1, 4), float(rank.number))
-    module.scale = nn.Parameter(torch.ones(1), requires_grad=False)  # gets no gradient, whenever it comes
+    # gets no gradient, whenever it comes
+    module.scale = nn.Parameter(torch.ones(1), requires_grad=False)
     fabric.backward(model(batch).pow(2).sum())
     module.bias.requires_grad_(True)
-    with pytest.raises(ConfigurationError, match=r"'bias' gets gradients.*call fabric.setup with your own module ag"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'bias' gets gradients.*call fabric.setup with your own module ag",
+    ):
         fabric.backward(model(batch).pow(2).sum())
     module.zero_grad()
     fabric.backward(fabric.setup_module(module)(batch).pow(2).sum())
@@ -281,12 +309,17 @@ def test_modules_that_differ_are_refused_and_what_is_unfrozen_in_a_loop_of_the_u
 
 
 def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for():
-    message = r"does not depend on 'unused.weight', 'unused.bias', .* strategy='ddp_find_unused_parameters_true'"
+    message = (
+        r"does not depend on 'unused.weight', 'unused.bias', .* "
+        r"strategy='ddp_find_unused_parameters_true'"
+    )
     with_frozen = Net(unused=True)
     with_frozen.used.bias.requires_grad_(False)  # torch counts those that are trained only
     with pytest.raises(WorkerError, match=message):
         fit(module=with_frozen, ranks=NEW_RANKS)
-    with pytest.raises(WorkerError, match=rf"^Rank 1 failed with .*ModuleError: The loss {message}"):
+    with pytest.raises(
+        WorkerError, match=rf"^Rank 1 failed with .*ModuleError: The loss {message}"
+    ):
         fit(module=UnusedOnRankOne(unused=True), ranks=NEW_RANKS)
     weights = fit("ddp_find_unused_parameters_true", Net(unused=True))
     torch.testing.assert_close(weights["used.weight"], alone()["used.weight"])
@@ -297,10 +330,14 @@ def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for()
     [
         (
             Skipping({}, {1}),
-            r"^Rank 1 failed with .*ModuleError: Skipping.training_step returned None for batch 1 of epoch 0 on rank 1,"
-            r" and not on rank 0: .* Skip a batch on all ranks, or return a loss of zero with a graph, such as `0 \* l",
+            r"^Rank 1 failed with .*ModuleError: Skipping.training_step returned None for batch 1 "
+            r"of epoch 0 on rank 1, and not on rank 0: .* Skip a batch on all ranks, or return a "
+            r"loss of zero with a graph, such as `0 \* l",
         ),
-        (WeighedOnRankOne(), r"A loss has a weight on rank 1, and not on rank 0\. Give one on all ranks"),
+        (
+            WeighedOnRankOne(),
+            r"A loss has a weight on rank 1, and not on rank 0\. Give one on all ranks",
+        ),
     ],
     ids=["none", "weight"],
 )
@@ -321,7 +358,13 @@ def wrapper_of(rank, strategy):
     model(torch.ones(2, 4)).sum().backward()
     group = torch.distributed.distributed_c10d._get_default_group()
     timeout = group._get_backend(torch.device("cpu")).options._timeout
-    return type(wrapper), wrapper.static_graph, wrapper.gradient_as_bucket_view, wrapper.bucket_bytes_cap, timeout
+    return (
+        type(wrapper),
+        wrapper.static_graph,
+        wrapper.gradient_as_bucket_view,
+        wrapper.bucket_bytes_cap,
+        timeout,
+    )
 
 
 def test_options_reach_the_wrapper_and_the_group():
@@ -336,9 +379,17 @@ def test_a_static_graph_accumulates_as_one_device_does():
 
 
 def test_a_communication_hook_with_a_wrapper():
-    hook = {"ddp_comm_hook": default_hooks.allreduce_hook, "ddp_comm_wrapper": default_hooks.fp16_compress_wrapper}
-    weights, expected = fit(DDPStrategy(**hook, find_unused_parameters=True), ranks=NEW_RANKS), alone()
-    torch.testing.assert_close(weights["used.weight"], expected["used.weight"], rtol=0.05, atol=0.01)
+    hook = {
+        "ddp_comm_hook": default_hooks.allreduce_hook,
+        "ddp_comm_wrapper": default_hooks.fp16_compress_wrapper,
+    }
+    weights, expected = (
+        fit(DDPStrategy(**hook, find_unused_parameters=True), ranks=NEW_RANKS),
+        alone(),
+    )
+    torch.testing.assert_close(
+        weights["used.weight"], expected["used.weight"], rtol=0.05, atol=0.01
+    )
     assert not torch.equal(weights["used.weight"], expected["used.weight"])
 
 
@@ -359,7 +410,11 @@ def average_moments(rank):
     moments["step"] -= rank.number
     before = fabric.all_gather(moments["exp_avg"])
     fabric.strategy.synchronize_model()
-    return before, fabric.all_gather(moments["exp_avg"]), fabric.all_gather(moments["step"]).tolist()
+    return (
+        before,
+        fabric.all_gather(moments["exp_avg"]),
+        fabric.all_gather(moments["step"]).tolist(),
+    )
 
 
 def test_post_local_sgd_averages_moments_and_leaves_each_rank_the_number_of_its_steps():
@@ -394,13 +449,17 @@ def test_options_that_can_not_be_are_refused(options, message):
 
 
 def test_the_backend_mpi_says_that_it_is_not_in_the_wheels():
-    with pytest.raises(ConfigurationError, match=r"no backend 'mpi'.*'gloo'.*built from source with MPI"):
+    with pytest.raises(
+        ConfigurationError, match=r"no backend 'mpi'.*'gloo'.*built from source with MPI"
+    ):
         Fabric(strategy=DDPStrategy(process_group_backend="mpi"), devices=2, accelerator="cpu")
 
 
 def test_a_gpu_of_metal_is_refused_before_work():
     strategy = DDPStrategy(accelerator=MPSAccelerator(), parallel_devices=["mps:0"])
-    with pytest.raises(ConfigurationError, match=r"DDPStrategy can't train on mps: .* Leave strategy out"):
+    with pytest.raises(
+        ConfigurationError, match=r"DDPStrategy can't train on mps: .* Leave strategy out"
+    ):
         strategy.check()
 
 
@@ -418,7 +477,11 @@ def means_by_a_backend_that_averages(rank):
         torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
         tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
 
-    values = [torch.tensor(1.0 + rank.number), torch.tensor(1 + rank.number), torch.tensor(4e4, dtype=torch.float16)]
+    values = [
+        torch.tensor(1.0 + rank.number),
+        torch.tensor(1 + rank.number),
+        torch.tensor(4e4, dtype=torch.float16),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
         patch.setattr(torch.distributed, "all_reduce", all_reduce)
@@ -430,7 +493,12 @@ def means_by_a_backend_that_averages(rank):
 def test_a_backend_that_averages_is_asked_for_the_mean():
     means, asked = RANKS.run(means_by_a_backend_that_averages)[0]
     assert means == [1.5, 1.5, pytest.approx(4e4, rel=1e-3), 3.0]
-    assert asked == [(True, torch.float32), (True, torch.float32), (True, torch.float16), (False, torch.float32)]
+    assert asked == [
+        (True, torch.float32),
+        (True, torch.float32),
+        (True, torch.float16),
+        (False, torch.float32),
+    ]
 
 
 def test_an_unknown_reduction_lists_those_that_exist():
@@ -439,7 +507,9 @@ def test_an_unknown_reduction_lists_those_that_exist():
 
 
 class Summed(nn.Module):
-    """A layer and a table whose outputs are added, so that both get the same gradient; either may be called first."""
+    """A layer and a table whose outputs are added, so that both get the same gradient; either may
+    be called first.
+    """
 
     def __init__(self, order):
         super().__init__()
@@ -460,7 +530,10 @@ def farthest_from_the_mean(rank, strategy):
         alone, module = Summed(order), Summed(order)
         model = fabric.setup_module(module)
         for step in range(3):
-            batches = [torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + r)) for r in range(2)]
+            batches = [
+                torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + r))
+                for r in range(2)
+            ]
             with fabric.no_backward_sync(model, enabled=step == 1):
                 fabric.backward(model(batches[rank.number]).square().mean(), model=model)
             own = batches if step != 1 else [batches[rank.number]] * 2
@@ -475,7 +548,13 @@ def farthest_from_the_mean(rank, strategy):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}, HOOK],
+    [
+        {},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        HOOK,
+    ],
     ids=lambda options: "".join(options) or "default",
 )
 def test_gradients_beside_sparse_ones_are_the_mean_of_all_ranks(options):

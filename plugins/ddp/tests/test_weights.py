@@ -1,4 +1,6 @@
-"""Losses that say what they weigh, on more ranks than the kit has: batches are then uneven in other ways."""
+"""Losses that say what they weigh, on more ranks than the kit has: batches are then uneven in other
+ways.
+"""
 
 import pytest
 

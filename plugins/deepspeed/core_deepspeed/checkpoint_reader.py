@@ -16,7 +16,9 @@ _MODEL_FILE = "_model_states.pt"
 
 
 class DeepSpeedFolderReader(CheckpointReader):
-    """Recognizes the folders of DeepSpeed's engine and its universal ones, which CheckpointIOs read; no file alone."""
+    """Recognizes the folders of DeepSpeed's engine and its universal ones, which CheckpointIOs
+    read; no file alone.
+    """
 
     program = "DeepSpeed"
 
@@ -34,8 +36,9 @@ class DeepSpeedFolderReader(CheckpointReader):
             return f"`core checkpoint convert --from deepspeed_universal {path!r} TARGET` reads it."
         if NativeCheckpointIO.last_file in names and any(Path(path).glob(f"*/*{_MODEL_FILE}")):
             return (
-                f"`core checkpoint convert --from deepspeed_native {path!r} TARGET` reads its weights; a run goes on "
-                "from it under DeepSpeedStrategy(deepspeed_checkpoint='native'), if that has saved it."
+                f"`core checkpoint convert --from deepspeed_native {path!r} TARGET` reads its "
+                "weights; a run goes on from it under "
+                "DeepSpeedStrategy(deepspeed_checkpoint='native'), if that has saved it."
             )
         if any(name.endswith(_MODEL_FILE) for name in names):
             return f"Name the folder around it, with the file {NativeCheckpointIO.last_file!r}."

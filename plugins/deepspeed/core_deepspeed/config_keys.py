@@ -30,11 +30,15 @@ def put(config: dict[str, Any], key_path: KeyPath, value: Any) -> None:
 
 
 def offload_device(config: Mapping[str, Any], block: KeyPath) -> str | None:
-    """The device to which parameters (`OFFLOAD_PARAMETERS`) or optimizer state (`OFFLOAD_OPTIMIZER`) go, or None."""
+    """The device to which parameters (`OFFLOAD_PARAMETERS`) or optimizer state
+    (`OFFLOAD_OPTIMIZER`) go, or None.
+    """
     device = look_up(config, (*block, "device"))
     return None if device in (None, "none") else str(device)
 
 
 def uses_nvme(config: Mapping[str, Any]) -> bool:
     """True if anything goes to a disk."""
-    return "nvme" in {offload_device(config, block) for block in (OFFLOAD_PARAMETERS, OFFLOAD_OPTIMIZER)}
+    return "nvme" in {
+        offload_device(config, block) for block in (OFFLOAD_PARAMETERS, OFFLOAD_OPTIMIZER)
+    }

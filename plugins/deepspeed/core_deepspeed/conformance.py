@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from core import Capability
-from core_testing import CheckpointIOConformance, CheckpointReaderConformance, StrategyConformance, StrategySmoke
+from core_testing import (
+    CheckpointIOConformance,
+    CheckpointReaderConformance,
+    StrategyConformance,
+    StrategySmoke,
+)
 
 if find_spec("deepspeed"):
-    # Once here, and not in each of the ranks that are forked from this process: torch's compiler is behind it.
+    # Once here, and not in each of the ranks that are forked from this process: torch's compiler is
+    # behind it.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import deepspeed.runtime.zero.muon.muon_optimizer
@@ -36,7 +42,9 @@ CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class ZeroConformance(StrategyConformance):
-    """The base of the stages' suites. float32 rounds otherwise where gradients are added in another order."""
+    """The base of the stages' suites. float32 rounds otherwise where gradients are added in another
+    order.
+    """
 
     dtype = torch.float32
     tolerance = 2e-6
@@ -107,7 +115,9 @@ class TestStage3OffloadNvme(StrategySmoke):
 
 
 class _MadeByDeepSpeed(CheckpointIOConformance):
-    """The suite of layouts that the core reads and doesn't write: tests that save a state are known failures."""
+    """The suite of layouts that the core reads and doesn't write: tests that save a state are known
+    failures.
+    """
 
     known_failures = dict.fromkeys(
         CheckpointIOConformance.tests_that_save,

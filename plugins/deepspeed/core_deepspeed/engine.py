@@ -30,21 +30,30 @@ if TYPE_CHECKING:
 
 _ON_MODULES = frozenset(
     {
-        *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters", "to_empty"),
+        *(
+            "pre_bwd_fn",
+            "post_bwd_fn",
+            "applied_pre_backward_ref_cnt",
+            "all_parameters",
+            "to_empty",
+        ),
         *("_original_parameters", "_external_params", "_ds_child_entered"),
     }
 )
 """Attributes that stage 3 leaves on modules, besides those with names that begin with `ds_`."""
 
 _ASKED_AT_EACH_STEP = ("_z3_leaf", "_deepcompile_z3_eager_fallback")
-"""Attributes that DeepSpeed looks for in the router, which would look for them in the module, and so on."""
+"""Attributes that DeepSpeed looks for in the router, which would look for them in the module, and
+so on.
+"""
 
 
 class ZeroEngine:
     """One module in DeepSpeed's engine, and the optimizer of it.
 
-    DeepSpeed counts batches to know when a window of accumulation ends. Here it is given, when that is known at
-    backward; else gradients stay as backward has left them until they are needed, to clip or to step.
+    DeepSpeed counts batches to know when a window of accumulation ends. Here it is given, when that
+    is known at backward; else gradients stay as backward has left them until they are needed, to
+    clip or to step.
 
     Attributes:
         module: the user's own.
@@ -54,20 +63,28 @@ class ZeroEngine:
         wrapped: DeepSpeed's engine, around a `MethodRouter`.
         zero: DeepSpeed's own optimizer around it, or the same.
         gradients: looks for parameters without one, where a rank can't leave some out alone.
-        stepped: names of the parameters that an optimizer made by DeepSpeed steps, whatever is frozen later.
+        stepped: names of the parameters that an optimizer made by DeepSpeed steps, whatever is
+            frozen later.
     """
 
     gradients: GradientsOfAll | None = None
     stepped: Mapping[Any, str] = MappingProxyType({})
 
-    def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> None:
+    def __init__(
+        self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]
+    ) -> None:
         """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
         self.module, self.optimizer = module, optimizer
-        self._deepspeed, self._sets_checkpointing = deepspeed, any(config.get("activation_checkpointing", {}).values())
+        self._deepspeed, self._sets_checkpointing = (
+            deepspeed,
+            any(config.get("activation_checkpointing", {}).values()),
+        )
         if self._sets_checkpointing:
             deepspeed.checkpointing.configure(None, deepspeed_config=config)
         self.given_groups = (
-            [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
+            [list(group["params"]) for group in optimizer.param_groups if group["params"]]
+            if optimizer
+            else []
         )
         self.group_of = {
             parameter: number
@@ -76,7 +93,9 @@ class ZeroEngine:
             if parameter.requires_grad
         }
         # DeepSpeed puts attributes on parameters; `close` takes away what isn't among these.
-        self._attributes = {parameter: _own_attributes(parameter) for parameter in module.parameters()}
+        self._attributes = {
+            parameter: _own_attributes(parameter) for parameter in module.parameters()
+        }
         self.router = MethodRouter(module)
         for name in _ASKED_AT_EACH_STEP:
             vars(self.router)[name] = getattr(module, name, False)
@@ -85,18 +104,23 @@ class ZeroEngine:
         )
         vars(self.router)["named_modules"] = _without_router(module)
         if not self.wrapped.torch_autocast_enabled():
-            # On a GPU a forward would leave the autocast that is around it, and inputs would stay in float32.
+            # On a GPU a forward would leave the autocast that is around it, and inputs would stay
+            # in float32.
             device_type = self.wrapped.device.type
             vars(self.wrapped)["torch_autocast_enabled"] = torch.is_autocast_enabled
-            vars(self.wrapped)["torch_autocast_dtype"] = partial(torch.get_autocast_dtype, device_type)
+            vars(self.wrapped)["torch_autocast_dtype"] = partial(
+                torch.get_autocast_dtype, device_type
+            )
         self.stage = int(self.wrapped.zero_optimization_stage())
         self._max_norm = self.wrapped.gradient_clipping()
         self._num_backwards, self._is_complete = 0, False
         if optimizer is None:
-            # There is nothing to begin, and DeepSpeed would refuse that another's loss goes through.
+            # There is nothing to begin, and DeepSpeed would refuse that another's loss goes
+            # through.
             vars(self.wrapped)["_backward_prologue"] = _do_nothing
         else:
-            # Gradients are the engine's: to drop those of the flat parameters would take its buffers away.
+            # Gradients are the engine's: to drop those of the flat parameters would take its
+            # buffers away.
             vars(optimizer)["zero_grad"] = self.drop_gradients
             self._layout_guard = self._guard_layout(optimizer)
 
@@ -107,15 +131,20 @@ class ZeroEngine:
 
     @property
     def groups(self) -> list[list[Any]]:
-        """Parameters of the optimizer, group by group, as the user has them: it may hold others from now on."""
+        """Parameters of the optimizer, group by group, as the user has them: it may hold others
+        from now on.
+        """
         return self.given_groups
 
     def state(self, rank: int) -> EngineState | WholeEngineState:
         """The engine's part of the state at this moment."""
         return EngineState(self, rank)
 
-    def backward(self, loss: Tensor, *, ends_window: bool, others: Collection[ZeroEngine] = (), **kwargs: Any) -> None:
-        """All ranks. Compute and accumulate gradients, also those of other engines that the loss goes through.
+    def backward(
+        self, loss: Tensor, *, ends_window: bool, others: Collection[ZeroEngine] = (), **kwargs: Any
+    ) -> None:
+        """All ranks. Compute and accumulate gradients, also those of other engines that the loss
+        goes through.
 
         Args:
             loss: of this engine.
@@ -126,12 +155,13 @@ class ZeroEngine:
         Raises:
             ConfigurationError: another engine's gradients would be scaled otherwise than its own.
         """
-        # A loss may go through several engines, such as a generator's through the discriminator. Each hears that a
-        # backward begins, and how it ended for it.
+        # A loss may go through several engines, such as a generator's through the discriminator.
+        # Each hears that a backward begins, and how it ended for it.
         others = [engine for engine in others if engine is not self] if len(others) > 1 else ()
         for engine in others:
             engine._begin_backward(ends_window=False)
-            engine.wrapped._running_engine_backward = True  # else a hook ends it, where one forward was run only
+            # else a hook ends it, where one forward was run only
+            engine.wrapped._running_engine_backward = True
         self._begin_backward(ends_window=ends_window)
         refuse_frozen(self.stepped)
         if self.gradients is not None:
@@ -145,7 +175,8 @@ class ZeroEngine:
 
     def _begin_backward(self, *, ends_window: bool) -> None:
         self.wrapped.set_gradient_accumulation_boundary(ends_window)
-        self.zero.clear_backward_seen_flag()  # a second backward after one forward adds to the first
+        # a second backward after one forward adds to the first
+        self.zero.clear_backward_seen_flag()
 
     def _end_backward_of(self, other: ZeroEngine) -> None:
         """Keep gradients that the loss of another engine has brought, if it has."""
@@ -160,15 +191,18 @@ class ZeroEngine:
         self._leave_backward()
 
     def _leave_backward(self) -> None:
-        """Each forward that a loss goes through has begun a backward, of which DeepSpeed ends one."""
+        """Each forward that a loss goes through has begun a backward, of which DeepSpeed ends
+        one.
+        """
         while self.zero._backward_hook_state.backward_active_depth:
             self.zero.exit_backward()
 
     def _check_scale(self, other: ZeroEngine) -> None:
         if self.zero.loss_scale != other.zero.loss_scale:
             raise ConfigurationError(
-                f"The loss of a {type(other.module).__name__} goes through a {type(self.module).__name__} with an "
-                f"optimizer of its own, which would get gradients scaled by {other.zero.loss_scale:g} instead of "
+                f"The loss of a {type(other.module).__name__} goes through a "
+                f"{type(self.module).__name__} with an optimizer of its own, which would get "
+                f"gradients scaled by {other.zero.loss_scale:g} instead of "
                 f"{self.zero.loss_scale:g}. Call requires_grad_(False) on the latter for that loss."
             )
 
@@ -184,8 +218,13 @@ class ZeroEngine:
         self._is_complete = True
 
     def scale(self, factor: float) -> None:
-        """All ranks. Multiply the gradients of the next step, wherever they lie: it divides them by a loss scale."""
-        self.zero.custom_loss_scaler, self.zero.external_loss_scale = True, self.zero.loss_scale / factor
+        """All ranks. Multiply the gradients of the next step, wherever they lie: it divides them by
+        a loss scale.
+        """
+        self.zero.custom_loss_scaler, self.zero.external_loss_scale = (
+            True,
+            self.zero.loss_scale / factor,
+        )
 
     def _unscale(self) -> None:
         """Restore the engine's own loss scale."""
@@ -250,8 +289,10 @@ class ZeroEngine:
             if self._layout_guard is not None:
                 self._layout_guard.allow()
         if self._sets_checkpointing:
-            self._deepspeed.checkpointing.configure(None)  # it is the process's, and the next run says its own
-        # A mark of the process too, by which the next engine would reduce in another format than its config says.
+            # it is the process's, and the next run says its own
+            self._deepspeed.checkpointing.configure(None)
+        # A mark of the process too, by which the next engine would reduce in another format than
+        # its config says.
         self._deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
         # Looked up before `destroy`, after which the swappers that know them may be gone.
         swap_folders = self._swap_folders()
@@ -264,12 +305,17 @@ class ZeroEngine:
             if parameter in values:
                 parameter.data = values[parameter]
         for part in self.module.modules():
-            part._parameters = dict(part._parameters)  # stage 3 has put one that gathers in its place
-            # With what belongs to this engine, the next one of the same module would gather by it, or not at all.
-            for name in [name for name in vars(part) if name in _ON_MODULES or name.startswith("ds_")]:
+            # stage 3 has put one that gathers in its place
+            part._parameters = dict(part._parameters)
+            # With what belongs to this engine, the next one of the same module would gather by it,
+            # or not at all.
+            for name in [
+                name for name in vars(part) if name in _ON_MODULES or name.startswith("ds_")
+            ]:
                 del vars(part)[name]
         self._attributes = {}
-        # At stage 3 they are in cycles that Python doesn't collect, with memory of the device and groups of processes.
+        # At stage 3 they are in cycles that Python doesn't collect, with memory of the device and
+        # groups of processes.
         for holder in (getattr(self.zero, "parameter_offload", None), self.zero, self.wrapped):
             if holder is not None and holder is not self.optimizer:
                 vars(holder).clear()
@@ -282,7 +328,9 @@ class ZeroEngine:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder, and DeepSpeed's two around it when the last rank has left them: it leaves them all."""
+    """Delete a folder, and DeepSpeed's two around it when the last rank has left them: it leaves
+    them all.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     for around in (folder.parent, folder.parent.parent):
         with suppress(OSError):
@@ -294,18 +342,25 @@ def _do_nothing() -> None:
 
 
 def _own_attributes(parameter: Any) -> set[str]:
-    """Names of what DeepSpeed hasn't put there; what was cut while it was built has DeepSpeed's already."""
+    """Names of what DeepSpeed hasn't put there; what was cut while it was built has DeepSpeed's
+    already.
+    """
     return {
         name
         for name, value in vars(parameter).items()
-        if not name.startswith("ds_") and not str(getattr(value, "__module__", "")).startswith("deepspeed.")
+        if not name.startswith("ds_")
+        and not str(getattr(value, "__module__", "")).startswith("deepspeed.")
     }
 
 
 def _without_router(module: nn.Module) -> Callable[..., Any]:
-    """A router's `named_modules` without itself. Stage 3 goes through all modules several times a step."""
+    """A router's `named_modules` without itself. Stage 3 goes through all modules several times a
+    step.
+    """
 
     def named_modules(memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
-        return module.named_modules(memo, f"{prefix}.module" if prefix else "module", remove_duplicate)
+        return module.named_modules(
+            memo, f"{prefix}.module" if prefix else "module", remove_duplicate
+        )
 
     return named_modules

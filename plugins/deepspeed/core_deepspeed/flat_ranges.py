@@ -1,4 +1,6 @@
-"""ZeRO cuts a parameter's elements, laid out in a row, into ranges; a checkpoint knows boxes of the whole tensor."""
+"""ZeRO cuts a parameter's elements, laid out in a row, into ranges; a checkpoint knows boxes of the
+whole tensor.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class FlatRange:
         shape: of the whole parameter.
         start: number of the first element of the whole, in the order of memory.
         size: number of elements; 0 if this rank has none.
-        flat: the tensor that holds them, perhaps with those of other parameters: the master copy where there is one.
+        flat: the tensor that holds them, perhaps with those of other parameters: the master copy
+            where there is one.
         offset: of the first of them in `flat`.
         group: number of the flat tensor among the optimizer's; None for what isn't trained.
     """
@@ -50,8 +53,11 @@ class FlatRange:
         return ShardedLeaf(self.shape, dtype, tuple(chunks))
 
 
-def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
-    """The boxes of a tensor that a range of its elements consists of: at most two for each dim but the last, and one.
+def boxes(
+    shape: tuple[int, ...], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """The boxes of a tensor that a range of its elements consists of: at most two for each dim but
+    the last, and one.
 
     Args:
         shape: of the tensor.
@@ -73,7 +79,8 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple
     if first > last:
         yield from _in_row(shape, last, start, stop)
         return
-    # The rest of a row that began before; whole rows; the beginning of a row that goes on. Each may be empty.
+    # The rest of a row that began before; whole rows; the beginning of a row that goes on. Each may
+    # be empty.
     yield from _in_row(shape, first - 1, start, first * row)
     if first < last:
         yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]), first * row
@@ -90,7 +97,9 @@ def _in_row(
 
 
 def fill(leaf: ShardedLeaf, source: Tensor | ShardedLeaf) -> None:
-    """Copy this rank's chunks from a whole tensor, in place. A leaf that was filled already is left as it is."""
+    """Copy this rank's chunks from a whole tensor, in place. A leaf that was filled already is left
+    as it is.
+    """
     import torch
 
     if isinstance(source, ShardedLeaf):

@@ -16,10 +16,11 @@ _LEFT_ALONE = "ds_optim_param"
 
 @contextmanager
 def same_on_all_ranks(module: nn.Module, broadcast: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """All ranks. A context to make an engine in, which sends parameters from rank 0, as far as DeepSpeed 0.19 can.
+    """All ranks. A context to make an engine in, which sends parameters from rank 0, as far as
+    DeepSpeed 0.19 can.
 
-    DeepSpeed doesn't send buffers, and fails on scalars and on tensors that aren't contiguous, such as those in
-    `channels_last`. The latter format is lost when parameters are laid out.
+    DeepSpeed doesn't send buffers, and fails on scalars and on tensors that aren't contiguous, such
+    as those in `channels_last`. The latter format is lost when parameters are laid out.
 
     Args:
         module: of the engine.

@@ -1,4 +1,6 @@
-"""Changes that an optimizer can't take after DeepSpeed has laid out its parameters: it wouldn't step the new ones."""
+"""Changes that an optimizer can't take after DeepSpeed has laid out its parameters: it wouldn't
+step the new ones.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,14 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _NOT_STEPPED = (
-    "DeepSpeed has laid out the others only, and wouldn't step it. Freeze and unfreeze between two calls of fit, or "
-    "leave it trainable, in a group with lr=0."
+    "DeepSpeed has laid out the others only, and wouldn't step it. Freeze and unfreeze between two "
+    "calls of fit, or leave it trainable, in a group with lr=0."
 )
 
 
 class LayoutGuard:
-    """Makes it an error to unfreeze an optimizer's parameter, or to add a group; costs nothing a step.
+    """Makes it an error to unfreeze an optimizer's parameter, or to add a group; costs nothing a
+    step.
 
     Args:
         optimizer: that the user has set up.
@@ -41,6 +44,7 @@ class LayoutGuard:
 
 def _refuse_group(group: Any) -> None:
     raise ConfigurationError(
-        "add_param_group: DeepSpeed has laid out the optimizer's parameters when it was set up, and steps no others. "
-        "Give it all groups before, those that are to be trained later with lr=0; or add them between two calls of fit."
+        "add_param_group: DeepSpeed has laid out the optimizer's parameters when it was set up, "
+        "and steps no others. Give it all groups before, those that are to be trained later with "
+        "lr=0; or add them between two calls of fit."
     )

@@ -22,8 +22,8 @@ def load(device_type: str | None = None) -> Any:
     """DeepSpeed.
 
     Args:
-        device_type: of the devices to compute on; None asks for what it has been loaded for. DeepSpeed takes the best
-            that it finds, unless another is set before it is imported.
+        device_type: of the devices to compute on; None asks for what it has been loaded for.
+            DeepSpeed takes the best that it finds, unless another is set before it is imported.
 
     Raises:
         PluginLoadError: it isn't installed, or can't be imported.
@@ -32,8 +32,9 @@ def load(device_type: str | None = None) -> Any:
     configured = os.environ.get(_DEVICE_TYPE)
     if device_type is not None and configured not in (None, device_type):
         raise ConfigurationError(
-            f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={configured} tells it another. "
-            "One process can use one type: leave the variable out, or start another process."
+            f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={configured} "
+            "tells it another. One process can use one type: leave the variable out, or start "
+            "another process."
         )
     try:
         if device_type is not None:
@@ -41,7 +42,9 @@ def load(device_type: str | None = None) -> Any:
         deepspeed = import_library("deepspeed", user="strategy='deepspeed'", install=_RECIPE)
         deepspeed.accelerator.get_accelerator()  # looks at the variable once
     except (ValueError, AssertionError, ImportError) as error:
-        raise PluginLoadError(f"DeepSpeed can't compute on {device_type!r} here: {cause(error)}. {_RECIPE}") from error
+        raise PluginLoadError(
+            f"DeepSpeed can't compute on {device_type!r} here: {cause(error)}. {_RECIPE}"
+        ) from error
     finally:
         if configured is None:
             os.environ.pop(_DEVICE_TYPE, None)
@@ -50,13 +53,17 @@ def load(device_type: str | None = None) -> Any:
 
 
 def _find_ninja(builder: Any) -> None:
-    """Make DeepSpeed find the ninja of its own environment wherever it loads a part in C++, for users too."""
+    """Make DeepSpeed find the ninja of its own environment wherever it loads a part in C++, for
+    users too.
+    """
     if not hasattr(builder.jit_load, "__wrapped__"):
         builder.jit_load = ninja_found_first()(builder.jit_load)
 
 
 def cause(error: Exception) -> str:
-    """The message of an error of DeepSpeed; the place of one without a message, as a bare assertion."""
+    """The message of an error of DeepSpeed; the place of one without a message, as a bare
+    assertion.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     return str(error) or f"{type(error).__name__} in {last.name}, {last.line!r}"
 
@@ -70,8 +77,8 @@ def check_precision(precision: str) -> None:
     accelerator = load().accelerator.get_accelerator()
     if precision.startswith("16-") and not accelerator.is_fp16_supported():
         raise ConfigurationError(
-            f"precision={precision!r}: DeepSpeed finds no float16 on {accelerator.device_name()!r} here. "
-            "Use precision='bf16-mixed'."
+            f"precision={precision!r}: DeepSpeed finds no float16 on {accelerator.device_name()!r} "
+            "here. Use precision='bf16-mixed'."
         )
 
 
@@ -97,17 +104,25 @@ def check_config(config: dict[str, Any]) -> None:
     try:
         DeepSpeedConfig(read)
     except (ValueError, AssertionError) as error:
-        raise ConfigurationError(f"DeepSpeed refuses its config: {cause(error)}{_near_keys(error)}") from error
+        raise ConfigurationError(
+            f"DeepSpeed refuses its config: {cause(error)}{_near_keys(error)}"
+        ) from error
 
 
 def _near_keys(error: Exception) -> str:
-    """The keys that unknown ones of a block may have been meant for, by the fields of all blocks."""
+    """The keys that unknown ones of a block may have been meant for, by the fields of all
+    blocks.
+    """
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
     blocks = list(DeepSpeedConfigModel.__subclasses__())
     fields = {name for block in blocks for name in block.model_fields}
     details: list[dict[str, Any]] = getattr(error, "errors", list)()  # of pydantic
-    return "".join(did_you_mean(str(one["loc"][-1]), fields) for one in details if one["type"] == "extra_forbidden")
+    return "".join(
+        did_you_mean(str(one["loc"][-1]), fields)
+        for one in details
+        if one["type"] == "extra_forbidden"
+    )
 
 
 def connect(device_type: str, backend: str, logging_level: int) -> Any:
@@ -115,8 +130,11 @@ def connect(device_type: str, backend: str, logging_level: int) -> Any:
     deepspeed = load(device_type)
     deepspeed.logger.setLevel(logging_level)
     # DeepSpeed 0.19 calls in each step what torch 2.13 has given other names.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
-    # Compiled at the first use and kept in /dev/shm for good; only DeepSpeed's inference engine communicates by it.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning
+    )
+    # Compiled at the first use and kept in /dev/shm for good; only DeepSpeed's inference engine
+    # communicates by it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
     return deepspeed
@@ -128,7 +146,9 @@ def is_loaded() -> bool:
 
 
 def forget_modules() -> None:
-    """Release the modules of stage 3, which DeepSpeed 0.19 holds for good in the cache of a method."""
+    """Release the modules of stage 3, which DeepSpeed 0.19 holds for good in the cache of a
+    method.
+    """
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
     for method in vars(PartitionedParameterCoordinator).values():
@@ -145,7 +165,9 @@ def disconnect() -> None:
 
 
 class LocalRank:
-    """The number of this rank's device, where DeepSpeed looks for it whenever it likes: in the environment."""
+    """The number of this rank's device, where DeepSpeed looks for it whenever it likes: in the
+    environment.
+    """
 
     def __init__(self) -> None:
         self._before: list[str | None] = []

@@ -1,4 +1,6 @@
-"""The module in DeepSpeed's native files: all but the values of trained parameters, which are the optimizer's."""
+"""The module in DeepSpeed's native files: all but the values of trained parameters, which are the
+optimizer's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def read(files: Path) -> list[dict[str, Any]]:
     """The content of each rank's file of the module, or of the only one. Nothing in it is executed.
 
     Raises:
-        CheckpointCorruptedError: one is damaged, or holds something else than plain types and tensors.
+        CheckpointCorruptedError: one is damaged, or holds something else than plain types and
+            tensors.
     """
     from deepspeed.utils.zero_to_fp32 import get_model_state_files
 
@@ -34,26 +37,33 @@ def as_written(files: Path) -> AbstractContextManager[None]:
     Raises:
         CheckpointCorruptedError: a file holds something else than DeepSpeed writes.
     """
-    return reported_as_damage(f"A file of the module in {str(files)!r} isn't what DeepSpeed has written")
+    return reported_as_damage(
+        f"A file of the module in {str(files)!r} isn't what DeepSpeed has written"
+    )
 
 
 def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:
     """The content of the module's state, by the user's names.
 
     Returns:
-        For a parameter that is trained, the name by which DeepSpeed has it; for others, and for buffers, the value.
+        For a parameter that is trained, the name by which DeepSpeed has it; for others, and for
+        buffers, the value.
     """
     first = ranks[0]
     trained = {name for group in first["param_shapes"] or () for name in group}
     module: dict[str, Tensor | str] = {}
     for name, value in first["module"].items():
         source = (first["shared_params"] or {}).get(name, name)
-        module[own_name(ranks, name)] = source if source in trained else _untrained(ranks, source, value)
+        module[own_name(ranks, name)] = (
+            source if source in trained else _untrained(ranks, source, value)
+        )
     return module
 
 
 def own_name(ranks: Sequence[dict[str, Any]], name: str) -> str:
-    """The user's name of what DeepSpeed calls `name`; the same if a program without core has written the files."""
+    """The user's name of what DeepSpeed calls `name`; the same if a program without core has
+    written the files.
+    """
     return name.removeprefix(native_files.ROUTER) if native_files.REST in ranks[0] else name
 
 

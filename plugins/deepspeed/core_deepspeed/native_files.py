@@ -1,4 +1,6 @@
-"""The folders that DeepSpeed writes: names in them, what the core adds, and what can be done to both kinds."""
+"""The folders that DeepSpeed writes: names in them, what the core adds, and what can be done to
+both kinds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def module_mark() -> dict[str, Any]:
 
 
 def optimizer_mark(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stands in a state for the optimizer that DeepSpeed's files hold; with its groups, by names of parameters."""
+    """Stands in a state for the optimizer that DeepSpeed's files hold; with its groups, by names of
+    parameters.
+    """
     return {_INSIDE: True, GROUPS: groups}
 
 
@@ -46,7 +50,9 @@ def is_mark(state: Any) -> bool:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """A context in which DeepSpeed's tools print only a progress bar, without a thread: that would prevent forking."""
+    """A context in which DeepSpeed's tools print only a progress bar, without a thread: that would
+    prevent forking.
+    """
     from tqdm import tqdm
 
     interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
@@ -75,7 +81,8 @@ class DeepSpeedFolderIO(EngineFolderIO):
             name = file.read(_MAX_NAME_BYTES).decode(errors="replace").strip()
         if not is_name(name):
             raise CheckpointCorruptedError(
-                f"{str(latest)!r} holds {name[:80]!r}, where the name of a folder beside it was expected."
+                f"{str(latest)!r} holds {name[:80]!r}, where the name of a folder beside it was "
+                "expected."
             )
         return Path(path) / name
 

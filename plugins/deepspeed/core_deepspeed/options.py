@@ -19,11 +19,11 @@ class DeepSpeedOptions:
     """Options of `DeepSpeedStrategy`, as the user gave them. `config` wins over all that it names.
 
     Attributes:
-        stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
-            A `config` that names none means 0.
+        stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3
+            parameters too. A `config` that names none means 0.
         config: DeepSpeed's own configuration, a dict or the path of a JSON file.
-        remote_device: with stage 3, where parameters are put while the model is built: `"cpu"`, `"nvme"`, or None for
-            the rank's device.
+        remote_device: with stage 3, where parameters are put while the model is built: `"cpu"`,
+            `"nvme"`, or None for the rank's device.
         offload_optimizer: keep the optimizer's state, and step it, off the device.
         offload_optimizer_device: `"cpu"` or `"nvme"`.
         offload_parameters: with stage 3, keep parameters off the device.
@@ -31,9 +31,10 @@ class DeepSpeedOptions:
         nvme_path: folder for what is offloaded to NVMe.
         params_buffer_count: buffers for offloaded parameters.
         params_buffer_size: of each, in elements.
-        max_in_cpu: elements of parameters that stay in the memory of the CPU when they are offloaded to NVMe.
-        optimizer_buffer_count: buffers for offloaded optimizer state; at least the number of states and gradients of a
-            parameter, 4 for Adam.
+        max_in_cpu: elements of parameters that stay in the memory of the CPU when they are
+            offloaded to NVMe.
+        optimizer_buffer_count: buffers for offloaded optimizer state; at least the number of states
+            and gradients of a parameter, 4 for Adam.
         pin_memory: page-locked memory for what is offloaded to the CPU.
         block_size: of asynchronous I/O, in bytes.
         queue_depth: requests in flight.
@@ -47,10 +48,14 @@ class DeepSpeedOptions:
         overlap_comm: average gradients while backward goes on.
         contiguous_gradients: copy gradients into one buffer as they come.
         sub_group_size: elements that the optimizer of stage 3 steps at a time.
-        zero_allow_untested_optimizer: take optimizers that DeepSpeed's authors haven't tested with ZeRO.
-        partition_activations: refused: cut checkpointed activations over model-parallel ranks, of which there are none.
-        cpu_checkpointing: keep what `deepspeed.checkpointing.checkpoint` is given in the memory of the CPU.
-        contiguous_memory_optimization: refused: copy checkpointed activations that are cut into one buffer.
+        zero_allow_untested_optimizer: take optimizers that DeepSpeed's authors haven't tested with
+            ZeRO.
+        partition_activations: refused: cut checkpointed activations over model-parallel ranks, of
+            which there are none.
+        cpu_checkpointing: keep what `deepspeed.checkpointing.checkpoint` is given in the memory of
+            the CPU.
+        contiguous_memory_optimization: refused: copy checkpointed activations that are cut into one
+            buffer.
         synchronize_checkpoint_boundary: wait for the device after each checkpointed part.
         loss_scale: of `16-mixed` and `16-true`; 0 adapts it.
         initial_scale_power: the first scale is 2 to this power.
@@ -58,9 +63,10 @@ class DeepSpeedOptions:
         hysteresis: overflows before it is lowered.
         min_loss_scale: it isn't lowered further.
         logging_level: of DeepSpeed's own logger.
-        deepspeed_checkpoint: `"canonical"` checkpoints load under any strategy and number of processes; `"native"` ones
-            have DeepSpeed's own layout, for its tools.
-        load_full_weights: always so: a checkpoint in one file, with whole weights, loads at every stage.
+        deepspeed_checkpoint: `"canonical"` checkpoints load under any strategy and number of
+            processes; `"native"` ones have DeepSpeed's own layout, for its tools.
+        load_full_weights: always so: a checkpoint in one file, with whole weights, loads at every
+            stage.
     """
 
     stage: int = 2
@@ -112,11 +118,13 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     own = {field.name for field in dataclasses.fields(DeepSpeedOptions)}
     if not given.get("load_full_weights", True):
         raise ConfigurationError(
-            "load_full_weights=False: checkpoints have one form for all stages, whole or in parts, and each loads at "
-            "every stage. Leave the option out."
+            "load_full_weights=False: checkpoints have one form for all stages, whole or in parts, "
+            "and each loads at every stage. Leave the option out."
         )
     if (layout := given.get("deepspeed_checkpoint", "canonical")) not in ("canonical", "native"):
-        raise ConfigurationError(f"deepspeed_checkpoint={layout!r}: expected 'canonical' or 'native'.")
+        raise ConfigurationError(
+            f"deepspeed_checkpoint={layout!r}: expected 'canonical' or 'native'."
+        )
     return (
         {name: value for name, value in given.items() if name in own},
         {name: value for name, value in given.items() if name not in own},

@@ -13,18 +13,22 @@ from core.precision import MixedPrecision, UniformPrecision
 class EngineScale(Precision):
     """The base of both: the engine scales the loss, and skips steps with gradients that overflowed.
 
-    The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies, and with it what only
-    DeepSpeed counts: overflows that are left before the scale is lowered.
+    The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies,
+    and with it what only DeepSpeed counts: overflows that are left before the scale is lowered.
     """
 
     _strategy: Any = None
 
     def connect(self, strategy: Any) -> None:
-        """Create the precision of the strategy whose engine scales. DeepSpeed itself says if the device has float16."""
+        """Create the precision of the strategy whose engine scales. DeepSpeed itself says if the
+        device has float16.
+        """
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale of the first engine, and for how many steps it has held; empty if it is fixed."""
+        """The loss scale of the first engine, and for how many steps it has held; empty if it is
+        fixed.
+        """
         scaler = self._dynamic_scaler()
         if scaler is None:
             return {}

@@ -12,7 +12,9 @@ deepspeed_stage_3 = partial(DeepSpeedStrategy, stage=3)
 
 deepspeed_stage_1_offload = partial(DeepSpeedStrategy, stage=1, offload_optimizer=True)
 deepspeed_stage_2_offload = partial(DeepSpeedStrategy, stage=2, offload_optimizer=True)
-deepspeed_stage_3_offload = partial(DeepSpeedStrategy, stage=3, offload_optimizer=True, offload_parameters=True)
+deepspeed_stage_3_offload = partial(
+    DeepSpeedStrategy, stage=3, offload_optimizer=True, offload_parameters=True
+)
 
 deepspeed_stage_3_offload_nvme = partial(
     DeepSpeedStrategy,

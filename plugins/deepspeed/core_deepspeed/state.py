@@ -1,7 +1,8 @@
 """State in the canonical form, from and to what ZeRO has made of it.
 
-At stage 3 each parameter is cut into equal ranges of its elements, one a rank. At stages 1 and 2 parameters are whole;
-of each group, laid out in a row, every rank has an equal part, with a master copy and what the optimizer keeps for it.
+At stage 3 each parameter is cut into equal ranges of its elements, one a rank. At stages 1 and 2
+parameters are whole; of each group, laid out in a row, every rank has an equal part, with a master
+copy and what the optimizer keeps for it.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ _STEP = "step"
 
 
 class EngineState:
-    """One engine's part of the state, parameter by parameter. Made anew for each use: memory may move."""
+    """One engine's part of the state, parameter by parameter. Made anew for each use: memory may
+    move.
+    """
 
     def __init__(self, engine: ZeroEngine, rank: int) -> None:
         self.engine, self.zero = engine, engine.zero
         self.rank = rank
-        self.ranges = {id(parameter): self._range(parameter) for parameter in engine.module.parameters()}
+        self.ranges = {
+            id(parameter): self._range(parameter) for parameter in engine.module.parameters()
+        }
 
     def _range(self, parameter: Any) -> FlatRange | None:
         """This rank's part of a parameter; None for one that is whole, and has nothing besides."""
         # Stage 3 marks each parameter that it has cut.
         if hasattr(parameter, "ds_id"):
             return self._range_of_stage_3(parameter)
-        # Stages 1 and 2: DeepSpeed maps a parameter ("lp") to its elements in the flat master ("hp") on the rank that
-        # holds some of them, and leaves it without a mapping on the others.
+        # Stages 1 and 2: DeepSpeed maps a parameter ("lp") to its elements in the flat master
+        # ("hp") on the rank that holds some of them, and leaves it without a mapping on the others.
         mapping = getattr(parameter, "_hp_mapping", None)
         trained = self.engine.group_of.get(parameter)
         if trained is None:
@@ -57,30 +62,43 @@ class EngineState:
         shape = tuple(parameter.ds_shape)
         if parameter not in self.engine.group_of:
             return FlatRange(shape, start, size, parameter.ds_tensor, 0)
-        # The master is on a disk, and this a copy of it, for the weights alone: without a group it is never loaded.
+        # The master is on a disk, and this a copy of it, for the weights alone: without a group it
+        # is never loaded.
         if self._is_swapped:
-            return FlatRange(shape, start, size, self.zero.get_local_fp32_param(parameter).clone(), 0)
+            return FlatRange(
+                shape, start, size, self.zero.get_local_fp32_param(parameter).clone(), 0
+            )
         group, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
-        return FlatRange(shape, start, size, self.zero.fp32_partitioned_groups_flat[group], offset, group)
+        return FlatRange(
+            shape, start, size, self.zero.fp32_partitioned_groups_flat[group], offset, group
+        )
 
     @property
     def _is_swapped(self) -> bool:
-        """True if masters and moments are on NVMe, from where they come one by one, and go back by other ways."""
+        """True if masters and moments are on NVMe, from where they come one by one, and go back by
+        other ways.
+        """
         return bool(getattr(self.zero, "swap_optimizer", False))
 
     def _refuse_swapped(self) -> None:
         if self._is_swapped:
             raise CheckpointError(
-                "The optimizer's state is on NVMe, where only DeepSpeed's own layout reaches it: use "
-                "DeepSpeedStrategy(..., deepspeed_checkpoint='native'), or save weights only."
+                "The optimizer's state is on NVMe, where only DeepSpeed's own layout reaches it: "
+                "use DeepSpeedStrategy(..., deepspeed_checkpoint='native'), or save weights only."
             )
 
-    # modules --------------------------------------------------------------------------------------------------------
+    # modules --------------------------------------------------------------------------------------
 
     def parameter(self, parameter: Tensor) -> Tensor | ShardedLeaf:
-        """A parameter's value: its master copy, cut, or the parameter itself if that is whole and as exact."""
+        """A parameter's value: its master copy, cut, or the parameter itself if that is whole and
+        as exact.
+        """
         own = self.ranges[id(parameter)]
-        if own is None or own.flat is None or not (self.engine.stage == 3 or self._has_master(parameter)):
+        if (
+            own is None
+            or own.flat is None
+            or not (self.engine.stage == 3 or self._has_master(parameter))
+        ):
             return parameter.detach()
         return own.leaf(own.flat, own.flat.dtype)
 
@@ -104,12 +122,14 @@ class EngineState:
                 target.copy_(saved)
 
     def refresh(self) -> None:
-        """All ranks. Bring masters and the computing parameters into agreement, after parameters were loaded."""
+        """All ranks. Bring masters and the computing parameters into agreement, after parameters
+        were loaded.
+        """
         if self.engine.stage == 3:
             self._refresh_stage_3()
         elif self.engine.optimizer is not None:
-            # With masters they were loaded, and the computing parameters follow; else it is the other way round, and
-            # the flat tensors that the optimizer steps follow the parameters.
+            # With masters they were loaded, and the computing parameters follow; else it is the
+            # other way round, and the flat tensors that the optimizer steps follow the parameters.
             if any(self._has_master(parameter) for parameter in self.engine.module.parameters()):
                 self.zero.update_lp_params()
             else:
@@ -126,7 +146,7 @@ class EngineState:
         if persistent := self.zero.persistent_parameters:  # small ones, which stay gathered
             persistent[0].all_gather(persistent)
 
-    # optimizers -----------------------------------------------------------------------------------------------------
+    # optimizers -----------------------------------------------------------------------------------
 
     def optimizer_entries(self, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
         """The optimizer's state, by names of parameters.
@@ -139,13 +159,22 @@ class EngineState:
         for parameter, own in self._trained():
             kept = self.zero.optimizer.state.get(own.flat, {})
             if kept:
-                entries[names[id(parameter)]] = {key: _canonical(key, value, own) for key, value in kept.items()}
+                entries[names[id(parameter)]] = {
+                    key: _canonical(key, value, own) for key, value in kept.items()
+                }
         return entries
 
-    def optimizer_targets(self, described: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-        """The targets of saved entries: the optimizer's own memory, which is made where it isn't there yet."""
+    def optimizer_targets(
+        self, described: Mapping[str, Any], names: Mapping[int, str]
+    ) -> dict[str, dict[str, Any]]:
+        """The targets of saved entries: the optimizer's own memory, which is made where it isn't
+        there yet.
+        """
         return {
-            name: {key: own.leaf(self._kept(own, key), own.flat.dtype) for key in _elementwise(described[name], own)}
+            name: {
+                key: own.leaf(self._kept(own, key), own.flat.dtype)
+                for key in _elementwise(described[name], own)
+            }
             for parameter, own in self._trained()
             if (name := names[id(parameter)]) in described and own.flat is not None
         }
@@ -160,13 +189,15 @@ class EngineState:
             for key in parts:
                 holder = self._kept(own, key)
                 fill(own.leaf(holder, holder.dtype), entry[key])
-            # What has no value for each element, such as a count of steps, is kept once for all parameters in a flat
-            # tensor.
+            # What has no value for each element, such as a count of steps, is kept once for all
+            # parameters in a flat tensor.
             for key in entry.keys() - parts:
                 counts.setdefault(id(own.flat), {}).setdefault(key, []).append(entry[key])
         for flat in {id(own.flat): own.flat for _, own in self._trained()}.values():
             state = self.zero.optimizer.state[flat]
-            state.update({key: self._common(values) for key, values in counts.get(id(flat), {}).items()})
+            state.update(
+                {key: self._common(values) for key, values in counts.get(id(flat), {}).items()}
+            )
 
     def _trained(self) -> Iterator[tuple[Tensor, FlatRange]]:
         for group in self.engine.groups:
@@ -208,7 +239,12 @@ def check_shape(module: nn.Module, name: str, saved: Any, target: Tensor | Shard
 
 
 def _canonical(key: str, value: Any, own: FlatRange) -> Any:
-    if isinstance(value, Tensor) and value.dim() and own.flat is not None and value.numel() == own.flat.numel():
+    if (
+        isinstance(value, Tensor)
+        and value.dim()
+        and own.flat is not None
+        and value.numel() == own.flat.numel()
+    ):
         return own.leaf(value, value.dtype)
     if key == _STEP and not isinstance(value, Tensor):
         return torch.tensor(float(value))

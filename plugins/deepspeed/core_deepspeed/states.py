@@ -1,4 +1,6 @@
-"""States of what DeepSpeed's engines train: canonical ones, or marks that stand for DeepSpeed's own files."""
+"""States of what DeepSpeed's engines train: canonical ones, or marks that stand for DeepSpeed's own
+files.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class EngineStates(ParallelStrategy):
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part.
+        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or
+        each rank's part.
 
         In DeepSpeed's own layout a mark stands for them.
         """
@@ -58,12 +61,18 @@ class EngineStates(ParallelStrategy):
             state, convert = engine.state(self.global_rank), self._converter(layout)
             # The parameters themselves, in the same order: those that are tied are the same object.
             originals = list(handle.module.state_dict(keep_vars=True).values())
-            converted = {id(one): convert(state.parameter(one)) for one in originals if isinstance(one, nn.Parameter)}
+            converted = {
+                id(one): convert(state.parameter(one))
+                for one in originals
+                if isinstance(one, nn.Parameter)
+            }
             for name, original in zip(list(named), originals, strict=True):
                 named[name] = converted.get(id(original), named[name])
         return named if layout == "sharded" or self.is_global_zero else {}
 
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_module_state_dict(
+        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
         """All ranks. Restore a state, whole or in parts; each rank takes its own."""
         handle = self.session.handle_of(module)
         if native_files.is_mark(state):
@@ -71,11 +80,13 @@ class EngineStates(ParallelStrategy):
         if (engine := self._engine_around(handle.wrapped)) is None:
             super().load_module_state_dict(module, state, strict=strict)
             return
-        # Parameters go into their masters and parts. In `rest` their place is taken by what the module holds already,
-        # so that buffers and names are loaded and checked as for any module.
+        # Parameters go into their masters and parts. In `rest` their place is taken by what the
+        # module holds already, so that buffers and names are loaded and checked as for any module.
         parts, rest = engine.state(self.global_rank), dict(state)
         originals = handle.module.state_dict(keep_vars=True).values()
-        for (name, own), original in zip(super().get_module_state_dict(module).items(), originals, strict=True):
+        for (name, own), original in zip(
+            super().get_module_state_dict(module).items(), originals, strict=True
+        ):
             if isinstance(original, nn.Parameter) and name in rest:
                 parts.load_parameter(name, original, rest[name])
                 rest[name] = own
@@ -83,7 +94,9 @@ class EngineStates(ParallelStrategy):
         parts.refresh()
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or
+        each rank's part.
+        """
         engine, layout = self._engine_of(optimizer), self._layout
         names, convert = self._names(engine), self._converter(layout)
         groups = [
@@ -96,7 +109,11 @@ class EngineStates(ParallelStrategy):
             name: {key: convert(value) for key, value in entry.items()}
             for name, entry in engine.state(self.global_rank).optimizer_entries(names).items()
         }
-        return {"state": entries, "param_groups": groups} if layout == "sharded" or self.is_global_zero else {}
+        return (
+            {"state": entries, "param_groups": groups}
+            if layout == "sharded" or self.is_global_zero
+            else {}
+        )
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Restore a state, whole or in parts; each rank takes its own."""
@@ -106,13 +123,19 @@ class EngineStates(ParallelStrategy):
         stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))
         engine.state(self.global_rank).load_optimizer(state["state"], self._names(engine))
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. The optimizer's own memory for what was saved, so that each rank reads its part into it."""
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. The optimizer's own memory for what was saved, so that each rank reads its
+        part into it.
+        """
         engine = self._engine_of(optimizer)
         entries = described.get("state")
         if not isinstance(entries, dict):
             return None
-        return {"state": engine.state(self.global_rank).optimizer_targets(entries, self._names(engine))}
+        return {
+            "state": engine.state(self.global_rank).optimizer_targets(entries, self._names(engine))
+        }
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the parameters that the optimizer was made for, group after group."""
@@ -141,7 +164,9 @@ class EngineStates(ParallelStrategy):
         return self.checkpoint_io.layout
 
     def _whole_parameters(self, engine: ZeroEngine) -> dict[nn.Parameter, Tensor]:
-        """All ranks. Values of what is cut or has masters, as the precision has them; of a cut module on the CPU."""
+        """All ranks. Values of what is cut or has masters, as the precision has them; of a cut
+        module on the CPU.
+        """
         state = engine.state(self.global_rank)
         values: dict[nn.Parameter, Tensor] = {}
         keeps_masters = self.precision_plugin.name.endswith("-mixed")

@@ -1,7 +1,8 @@
-"""DeepSpeed's engine behind one word: ZeRO cuts optimizer state, gradients and parameters over the ranks.
+"""DeepSpeed's engine behind one word: ZeRO cuts optimizer state, gradients and parameters over the
+ranks.
 
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Ren et al.,
-"ZeRO-Offload", ATC 2021; Rajbhandari et al., "ZeRO-Infinity", SC 2021.
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
+Ren et al., "ZeRO-Offload", ATC 2021; Rajbhandari et al., "ZeRO-Infinity", SC 2021.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ class DeepSpeedStrategy(EngineStates):
         """Options of DeepSpeed, and of every parallel strategy.
 
         Args:
-            stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
-                None: what `config` says, where saying nothing means 0; without a `config` 2.
-            options: of `core_deepspeed.DeepSpeedOptions`, and of `ParallelStrategy` (`start_method`,
-                `process_group_backend`, `timeout`, `parallel_devices`, ...).
+            stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too,
+                3 parameters too. None: what `config` says, where saying nothing means 0; without a
+                `config` 2.
+            options: of `core_deepspeed.DeepSpeedOptions`, and of `ParallelStrategy`
+                (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
@@ -77,26 +79,35 @@ class DeepSpeedStrategy(EngineStates):
         self._run_arguments: dict[str, Any] = {}
         self._knows_windows = self._is_accumulating = False
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """Set-up of everything at once, clipping inside the step, state in shards; one optimizer a module.
+        """Set-up of everything at once, clipping inside the step, state in shards; one optimizer a
+        module.
 
-        No inference mode at stage 3: parameters that are gathered in evaluation may be kept for training. Optimizers
-        are made if `config` has a section `optimizer`, so that a module may leave out `configure_optimizers`.
+        No inference mode at stage 3: parameters that are gathered in evaluation may be kept for
+        training. Optimizers are made if `config` has a section `optimizer`, so that a module may
+        leave out `configure_optimizers`.
         """
         own = super().capabilities & ~(
             Capability.SEVERAL_OPTIMIZERS | Capability.CLIP_BY_VALUE | Capability.BIT_EXACT_RESUME
         )
-        own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.OWNS_GRADIENTS | Capability.SHARDED_STATE
+        own |= (
+            Capability.JOINT_SETUP
+            | Capability.OWNS_CLIPPING
+            | Capability.OWNS_GRADIENTS
+            | Capability.SHARDED_STATE
+        )
         if "optimizer" in self._sections:
             own |= Capability.MAKES_OPTIMIZERS
         if self.stage == 3:
             own &= ~Capability.INFERENCE_MODE
         return own | Capability.NO_SYNC if self.stage < 2 else own
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
         """All ranks. All have alike what the stage doesn't cut."""
         return None if self.stage == 3 and isinstance(tensor, nn.Parameter) else ()
 
@@ -109,7 +120,8 @@ class DeepSpeedStrategy(EngineStates):
         return native.EngineCheckpointIO(self) if self._is_native else None
 
     def check(self) -> None:
-        """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is missing.
+        """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is
+        missing.
 
         Raises:
             ConfigurationError: with what fits, or what to install.
@@ -119,7 +131,8 @@ class DeepSpeedStrategy(EngineStates):
         if self._is_native and not isinstance(self.checkpoint_io, native.EngineCheckpointIO):
             raise ConfigurationError(
                 "deepspeed_checkpoint='native' lets DeepSpeed's engine write the checkpoints, and "
-                f"{type(self.checkpoint_io).__name__} was given to write them too. Leave out one of the two."
+                f"{type(self.checkpoint_io).__name__} was given to write them too. Leave out one "
+                "of the two."
             )
         config = self._fitted_config()
         library.load(self.parallel_devices[0].type)
@@ -144,24 +157,29 @@ class DeepSpeedStrategy(EngineStates):
     def _engine_config(self) -> dict[str, Any]:
         """The config of one engine, in which the core counts accumulated batches."""
         config = self._fitted_config()
-        if (number := config["gradient_accumulation_steps"]) > 1 and "num_accumulated" not in self._run_arguments:
+        if (
+            number := config["gradient_accumulation_steps"]
+        ) > 1 and "num_accumulated" not in self._run_arguments:
             raise ConfigurationError(
-                f"config says gradient_accumulation_steps = {number}, and your own loop decides when the optimizer "
-                "steps. Leave it out; divide the loss, and use fabric.no_backward_sync(model) for all batches but the "
-                "last."
+                f"config says gradient_accumulation_steps = {number}, and your own loop decides "
+                "when the optimizer steps. Leave it out; divide the loss, and use "
+                "fabric.no_backward_sync(model) for all batches but the last."
             )
         if self.stage == 1:
-            config["zero_optimization"]["overlap_comm"] = False  # begins before it is known where a window ends
-        # The engine is given the end of a window, so for DeepSpeed each is one batch long. Its total batch size would
-        # contradict that, and follows from the other two numbers.
+            # begins before it is known where a window ends
+            config["zero_optimization"]["overlap_comm"] = False
+        # The engine is given the end of a window, so for DeepSpeed each is one batch long. Its
+        # total batch size would contradict that, and follows from the other two numbers.
         config = self.configure_deepspeed_config({**config, "gradient_accumulation_steps": 1})
         config.pop("train_batch_size", None)
         return config
 
-    # module and optimizer -------------------------------------------------------------------------------------------
+    # module and optimizer -------------------------------------------------------------------------
 
     def setup(self, trainer: SetupHost) -> None:
-        """All ranks. Set up as every strategy does; the Trainer's arguments and the config must agree."""
+        """All ranks. Set up as every strategy does; the Trainer's arguments and the config must
+        agree.
+        """
         clipping = trainer.clipping
         self._run_arguments = {
             "num_accumulated": trainer.accumulate_grad_batches,
@@ -176,7 +194,11 @@ class DeepSpeedStrategy(EngineStates):
         Raises:
             ConfigurationError: both give a scheduler.
         """
-        made = self.make_optimizer(module) if "optimizer" in self._sections else module.configure_optimizers()
+        made = (
+            self.make_optimizer(module)
+            if "optimizer" in self._sections
+            else module.configure_optimizers()
+        )
         if "scheduler" not in self._sections:
             return made
         optimizer = stepping.only_one(made)
@@ -196,7 +218,8 @@ class DeepSpeedStrategy(EngineStates):
         return optimizer
 
     def make_scheduler(self, optimizer: Optimizer) -> Any:
-        """All ranks. The scheduler of the config, for loops by hand, to be stepped after each step of the optimizer.
+        """All ranks. The scheduler of the config, for loops by hand, to be stepped after each step
+        of the optimizer.
 
         Args:
             optimizer: before it goes to `fabric.setup`.
@@ -210,24 +233,39 @@ class DeepSpeedStrategy(EngineStates):
 
     def _section(self, name: str) -> sections.Section:
         if name not in self._sections:
-            raise ConfigurationError(f"make_{name}: config has no section {name!r}. Add one, or make yours by hand.")
+            raise ConfigurationError(
+                f"make_{name}: config has no section {name!r}. Add one, or make yours by hand."
+            )
         return self._sections[name]
 
     def _check_made(self, optimizer: Optimizer) -> None:
-        """Refuse an optimizer of the user's own loop that knows nothing of what the config asks for."""
-        made = {"optimizer": self._made, "scheduler": [getattr(one, "optimizer", None) for one in self._made]}
+        """Refuse an optimizer of the user's own loop that knows nothing of what the config asks
+        for.
+        """
+        made = {
+            "optimizer": self._made,
+            "scheduler": [getattr(one, "optimizer", None) for one in self._made],
+        }
         for name in self._sections:
             if not any(one is optimizer for one in made[name]):
                 raise ConfigurationError(
-                    f"config has a section {name!r}, and fabric.setup got a {type(optimizer).__name__} that knows "
-                    f"nothing of it. Leave the section out, or take what it names: {name} = fabric.strategy.make_{name}"
+                    f"config has a section {name!r}, and fabric.setup got a "
+                    f"{type(optimizer).__name__} that knows nothing of it. Leave the section out, "
+                    f"or take what it names: {name} = fabric.strategy.make_{name}"
                     f"({'model' if name == 'optimizer' else 'optimizer'}) before fabric.setup."
                 )
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built; at stage 3 each parameter is cut as soon as it is there."""
-        # Without `empty`: parameters that are cut one by one never need the memory that it would save.
-        return super().init_context(empty=empty) if self.stage < 3 else self._cutting(super().init_context())
+        """All ranks. A context in which a model is built; at stage 3 each parameter is cut as soon
+        as it is there.
+        """
+        # Without `empty`: parameters that are cut one by one never need the memory that it would
+        # save.
+        return (
+            super().init_context(empty=empty)
+            if self.stage < 3
+            else self._cutting(super().init_context())
+        )
 
     @contextmanager
     def _cutting(self, context: AbstractContextManager[Any]) -> Iterator[None]:
@@ -237,7 +275,8 @@ class DeepSpeedStrategy(EngineStates):
             remote_device=self.options.remote_device,
             pin_memory=self.options.pin_memory,
         )
-        # Parameters get the engine's format when they are cut; buffers such as frequencies are computed in their own.
+        # Parameters get the engine's format when they are cut; buffers such as frequencies are
+        # computed in their own.
         cut.tensor_overrides = [each for each in cut.tensor_overrides if each.name != "dtype"]
         cut_one = cut._zero_init_param
 
@@ -251,7 +290,9 @@ class DeepSpeedStrategy(EngineStates):
             yield
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. A module for inference; at stage 3 its parameters are cut, below they are whole."""
+        """All ranks. A module for inference; at stage 3 its parameters are cut, below they are
+        whole.
+        """
         super().setup_module(module)
         if self.stage == 3:
             config = self._inference_config(module)
@@ -260,10 +301,12 @@ class DeepSpeedStrategy(EngineStates):
         return self.model
 
     def _inference_config(self, module: nn.Module) -> dict[str, Any]:
-        """The engine's configuration for a module without an optimizer, which has no masters of what is in 16 bits.
+        """The engine's configuration for a module without an optimizer, which has no masters of
+        what is in 16 bits.
 
-        Under mixed precision its weights stay as they are, and autocast computes: the engine would round them, and the
-        user's module and its checkpoints with them. One that was built in parts is in 16 bits already.
+        Under mixed precision its weights stay as they are, and autocast computes: the engine would
+        round them, and the user's module and its checkpoints with them. One that was built in parts
+        is in 16 bits already.
         """
         config = self._engine_config()
         if not self.precision_plugin.name.endswith("-mixed") or any(
@@ -278,7 +321,8 @@ class DeepSpeedStrategy(EngineStates):
         """All ranks. Wrap everything in DeepSpeed's engine; the core steps the scheduler.
 
         Raises:
-            ConfigurationError: an optimizer that ZeRO can't step, or parameters that it doesn't know.
+            ConfigurationError: an optimizer that ZeRO can't step, or parameters that it doesn't
+                know.
         """
         if not optimizers:
             return self.setup_module(module), [], scheduler
@@ -291,12 +335,16 @@ class DeepSpeedStrategy(EngineStates):
         assert engine.optimizer is not None, "it was given one"
         return engine.wrapped, [engine.optimizer], scheduler
 
-    def _start_engine(self, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> ZeroEngine:
+    def _start_engine(
+        self, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]
+    ) -> ZeroEngine:
         deepspeed = self._connect()
         refusals.refuse_modules(module, config)
         refuse_unlike_modules(self, module)
         kept = {id(one) for one in kept_in_float32(module, _half_format(config)).values()}
-        held = [(part._buffers, *each) for part in module.modules() for each in part._buffers.items()]
+        held = [
+            (part._buffers, *each) for part in module.modules() for each in part._buffers.items()
+        ]
         with ops.telling(ops.left_to_compile(config) if self.local_rank == 0 else []):
             if optimizer is not None:
                 optimizer = stepping.choose(deepspeed, optimizer, config)
@@ -309,32 +357,47 @@ class DeepSpeedStrategy(EngineStates):
             if id(buffer) in kept:
                 buffers[name] = buffer  # the engine has converted it
         named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
-        # At stage 0 in float32 the user's own optimizer steps, and passes over what has no gradient.
+        # At stage 0 in float32 the user's own optimizer steps, and passes over what has no
+        # gradient.
         if engine.zero is not engine.optimizer:
             engine.stepped = named
         if self.stage > 0 and self.world_size > 1:
-            engine.gradients = GradientsOfAll(named, engine.zero, self.stage, LeftOutParameters(self))
+            engine.gradients = GradientsOfAll(
+                named, engine.zero, self.stage, LeftOutParameters(self)
+            )
         self.engines.append(engine)
         return engine
 
     def _to_one_format(self, module: nn.Module, config: dict[str, Any]) -> None:
-        """Convert parameters that the module keeps in float32: an engine of 16 bits takes no others. A line says so."""
+        """Convert parameters that the module keeps in float32: an engine of 16 bits takes no
+        others. A line says so.
+        """
         dtype = _half_format(config)
-        kept = {name: one for name, one in kept_in_float32(module, dtype).items() if isinstance(one, nn.Parameter)}
+        kept = {
+            name: one
+            for name, one in kept_in_float32(module, dtype).items()
+            if isinstance(one, nn.Parameter)
+        }
         if dtype is None or not kept:
             return
         for one in kept.values():
             one.data = one.data.to(dtype)
         if self.is_global_zero:
             _log.warning(
-                "%s keeps parameters in float32 (%s), and DeepSpeed's engine computes with all of them in %s. "
-                "strategy='fsdp' and 'ddp' keep them.",
-                *(type(module).__name__, ", ".join(list(kept)[:4]), str(dtype).removeprefix("torch.")),
+                "%s keeps parameters in float32 (%s), and DeepSpeed's engine computes with all of "
+                "them in %s. strategy='fsdp' and 'ddp' keep them.",
+                *(
+                    type(module).__name__,
+                    ", ".join(list(kept)[:4]),
+                    str(dtype).removeprefix("torch."),
+                ),
             )
 
     def _connect(self) -> Any:
         self._local_rank.set(self.local_rank)
-        return library.connect(self.root_device.type, self.process_group_backend, self.options.logging_level)
+        return library.connect(
+            self.root_device.type, self.process_group_backend, self.options.logging_level
+        )
 
     def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
         """All ranks. The loader as it is; its batch size and the config must agree."""
@@ -343,10 +406,12 @@ class DeepSpeedStrategy(EngineStates):
             self._fitted_config()
         return super().setup_dataloader(loader, stage)
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. Training runs through the engine; so does evaluation where parameters are cut."""
+        """All ranks, once a stage. Training runs through the engine; so does evaluation where
+        parameters are cut.
+        """
         handle = self.session.handle_of(module)
         engine = self._engine_around(handle.wrapped)
         # Whole parameters need no engine to be evaluated; cut ones are gathered by its hooks.
@@ -356,46 +421,66 @@ class DeepSpeedStrategy(EngineStates):
         call = engine.router.route(engine.wrapped, name, replacement=replacement)
         return _without_inference_mode(call) if self.stage == 3 else call
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Backward through the engine, which scales the loss and accumulates gradients.
 
         Raises:
-            ConfigurationError: there are several modules, and none was given as the one with this loss.
+            ConfigurationError: there are several modules, and none was given as the one with this
+                loss.
         """
-        # With one engine there is no doubt whose loss it is; one for inference alone is refused below all the same.
-        all_trained = [one for one in self.engines if one.optimizer] if len(self.engines) > 1 else self.engines
+        # With one engine there is no doubt whose loss it is; one for inference alone is refused
+        # below all the same.
+        all_trained = (
+            [one for one in self.engines if one.optimizer]
+            if len(self.engines) > 1
+            else self.engines
+        )
         engine = all_trained[0] if len(all_trained) == 1 else self._engine_around(module)
         if engine is None or engine.optimizer is None:
             raise ConfigurationError(
-                f"backward: {len(self.engines)} modules were set up, and one that was set up with an optimizer must be "
-                "said to be this loss's: DeepSpeed has an engine for each. Call fabric.backward(loss, model=model)."
+                f"backward: {len(self.engines)} modules were set up, and one that was set up with "
+                "an optimizer must be said to be this loss's: DeepSpeed has an engine for each. "
+                "Call fabric.backward(loss, model=model)."
             )
         ends_window = self._knows_windows and not (manual or self._is_accumulating)
         engine.backward(loss, ends_window=ends_window, others=all_trained, **kwargs)
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients accumulate; stages 2 and 3 exchange them all the same."""
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients accumulate; stages 2 and 3 exchange them all the
+        same.
+        """
         return set_within(self, "_is_accumulating", enabled)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
-        """All ranks. Multiply the gradients of the engine's next step; see `Strategy.scale_gradients`."""
+        """All ranks. Multiply the gradients of the engine's next step; see
+        `Strategy.scale_gradients`.
+        """
         self._engine_of(optimizer).scale(factor)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
-        """All ranks. Make the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
+        """All ranks. Make the optimizer's next step clip, by the 2-norm; see
+        `Strategy.clip_gradients`.
 
         Raises:
             UnsupportedError: by value, or by another norm.
         """
         if clipping.algorithm != "norm" or clipping.norm_type != 2:
             raise UnsupportedError(
-                f"{type(self).__name__} clips gradients by their 2-norm only, inside DeepSpeed's own step. "
-                "Use gradient_clip_algorithm='norm', or max_norm=... alone.",
+                f"{type(self).__name__} clips gradients by their 2-norm only, inside DeepSpeed's "
+                "own step. Use gradient_clip_algorithm='norm', or max_norm=... alone.",
                 capability=Capability.CLIP_BY_VALUE,
             )
         norm = self._engine_of(optimizer).clip(clipping.value)
         if clipping.error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
+            raise RuntimeError(
+                f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True."
+            )
         return norm
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
@@ -407,10 +492,12 @@ class DeepSpeedStrategy(EngineStates):
         self.session.stepped(optimizer)
         return updated
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Forget the engines; modules get whole parameters back, where ranks end together."""
+        """All ranks; idempotent. Forget the engines; modules get whole parameters back, where ranks
+        end together.
+        """
         for engine in self.engines:
             values = self._whole_parameters(engine) if self.session.ends_together else {}
             engine.close(values)
@@ -421,7 +508,9 @@ class DeepSpeedStrategy(EngineStates):
         super().release()
 
     def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, if it was made here, and those that DeepSpeed made."""
+        """All ranks; idempotent. Leave the group, if it was made here, and those that DeepSpeed
+        made.
+        """
         if self._owns_group and library.is_loaded():
             library.disconnect()
             self._owns_group = False
@@ -430,7 +519,9 @@ class DeepSpeedStrategy(EngineStates):
 
 
 def _without_inference_mode(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, so that it may run in inference mode: what is gathered there could never train."""
+    """The method, so that it may run in inference mode: what is gathered there could never
+    train.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -442,6 +533,10 @@ def _without_inference_mode(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _half_format(config: dict[str, Any]) -> torch.dtype | None:
-    """The format of 16 bits into which an engine of this configuration converts a module; None if it doesn't."""
+    """The format of 16 bits into which an engine of this configuration converts a module; None if
+    it doesn't.
+    """
     formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return next((dtype for block, dtype in formats.items() if config.get(block, {}).get("enabled")), None)
+    return next(
+        (dtype for block, dtype in formats.items() if config.get(block, {}).get("enabled")), None
+    )

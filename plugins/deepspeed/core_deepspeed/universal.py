@@ -1,4 +1,6 @@
-"""DeepSpeed's universal checkpoints: a folder for each parameter, which any stage and number of processes reads."""
+"""DeepSpeed's universal checkpoints: a folder for each parameter, which any stage and number of
+processes reads.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,11 @@ _COMMAND = "core checkpoint convert NATIVE TARGET --to deepspeed_universal"
 
 
 class UniversalCheckpointIO(DeepSpeedFolderIO):
-    """Checkpoints that DeepSpeed's `ds_to_universal` makes from `NativeCheckpointIO`'s folders; read without DeepSpeed.
+    """Checkpoints that DeepSpeed's `ds_to_universal` makes from `NativeCheckpointIO`'s folders;
+    read without DeepSpeed.
 
-    It holds the whole state. Reading runs nothing that is in it; making one unpickles the native folder, as all of
-    DeepSpeed does: make none from what you don't trust.
+    It holds the whole state. Reading runs nothing that is in it; making one unpickles the native
+    folder, as all of DeepSpeed does: make none from what you don't trust.
     """
 
     last_file = "latest_universal"
@@ -40,16 +43,20 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
     def convert_checkpoint(
         self, source: PathLike, target: PathLike, *, reader: CheckpointIO, collectives: Collectives
     ) -> None:
-        """One process. Make a universal checkpoint of the native one at `source`, whole or not at all.
+        """One process. Make a universal checkpoint of the native one at `source`, whole or not at
+        all.
 
         Raises:
-            CheckpointError: `source` isn't native, or DeepSpeed can't make a universal one of it; `target` isn't free.
+            CheckpointError: `source` isn't native, or DeepSpeed can't make a universal one of it;
+                `target` isn't free.
         """
         from core_deepspeed import universal_conversion
 
         files, target = universal_conversion.native_files_of(source), Path(target)
         if target.exists():
-            raise CheckpointError(f"Something is at {str(target)!r} already. Name a place that is free.")
+            raise CheckpointError(
+                f"Something is at {str(target)!r} already. Name a place that is free."
+            )
         beside = target.with_name(f".{target.name}.{uuid4().hex}")
         try:
             beside.mkdir(parents=True)
@@ -64,7 +71,8 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The whole state, in the canonical form, on all ranks: tensors are on mapped memory of the files.
+        """The whole state, in the canonical form, on all ranks: tensors are on mapped memory of the
+        files.
 
         Raises:
             CheckpointNotFoundError: nothing is there.
@@ -74,8 +82,8 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
         files, beside = self.files_of(path), Path(path) / BESIDE
         if not beside.is_file():
             raise CheckpointError(
-                f"{str(path)!r} has no file {BESIDE!r}, which says what DeepSpeed's files don't: core hasn't made it. "
-                f"Make it from DeepSpeed's own layout with: {_COMMAND}."
+                f"{str(path)!r} has no file {BESIDE!r}, which says what DeepSpeed's files don't: "
+                f"core hasn't made it. Make it from DeepSpeed's own layout with: {_COMMAND}."
             )
         content = load_checkpoint(beside)
         with reported_as_damage(f"{str(beside)!r} is not what core has written"):
@@ -112,7 +120,9 @@ class _Whole:
         entries = {}
         for name in (name for group in groups for name in group["params"]):
             if isinstance(source := self._module[name], str):
-                entries[name] = {key: self._tensor(source, key) for key in ("exp_avg", "exp_avg_sq")}
+                entries[name] = {
+                    key: self._tensor(source, key) for key in ("exp_avg", "exp_avg_sq")
+                }
                 entries[name]["step"] = torch.tensor(float(self._steps[source]))
         return {"state": entries, native_files.GROUPS: groups}
 
@@ -125,9 +135,12 @@ class _Whole:
             tensor: Tensor = saved["param"] if isinstance(saved, dict) else saved
             if not tensor.is_floating_point():
                 raise TypeError(f"a tensor of {tensor.dtype}")
-            return tensor.view(self._shapes[name])  # at stage 3 DeepSpeed has laid them out in a row
+            # at stage 3 DeepSpeed has laid them out in a row
+            return tensor.view(self._shapes[name])
         except Exception as error:
-            raise CheckpointCorruptedError(f"{str(file)!r} isn't what DeepSpeed has written: {error!r:.300}") from error
+            raise CheckpointCorruptedError(
+                f"{str(file)!r} isn't what DeepSpeed has written: {error!r:.300}"
+            ) from error
 
 
 def _flush(folder: Path) -> None:

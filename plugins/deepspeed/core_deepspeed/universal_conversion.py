@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from core import Collectives, PathLike
 
 _KEPT = {"exp_avg", "exp_avg_sq", "step"}
-"""The parts of an optimizer's state that DeepSpeed carries over; it leaves out any other without a word."""
+"""The parts of an optimizer's state that DeepSpeed carries over; it leaves out any other without a
+word.
+"""
 
 
 def native_files_of(source: PathLike) -> Path:
@@ -38,8 +40,8 @@ def native_files_of(source: PathLike) -> Path:
         raise CheckpointError(
             f"{str(source)!r} isn't of DeepSpeed's own layout: expected a folder with the file "
             f"{native.last_file!r}, as DeepSpeedStrategy(deepspeed_checkpoint='native') writes it. "
-            "Universal checkpoints are made of that only; what core has saved in its own form goes on under any stage "
-            "and number of processes as it is."
+            "Universal checkpoints are made of that only; what core has saved in its own form goes "
+            "on under any stage and number of processes as it is."
         )
     return native.files_of(source)
 
@@ -53,8 +55,9 @@ def make(files: Path, folder: Path, collectives: Collectives) -> None:
     _check_characters(files, folder)
     if (files / "offloaded_tensors").exists():
         raise CheckpointError(
-            f"{str(files)!r} was saved with the optimizer's state on NVMe, of which DeepSpeed makes no universal "
-            "checkpoint. Go on from it as it is, under the same stage and number of processes."
+            f"{str(files)!r} was saved with the optimizer's state on NVMe, of which DeepSpeed "
+            "makes no universal checkpoint. Go on from it as it is, under the same stage and "
+            "number of processes."
         )
     library.load()
     from deepspeed.utils.zero_to_fp32 import get_optim_files
@@ -75,12 +78,14 @@ def make(files: Path, folder: Path, collectives: Collectives) -> None:
 
 
 def _check_characters(*paths: Path) -> None:
-    """DeepSpeed takes paths for patterns: some files it wouldn't find, and write the checkpoint without them."""
+    """DeepSpeed takes paths for patterns: some files it wouldn't find, and write the checkpoint
+    without them.
+    """
     for path in paths:
         if found := re.search(r"[][*?+(){}|^$\\]", str(path)):
             raise CheckpointError(
-                f"{str(path)!r} has a {found[0]!r} in it, and DeepSpeed would take it for a pattern. "
-                "Move the checkpoint, or name another target."
+                f"{str(path)!r} has a {found[0]!r} in it, and DeepSpeed would take it for a "
+                "pattern. Move the checkpoint, or name another target."
             )
 
 
@@ -110,7 +115,13 @@ def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_member, "builtins.getattr")]
+    known = [
+        DynamicLossScaler,
+        LossScaler,
+        ZeroStageEnum,
+        fragment_address,
+        (_member, "builtins.getattr"),
+    ]
     with torch.serialization.safe_globals(known):
         saved = torch.load(path, map_location="cpu", weights_only=True)["optimizer_state_dict"]
     below_3 = saved.get("base_optimizer_state")
@@ -119,15 +130,17 @@ def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
     for entry in entries:
         if entry.keys() != _KEPT:
             raise CheckpointError(
-                f"DeepSpeed makes universal checkpoints of Adam's and AdamW's state, {sorted(_KEPT)}, and of no other. "
-                f"Here are {sorted(entry)}. Save after the first step, and without amsgrad; or leave "
-                "deepspeed_checkpoint out: what core saves in its own form goes on under any stage."
+                "DeepSpeed makes universal checkpoints of Adam's and AdamW's state, "
+                f"{sorted(_KEPT)}, and of no other. Here are {sorted(entry)}. Save after the first "
+                "step, and without amsgrad; or leave deepspeed_checkpoint out: what core saves in "
+                "its own form goes on under any stage."
             )
     return entries
 
 
 def _member(kind: Any, name: str) -> Any:
-    """The member of an enum. Python 3.11.0 to 3.11.3 pickles one as a call of `getattr`, for which this stands.
+    """The member of an enum. Python 3.11.0 to 3.11.3 pickles one as a call of `getattr`, for which
+    this stands.
 
     Raises:
         UnpicklingError: it is no enum.
@@ -150,5 +163,7 @@ def _beside(ranks: Sequence[dict[str, Any]], steps: Sequence[Any]) -> dict[str, 
         "rest": ranks[0].get(native_files.REST, {"model": native_files.module_mark()}),
         "module": model_files.module_of(ranks),
         "shapes": {name: list(shape) for group in groups for name, shape in group.items()},
-        "steps": {name: float(step) for group, step in zip(groups, steps, strict=True) for name in group},
+        "steps": {
+            name: float(step) for group, step in zip(groups, steps, strict=True) for name in group
+        },
     }

@@ -1,4 +1,6 @@
-"""Stage 0: nothing is cut. DeepSpeed's engine exchanges gradients, and has masters of what is in 16 bits."""
+"""Stage 0: nothing is cut. DeepSpeed's engine exchanges gradients, and has masters of what is in 16
+bits.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,33 @@ if TYPE_CHECKING:
 
 
 class WholeEngine(ZeroEngine):
-    """One module in DeepSpeed's engine at stage 0, and the optimizer of it; gradients are in `parameter.grad`.
+    """One module in DeepSpeed's engine at stage 0, and the optimizer of it; gradients are in
+    `parameter.grad`.
 
-    In float32 DeepSpeed steps the user's optimizer, of the user's parameters. In 16 bits that one gets masters.
+    In float32 DeepSpeed steps the user's optimizer, of the user's parameters. In 16 bits that one
+    gets masters.
 
     Attributes:
         masters: float32 copies that the optimizer steps, by the parameters that are computed with.
     """
 
-    def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer, config: dict[str, Any]) -> None:
+    def __init__(
+        self, deepspeed: Any, module: nn.Module, optimizer: Optimizer, config: dict[str, Any]
+    ) -> None:
         """All ranks. Make the engine, which converts the module."""
         self.masters: dict[Any, Tensor] = {}
         super().__init__(deepspeed, module, optimizer, config)
         if self._has_masters:
             pairs = zip(self.zero.fp16_groups, self.zero.fp32_groups, strict=True)
-            self.masters = {one: master for group in pairs for one, master in zip(*group, strict=True)}
+            self.masters = {
+                one: master for group in pairs for one, master in zip(*group, strict=True)
+            }
             self._undo_first_step(optimizer)
 
     def _undo_first_step(self, optimizer: Optimizer) -> None:
-        """DeepSpeed 0.19 steps with gradients of zero to have the state made: weights decay, and the step counts."""
+        """DeepSpeed 0.19 steps with gradients of zero to have the state made: weights decay, and
+        the step counts.
+        """
         for master in self.masters.values():
             optimizer.state.pop(master, None)
         self.zero.refresh_fp32_params()
@@ -54,7 +64,11 @@ class WholeEngine(ZeroEngine):
     def groups(self) -> list[list[Any]]:
         """Parameters of the optimizer, group by group, as the user has them."""
         assert self.optimizer is not None, "without one there is no engine"
-        return self.given_groups if self._has_masters else [group["params"] for group in self.optimizer.param_groups]
+        return (
+            self.given_groups
+            if self._has_masters
+            else [group["params"] for group in self.optimizer.param_groups]
+        )
 
     def state(self, rank: int) -> WholeEngineState:
         """The engine's state at this moment, the same on all ranks."""
@@ -92,7 +106,12 @@ class WholeEngine(ZeroEngine):
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for group in self.groups for parameter in group if parameter.grad is not None]
+        return [
+            parameter.grad
+            for group in self.groups
+            for parameter in group
+            if parameter.grad is not None
+        ]
 
     def _drop_gradients(self) -> None:
         for parameter in self.module.parameters():
@@ -121,35 +140,47 @@ class WholeEngineState:
             target.copy_(saved)
 
     def refresh(self) -> None:
-        """All ranks. Copy the masters to the parameters of the computation, after parameters were loaded."""
+        """All ranks. Copy the masters to the parameters of the computation, after parameters were
+        loaded.
+        """
         for parameter, master in self._engine.masters.items():
             parameter.data.copy_(master)
 
     def optimizer_entries(self, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
         """The optimizer's state, by names of parameters."""
         state = self._optimizer.state
-        return {name: dict(state[held]) for name, held in self._held(names).items() if held in state}
+        return {
+            name: dict(state[held]) for name, held in self._held(names).items() if held in state
+        }
 
-    def optimizer_targets(self, described: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
+    def optimizer_targets(
+        self, described: Mapping[str, Any], names: Mapping[int, str]
+    ) -> dict[str, dict[str, Any]]:
         """The optimizer's own tensors, where they are as the saved ones; others are read whole."""
         state = self._optimizer.state
         return {
             name: {
-                key: value for key, value in state.get(held, {}).items() if _is_like(value, described[name].get(key))
+                key: value
+                for key, value in state.get(held, {}).items()
+                if _is_like(value, described[name].get(key))
             }
             for name, held in self._held(names).items()
             if isinstance(described.get(name), dict)
         }
 
     def load_optimizer(self, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Restore entries, as torch does: on the device and in the format of what they belong to."""
+        """Restore entries, as torch does: on the device and in the format of what they belong
+        to.
+        """
         state = self._optimizer.state_dict()
         held = list(self._held(names))
         state["state"] = {number: saved[name] for number, name in enumerate(held) if name in saved}
         self._optimizer.load_state_dict(state)
 
     def _held(self, names: Mapping[int, str]) -> dict[str, Tensor]:
-        """The tensors that the optimizer steps, by names of the user's parameters, in its own order."""
+        """The tensors that the optimizer steps, by names of the user's parameters, in its own
+        order.
+        """
         user_has = {id(master): parameter for parameter, master in self._engine.masters.items()}
         held = [one for group in self._optimizer.param_groups for one in group["params"]]
         return {names[id(user_has.get(id(one), one))]: one for one in held}
@@ -162,6 +193,10 @@ class WholeEngineState:
 
 def _is_like(value: Any, described: Any) -> bool:
     """True if a tensor of more than one number has the shape and dtype of a saved one."""
-    if not isinstance(value, torch.Tensor) or not isinstance(described, TensorDescription) or not value.dim():
+    if (
+        not isinstance(value, torch.Tensor)
+        or not isinstance(described, TensorDescription)
+        or not value.dim()
+    ):
         return False
     return (tuple(value.shape), value.dtype) == (described.shape, described.dtype)

@@ -39,6 +39,8 @@ def has_no_float16(monkeypatch):
 
 @pytest.fixture
 def real_float16(request, has_float16):
-    """This CPU's own; a simulated one, which is slow, only for those who ask for float16 by name."""
+    """This CPU's own; a simulated one, which is slow, only for those who ask for float16 by
+    name.
+    """
     if not has_float16 and "Float16" not in request.config.option.keyword:
         pytest.skip("this CPU has no float16; by hand, simulated: -k Float16")

@@ -15,7 +15,9 @@ class Net(Module):
     def __init__(self, path=None):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1)
+        )
         self.register_buffer("scale", torch.tensor(1.5))
         self.path, self.losses = path, []
 
@@ -58,24 +60,43 @@ class VariedNet(Net):
         return super().training_step(batch, batch_idx) + self.again(batch[0]).square().mean()
 
     def configure_optimizers(self):
-        trained = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        trained = {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
         biases = [parameter for name, parameter in trained.items() if name.endswith("bias")]
         others = [parameter for name, parameter in trained.items() if not name.endswith("bias")]
-        return torch.optim.AdamW([{"params": others}, {"params": biases, "lr": 0.005, "weight_decay": 0.0}], lr=0.02)
+        return torch.optim.AdamW(
+            [{"params": others}, {"params": biases, "lr": 0.005, "weight_decay": 0.0}], lr=0.02
+        )
 
 
 def native(stage, **options):
     """The strategy of a stage, which saves in DeepSpeed's own layout."""
     config = CUT if stage == 3 else None
-    return DeepSpeedStrategy(stage, start_method="fork", deepspeed_checkpoint="native", config=config, **options)
+    return DeepSpeedStrategy(
+        stage, start_method="fork", deepspeed_checkpoint="native", config=config, **options
+    )
 
 
 def fit(tmp_path, strategy, num_processes, *, path=None, ckpt_path=None, net=Net, **options):
-    """Losses of all steps, of those before `ckpt_path` was saved too, and the state of the module."""
+    """Losses of all steps, of those before `ckpt_path` was saved too, and the state of the
+    module.
+    """
     module = net(path)
     module.losses_file = tmp_path / "losses"
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=num_processes, max_epochs=1, **QUIET, **options)
+    trainer = Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        devices=num_processes,
+        max_epochs=1,
+        **QUIET,
+        **options,
+    )
     inputs = torch.randn(48, 5, generator=torch.Generator().manual_seed(1))
-    data = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()), batch_size=8 // num_processes)
+    data = DataLoader(
+        TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()), batch_size=8 // num_processes
+    )
     trainer.fit(module, data, ckpt_path=ckpt_path)
     return torch.load(module.losses_file), module.state_dict()

@@ -1,4 +1,6 @@
-"""Activations that are computed twice: the same losses and weights, by DeepSpeed's function and by torch's."""
+"""Activations that are computed twice: the same losses and weights, by DeepSpeed's function and by
+torch's.
+"""
 
 import functools
 
@@ -99,8 +101,14 @@ def test_what_is_computed_twice_learns_the_same(stage, way, options):
 
 
 def test_two_ways_to_say_what_becomes_of_activations():
-    with pytest.raises(ConfigurationError, match=r"the section activation_checkpointing of DeepSpeedStrategy both say"):
-        Fabric(strategy=DeepSpeedStrategy(synchronize_checkpoint_boundary=True), activation_checkpointing="units")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the section activation_checkpointing of DeepSpeedStrategy both say",
+    ):
+        Fabric(
+            strategy=DeepSpeedStrategy(synchronize_checkpoint_boundary=True),
+            activation_checkpointing="units",
+        )
 
 
 def look_at_the_process(rank):
@@ -114,4 +122,7 @@ def look_at_the_process(rank):
 
 
 def test_the_next_run_of_a_process_says_its_own():
-    assert on_two_ranks(look_at_the_process, stage=2, synchronize_checkpoint_boundary=True) == [(True, False)] * 2
+    assert (
+        on_two_ranks(look_at_the_process, stage=2, synchronize_checkpoint_boundary=True)
+        == [(True, False)] * 2
+    )

@@ -41,14 +41,24 @@ def fit(rank, make_callback, *, ckpt_path=None, folder=None, storage="distribute
     if folder is not None:
         callbacks.append(ModelCheckpoint(folder, "{epoch}", save_top_k=-1))
     # BatchNorm on a CPU takes one number format only.
-    module = Net(nn.BatchNorm1d(7, momentum=None) if "precision" not in options else nn.LayerNorm(7))
+    module = Net(
+        nn.BatchNorm1d(7, momentum=None) if "precision" not in options else nn.LayerNorm(7)
+    )
     data = TensorDataset(torch.randn(32, 5, generator=torch.Generator().manual_seed(1)))
     loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
-    options = {"max_epochs": 2, "num_sanity_val_steps": 0, "plugins": [rank.environment, storage], **options}
+    options = {
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+        "plugins": [rank.environment, storage],
+        **options,
+    }
     trainer = rank.trainer(callbacks=callbacks, **options)
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
     loss = trainer.callback_metrics["loss"]
-    return {**{name: value.float() for name, value in module.state_dict().items()}, "loss": torch.as_tensor(loss).cpu()}
+    return {
+        **{name: value.float() for name, value in module.state_dict().items()},
+        "loss": torch.as_tensor(loss).cpu(),
+    }
 
 
 def on_one_device(*args, **options):
@@ -56,7 +66,9 @@ def on_one_device(*args, **options):
 
 
 def on_two_ranks(stage, *args, strategy=None, **options):
-    return zero_ranks.on_two_ranks(functools.partial(fit, **options), *args, stage=stage, **(strategy or {}))
+    return zero_ranks.on_two_ranks(
+        functools.partial(fit, **options), *args, stage=stage, **(strategy or {})
+    )
 
 
 def assert_close(found, expected, tolerance=1e-5):
@@ -85,21 +97,25 @@ def test_in_16_bits_masters_are_averaged(stage):
     for found in on_two_ranks(stage, average_of_steps, precision="bf16-mixed"):
         assert_close(found, expected, tolerance=3e-2)
         weights = found["layers.0.weight"]
-        assert not torch.equal(weights, weights.bfloat16().float()), "of masters, in more than 16 bits"
+        assert not torch.equal(weights, weights.bfloat16().float()), (
+            "of masters, in more than 16 bits"
+        )
 
 
 @STAGES
 def test_the_average_of_epochs_is_that_of_one_device(stage):
     average_of_epochs = functools.partial(StochasticWeightAveraging, 0.05, 0)
     expected = on_one_device(average_of_epochs)
-    variance = expected.pop("layers.1.running_var")  # of whole batches, and elsewhere the mean of those of their halves
+    # of whole batches, and elsewhere the mean of those of their halves
+    variance = expected.pop("layers.1.running_var")
     for found in on_two_ranks(stage, average_of_epochs):
         assert not torch.equal(found.pop("layers.1.running_var"), torch.ones_like(variance))
         assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
-    ("storage", "writer", "reader"), [("distributed", 3, 1), ("torch", 3, None), ("torch", None, 3), ("torch", 2, 3)]
+    ("storage", "writer", "reader"),
+    [("distributed", 3, 1), ("torch", 3, None), ("torch", None, 3), ("torch", 2, 3)],
 )
 def test_the_average_goes_on_elsewhere(tmp_path, storage, writer, reader):
     def run(stage, **options):
@@ -114,5 +130,7 @@ def test_the_average_goes_on_elsewhere(tmp_path, storage, writer, reader):
 @pytest.mark.nvme
 def test_masters_on_a_disk_are_refused(tmp_path):
     offload = {"offload_optimizer": True, "offload_optimizer_device": "nvme", "nvme_path": tmp_path}
-    with pytest.raises(WorkerError, match="DeepSpeedStrategy with these options gives copies of them"):
+    with pytest.raises(
+        WorkerError, match="DeepSpeedStrategy with these options gives copies of them"
+    ):
         on_two_ranks(3, average_of_steps, strategy=offload)

@@ -1,4 +1,6 @@
-"""The configuration as DeepSpeed reads it: every option where it should be, and no key that isn't known here."""
+"""The configuration as DeepSpeed reads it: every option where it should be, and no key that isn't
+known here.
+"""
 
 import inspect
 import json
@@ -16,7 +18,12 @@ from core_deepspeed.user_config import TOP_LEVEL_KEYS
 STAGE_3 = {"stage": 3}
 PARAMETERS = {**STAGE_3, "offload_parameters": True}
 OPTIMIZER = {**STAGE_3, "offload_optimizer": True}
-DISK = {**PARAMETERS, **OPTIMIZER, "offload_params_device": "nvme", "offload_optimizer_device": "nvme"}
+DISK = {
+    **PARAMETERS,
+    **OPTIMIZER,
+    "offload_params_device": "nvme",
+    "offload_optimizer_device": "nvme",
+}
 
 READ = [
     ("stage", 1, {}, "zero_config.stage"),
@@ -44,7 +51,12 @@ READ = [
     ("sub_group_size", 13, {}, "zero_config.sub_group_size"),
     ("zero_allow_untested_optimizer", False, {}, "zero_allow_untested_optimizer"),
     ("cpu_checkpointing", True, {}, "activation_checkpointing_config.cpu_checkpointing"),
-    ("synchronize_checkpoint_boundary", True, {}, "activation_checkpointing_config.synchronize_checkpoint_boundary"),
+    (
+        "synchronize_checkpoint_boundary",
+        True,
+        {},
+        "activation_checkpointing_config.synchronize_checkpoint_boundary",
+    ),
     ("loss_scale", 128.0, {}, "float16_config.loss_scale"),
     ("initial_scale_power", 5, {}, "float16_config.initial_scale_power"),
     ("loss_scale_window", 50, {}, "float16_config.loss_scale_window"),
@@ -91,7 +103,13 @@ def test_an_option_is_read(tmp_path, case):
     option, value, others, place, *expected = case
     block, *path = place.split(".")
     holder = getattr(DeepSpeedConfig(told(tmp_path, **others, **{option: value})), block)
-    found = holder[path[0]] if isinstance(holder, dict) else attrgetter(".".join(path))(holder) if path else holder
+    found = (
+        holder[path[0]]
+        if isinstance(holder, dict)
+        else attrgetter(".".join(path))(holder)
+        if path
+        else holder
+    )
     assert found == (expected[0] if expected else value)
 
 
@@ -147,13 +165,20 @@ def test_every_key_that_deepspeed_looks_for_is_known():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"zero_optimization": {"stage": 3, "stage3_max_live_parametres": 1}}, "stage3_max_live_parametres"),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_max_live_parametres": 1}},
+            "stage3_max_live_parametres",
+        ),
         ({"zero_optimization": {"stage": 2, "reduce_bucket_size": "large"}}, "reduce_bucket_size"),
         (
             {"activation_checkpointing": {"cpu_checkpoint": True}},
-            "config says activation_checkpointing.cpu_checkpoint, which DeepSpeed would ignore without a word",
+            "config says activation_checkpointing.cpu_checkpoint, which DeepSpeed would ignore "
+            "without a word",
         ),
-        ({"aio": {"blocksize": 1}}, "config says aio.blocksize, .* What it knows there: block_size, intra_op"),
+        (
+            {"aio": {"blocksize": 1}},
+            "config says aio.blocksize, .* What it knows there: block_size, intra_op",
+        ),
     ],
 )
 def test_what_stands_in_a_block_is_checked_before_work_starts(config, message):

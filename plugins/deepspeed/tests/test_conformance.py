@@ -1,7 +1,7 @@
 """Every stage passes the kit.
 
-Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed`. In float16 as well where the CPU has it;
-elsewhere by hand (`-k Float16`), where DeepSpeed is told that this CPU has it.
+Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed`. In float16 as well where the
+CPU has it; elsewhere by hand (`-k Float16`), where DeepSpeed is told that this CPU has it.
 """
 
 import pytest
@@ -29,8 +29,9 @@ from support.short_suites import in_short
 
 __all__ = ["TestFolderReader", "TestNative", "TestStage2ByItsNumber", "TestStage3", "TestUniversal"]
 
-# One optimizer of DeepSpeed makes stages 1 and 2; it has its whole suite where it offloads, and test_strategy.py trains
-# without. What is offloaded is so in the other stages too; test_examples.py trains with parameters offloaded beside.
+# One optimizer of DeepSpeed makes stages 1 and 2; it has its whole suite where it offloads, and
+# test_strategy.py trains without. What is offloaded is so in the other stages too; test_examples.py
+# trains with parameters offloaded beside.
 TestStage1InShort, TestStage2InShort = in_short(TestStage1), in_short(TestStage2)
 pytest.mark.slow(TestStage2Offload)
 TestStage1OffloadInShort = pytest.mark.slow(in_short(TestStage1Offload))
@@ -46,10 +47,11 @@ class Stage0(ZeroConformance):
 
 
 class Bf16(ZeroConformance):
-    """Compared with float32 on one device, as far as eight bits allow. Running statistics are in 16 bits too.
+    """Compared with float32 on one device, as far as eight bits allow. Running statistics are in 16
+    bits too.
 
-    `TestStage3` trains in bf16 too, as test_strategy.py does in every stage, and test_portability.py has the
-    checkpoints.
+    `TestStage3` trains in bf16 too, as test_strategy.py does in every stage, and
+    test_portability.py has the checkpoints.
     """
 
     tolerance = 5e-2
@@ -58,7 +60,9 @@ class Bf16(ZeroConformance):
     options = {"config": {**CUT, "data_types": {"buffer_dtype": "bf16"}}}
 
     def make(self, **options):
-        return ZeroConformance.make(self, precision_plugin=MixedPrecision(torch.bfloat16), **options)
+        return ZeroConformance.make(
+            self, precision_plugin=MixedPrecision(torch.bfloat16), **options
+        )
 
 
 class Float16(Bf16):

@@ -11,10 +11,23 @@ EXAMPLE = in_checkout("examples/char_gpt.py")
 
 
 def test_char_gpt_learns_at_stage_3_with_everything_offloaded():
-    where = ("--strategy", "deepspeed_stage_3_offload", "--devices", "2", "--accelerator", "cpu", "--steps", "40")
+    where = (
+        "--strategy",
+        "deepspeed_stage_3_offload",
+        "--devices",
+        "2",
+        "--accelerator",
+        "cpu",
+        "--steps",
+        "40",
+    )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *where], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, str(EXAMPLE), *where],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 process(es)" in done.stdout

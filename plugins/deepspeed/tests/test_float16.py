@@ -1,4 +1,6 @@
-"""float16, in which the engine scales the loss. Simulated where the CPU has none: DeepSpeed is told that it has."""
+"""float16, in which the engine scales the loss. Simulated where the CPU has none: DeepSpeed is told
+that it has.
+"""
 
 import pytest
 import torch
@@ -12,17 +14,23 @@ stages = pytest.mark.parametrize("stage", [1, 2, 3])
 
 
 def on_two_ranks(function, stage, *args, precision="16-mixed", **options):
-    return zero_ranks.on_two_ranks(function, *args, stage=stage, trainer={"precision": precision}, **options)[0]
+    return zero_ranks.on_two_ranks(
+        function, *args, stage=stage, trainer={"precision": precision}, **options
+    )[0]
 
 
 class Net(Module):
-    """Notes its losses, the scale at each step, and the dtype that its layers give; saves after the fifth step."""
+    """Notes its losses, the scale at each step, and the dtype that its layers give; saves after the
+    fifth step.
+    """
 
     def __init__(self, path=None):
         super().__init__()
         self.path = path
         torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1)
+        )
         self.losses, self.scales, self.dtypes = [], [], set()
 
     def forward(self, inputs):
@@ -55,7 +63,9 @@ def fit(rank, max_steps, path=None, ckpt_path=None):
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
 def test_it_learns_what_one_device_learns_in_float32(has_float16, stage, precision):
     expected, _, _, weights = zero_ranks.on_one_device(fit, 20)
-    losses, scales, dtypes, found = on_two_ranks(fit, stage, 20, precision=precision, initial_scale_power=8)
+    losses, scales, dtypes, found = on_two_ranks(
+        fit, stage, 20, precision=precision, initial_scale_power=8
+    )
     assert losses == pytest.approx(expected, rel=2e-2)
     assert dtypes == {torch.float16}
     assert scales == [256.0] * 20
@@ -101,5 +111,8 @@ def test_the_scale_goes_on(has_float16, tmp_path, stage, precision):
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
 def test_where_there_is_none(has_no_float16, precision):
-    with pytest.raises(ConfigurationError, match=rf"precision='{precision}': DeepSpeed finds no float16 on 'cpu' here"):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"precision='{precision}': DeepSpeed finds no float16 on 'cpu' here",
+    ):
         Fabric(strategy="deepspeed", accelerator="cpu", devices=1, precision=precision)

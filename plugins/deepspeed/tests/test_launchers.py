@@ -1,4 +1,6 @@
-"""The same training, whoever starts its processes: DeepSpeed's launcher, torchrun, and schedulers."""
+"""The same training, whoever starts its processes: DeepSpeed's launcher, torchrun, and
+schedulers.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ def run_all(*commands, **variables):
 
 
 def start(command, environment):
-    """Start what is written in Python in a fork of a process that has imported DeepSpeed; and so its ranks."""
+    """Start what is written in Python in a fork of a process that has imported DeepSpeed; and so
+    its ranks.
+    """
     if command[0] == sys.executable:
         return programs.start(command, env=environment, merge_errors=True, preload=PRELOAD)
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -54,7 +58,9 @@ def expected_losses(tmp_path_factory):
 
 @pytest.fixture
 def assert_trains(tmp_path, expected_losses):
-    """Train under each node's launcher, and compare places and losses; gives the arguments beside the test's own."""
+    """Train under each node's launcher, and compare places and losses; gives the arguments beside
+    the test's own.
+    """
 
     def check(*launchers, places, environment, arguments=STAGE_3, **variables):
         script = (PROGRAM, tmp_path, json.dumps(arguments))
@@ -77,7 +83,9 @@ def deepspeed(*options):
 def test_the_deepspeed_launcher(assert_trains):
     """The script gets an argument that it hasn't asked for; with `--no_local_rank` it doesn't."""
     further = assert_trains(
-        deepspeed("--num_accelerators", 2), places=[(0, 0), (0, 1)], environment="TorchElasticEnvironment"
+        deepspeed("--num_accelerators", 2),
+        places=[(0, 0), (0, 1)],
+        environment="TorchElasticEnvironment",
     )
     assert further == [["--local_rank=0"], ["--local_rank=1"]]
 
@@ -90,23 +98,37 @@ def test_the_deepspeed_launcher_on_two_nodes(assert_trains, tmp_path):
     once = deepspeed(*address)
     nodes = [(*once, "--node_rank", number) for number in (0, 1)]
     further = assert_trains(
-        *nodes, places=[(0, 0), (1, 0)], environment="TorchElasticEnvironment", arguments=STAGE_3 | {"num_nodes": 2}
+        *nodes,
+        places=[(0, 0), (1, 0)],
+        environment="TorchElasticEnvironment",
+        arguments=STAGE_3 | {"num_nodes": 2},
     )
     assert further == [[], []]
 
 
 def test_devices_that_contradict_the_deepspeed_launcher(tmp_path):
     launcher = deepspeed("--no_local_rank", "--num_accelerators", 2)
-    ((code, output),) = run_all((*launcher, PROGRAM, tmp_path, json.dumps(STAGE_3 | {"devices": 3})))
+    ((code, output),) = run_all(
+        (*launcher, PROGRAM, tmp_path, json.dumps(STAGE_3 | {"devices": 3}))
+    )
     assert code == 1
     assert (
-        "ConfigurationError: The launcher started 2 processes (WORLD_SIZE=2), but devices=3 and num_nodes=1 ask for 3. "
-        "Pass devices=2 and num_nodes=1, or let it start 3."
+        "ConfigurationError: The launcher started 2 processes (WORLD_SIZE=2), but devices=3 and "
+        "num_nodes=1 ask for 3. Pass devices=2 and num_nodes=1, or let it start 3."
     ) in output
 
 
 def test_torchrun_on_two_nodes(assert_trains):
-    meeting = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", free_port())
+    meeting = (
+        "--nnodes",
+        2,
+        "--nproc-per-node",
+        1,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        free_port(),
+    )
     assert_trains(
         *[(*programs.TORCHRUN, *meeting, "--node-rank", number) for number in (0, 1)],
         places=[(0, 0), (1, 0)],
@@ -134,9 +156,16 @@ def test_srun(assert_trains, slurm):
 @pytest.mark.parametrize("end", ["ctrl-c", "killed"])
 def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
     launcher = deepspeed("--no_local_rank", "--num_accelerators", 2)
-    command = [*map(str, (*launcher, TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps"))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_until(lambda: len([path for path in tmp_path.glob("pid-*") if path.read_text()]) == 2, "pids of both ranks")
+    command = [
+        *map(str, (*launcher, TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps"))
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    wait_until(
+        lambda: len([path for path in tmp_path.glob("pid-*") if path.read_text()]) == 2,
+        "pids of both ranks",
+    )
     ranks = [int((tmp_path / f"pid-{rank}").read_text()) for rank in (0, 1)]
     if end == "ctrl-c":
         os.killpg(process.pid, signal.SIGINT)

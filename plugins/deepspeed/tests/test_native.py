@@ -1,4 +1,6 @@
-"""DeepSpeed's own layout: written and read by its engine, and turned into one that every strategy reads."""
+"""DeepSpeed's own layout: written and read by its engine, and turned into one that every strategy
+reads.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ def test_a_run_goes_on_and_its_weights_come_out(tmp_path, stage):
     assert found == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(resumed, weights, rtol=1e-5, atol=1e-6)
 
-    convert_checkpoint(path, tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO())
+    convert_checkpoint(
+        path, tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO()
+    )
     model = load_checkpoint(tmp_path / "weights.pt")["model"]
     assert sorted(model) == sorted(weights)
     assert {value.dtype for value in model.values()} == {torch.float32}
@@ -27,20 +31,31 @@ def test_a_run_goes_on_and_its_weights_come_out(tmp_path, stage):
         fit(tmp_path, native(stage), 1, ckpt_path=path)
     assert CheckpointError.__name__ in repr(failure.value) + str(failure.value)
 
-    with pytest.raises(WorkerError, match=r"can't load .*: AssertionError in check_ckpt_list, 'assert len.* Its own"):
+    with pytest.raises(
+        WorkerError,
+        match=r"can't load .*: AssertionError in check_ckpt_list, 'assert len.* Its own",
+    ):
         fit(tmp_path, native(5 - stage), 2, ckpt_path=path)
 
-    told = rf"no checkpoint of core, .* DeepSpeed's. `core checkpoint convert --from deepspeed_native '{path}' TARGET`"
+    told = (
+        r"no checkpoint of core, .* DeepSpeed's. `core checkpoint convert --from "
+        rf"deepspeed_native '{path}' TARGET`"
+    )
     with pytest.raises(CheckpointCorruptedError, match=told):
         load_checkpoint(path)
-    with pytest.raises(CheckpointCorruptedError, match="Name the folder around it, with the file 'latest'"):
+    with pytest.raises(
+        CheckpointCorruptedError, match="Name the folder around it, with the file 'latest'"
+    ):
         load_checkpoint(path / "core")
 
 
 def test_nothing_there_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="No DeepSpeed checkpoint"):
         convert_checkpoint(
-            tmp_path / "nothing", tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO()
+            tmp_path / "nothing",
+            tmp_path / "weights.pt",
+            TorchCheckpointIO(),
+            reader=NativeCheckpointIO(),
         )
 
 
@@ -48,9 +63,19 @@ def test_what_deepspeed_itself_has_written_at_stage_0_is_read(tmp_path):
     weights = {"layer.weight": torch.ones(2, dtype=torch.bfloat16)}
     (tmp_path / "native" / "global_step3").mkdir(parents=True)
     (tmp_path / "native" / "latest").write_text("global_step3")
-    saved = {"module": weights, "param_shapes": None, "frozen_param_shapes": None, "shared_params": None}
+    saved = {
+        "module": weights,
+        "param_shapes": None,
+        "frozen_param_shapes": None,
+        "shared_params": None,
+    }
     torch.save(saved, tmp_path / "native" / "global_step3" / "mp_rank_00_model_states.pt")
-    convert_checkpoint(tmp_path / "native", tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO())
+    convert_checkpoint(
+        tmp_path / "native",
+        tmp_path / "weights.pt",
+        TorchCheckpointIO(),
+        reader=NativeCheckpointIO(),
+    )
     model = load_checkpoint(tmp_path / "weights.pt")["model"]
     assert torch.equal(model["layer.weight"], torch.ones(2))
     with pytest.raises(CheckpointCorruptedError, match="--from deepspeed_native"):

@@ -1,7 +1,7 @@
 """Where the optimizer's state is kept doesn't change what is learned.
 
-On a disk: `tox exec -e deepspeed -- python -m core_deepspeed.ops build pin_memory async_io`, which takes minutes,
-then `tox run -e deepspeed -- -m nvme plugins/deepspeed/tests`.
+On a disk: `tox exec -e deepspeed -- python -m core_deepspeed.ops build pin_memory async_io`, which
+takes minutes, then `tox run -e deepspeed -- -m nvme plugins/deepspeed/tests`.
 """
 
 import functools
@@ -19,10 +19,14 @@ def train(rank, folder):
     """Three steps. Whole weights on rank 0, and how many files the folder had then."""
     fabric = rank.fabric()
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Tanh(), nn.Linear(NUM_FEATURES, 1))
+    model = nn.Sequential(
+        nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Tanh(), nn.Linear(NUM_FEATURES, 1)
+    )
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     for step in range(3):
-        inputs = torch.randn(8, NUM_FEATURES, generator=torch.Generator().manual_seed(10 * step + rank.number))
+        inputs = torch.randn(
+            8, NUM_FEATURES, generator=torch.Generator().manual_seed(10 * step + rank.number)
+        )
         fabric.backward((model(inputs) - inputs.mean(1, keepdim=True)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
@@ -37,7 +41,12 @@ def train(rank, folder):
 OFFLOAD = {"offload_optimizer": True}
 ON_DISK = {**OFFLOAD, "offload_optimizer_device": "nvme"}
 # In bf16, the only format of parameters that DeepSpeed puts on a disk faithfully.
-ALL_ON_DISK = {**ON_DISK, "offload_parameters": True, "offload_params_device": "nvme", "remote_device": "nvme"}
+ALL_ON_DISK = {
+    **ON_DISK,
+    "offload_parameters": True,
+    "offload_params_device": "nvme",
+    "remote_device": "nvme",
+}
 
 
 @pytest.mark.nvme
@@ -50,7 +59,9 @@ ALL_ON_DISK = {**ON_DISK, "offload_parameters": True, "offload_params_device": "
     ids=["nvme", "parameters on nvme too"],
 )
 def test_where_state_is_kept_changes_nothing(tmp_path, options, others, precision):
-    run = functools.partial(on_two_ranks, train, tmp_path, stage=3, config=None, trainer={"precision": precision})
+    run = functools.partial(
+        on_two_ranks, train, tmp_path, stage=3, config=None, trainer={"precision": precision}
+    )
     (weights, num_files), (expected, _) = run(**options, nvme_path=tmp_path)[0], run(**others)[0]
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
     assert num_files > 0

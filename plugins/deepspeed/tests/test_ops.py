@@ -80,7 +80,9 @@ def refusal(names=("cpu_adam",), **options):
 
 @pytest.fixture(params=["file", "kernel"])
 def holder(request, monkeypatch):
-    """How torch keeps a lock until 2.14, whose file is the lock, and since, where the file stays."""
+    """How torch keeps a lock until 2.14, whose file is the lock, and since, where the file
+    stays.
+    """
     if request.param == "file":
         if not file_is_the_lock:
             pytest.skip("torch has locked the file itself since 2.14")
@@ -103,13 +105,18 @@ def test_a_builder_that_lives_is_waited_for(compiled, holder, caplog):
     with builder(compiled / "lock", holder, seconds=2) as process:
         ops.check(["cpu_adam"], limit=timedelta(minutes=1) * slowness())
     (record,) = caplog.records
-    assert f"Waiting for process {process.pid}, which compiles cpu_adam for DeepSpeed, for at" in record.getMessage()
+    assert (
+        f"Waiting for process {process.pid}, which compiles cpu_adam for DeepSpeed, for at"
+        in record.getMessage()
+    )
 
 
 def test_the_wait_has_an_end(compiled, holder):
     with builder(compiled / "lock", holder) as process:
         message = refusal(limit=timedelta(seconds=1))
-    assert message.startswith(f"Process {process.pid} has been compiling cpu_adam for DeepSpeed for more than")
+    assert message.startswith(
+        f"Process {process.pid} has been compiling cpu_adam for DeepSpeed for more than"
+    )
     assert f"it keeps {compiled / 'lock'}. Look at what it does" in message
 
 
@@ -119,8 +126,9 @@ def test_a_builder_that_dies_meanwhile(compiled):
         threading.Timer(0.5, process.kill).start()
         message = refusal(limit=timedelta(minutes=2) * slowness())
     assert message == (
-        f"{compiled / 'lock'} says that a process compiles cpu_adam for DeepSpeed, and none on this machine does: it "
-        f"was killed. Every run would wait for it, for ever. Delete the file: rm {compiled / 'lock'}"
+        f"{compiled / 'lock'} says that a process compiles cpu_adam for DeepSpeed, and none on "
+        "this machine does: it was killed. Every run would wait for it, for ever. Delete the "
+        f"file: rm {compiled / 'lock'}"
     )
 
 
@@ -148,7 +156,9 @@ def only(tmp_path, monkeypatch, **programs):
 class TestTools:
     def test_no_ninja(self, compiled, tmp_path, monkeypatch):
         only(tmp_path, monkeypatch)
-        assert refusal() == ("DeepSpeed loads cpu_adam with ninja, and there is no ninja here: pip install ninja.")
+        assert refusal() == (
+            "DeepSpeed loads cpu_adam with ninja, and there is no ninja here: pip install ninja."
+        )
 
     def test_the_ninja_beside_python_comes_first(self, compiled, tmp_path, monkeypatch):
         beside = only(tmp_path, monkeypatch, ninja="echo 2")
@@ -166,10 +176,14 @@ class TestTools:
         op_builder = library.load().ops.op_builder
         monkeypatch.setattr(op_builder.builder.OpBuilder, "_loaded_ops", {})
         scripts = sysconfig.get_path("scripts")
-        before = os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if each != scripts)
+        before = os.pathsep.join(
+            each for each in os.environ["PATH"].split(os.pathsep) if each != scripts
+        )
         monkeypatch.setenv("PATH", before)
         found = []
-        monkeypatch.setattr(cpp_extension, "load", lambda **options: found.append(shutil.which("ninja")))
+        monkeypatch.setattr(
+            cpp_extension, "load", lambda **options: found.append(shutil.which("ninja"))
+        )
         op_builder.CPUAdamBuilder().load()
         assert found == [shutil.which("ninja", path=os.pathsep.join((scripts, before)))]
         assert os.environ["PATH"] == before
@@ -178,8 +192,9 @@ class TestTools:
         only(tmp_path, monkeypatch, ninja="")
         monkeypatch.delenv("CXX", raising=False)
         assert refusal() == (
-            "DeepSpeed compiles cpu_adam on this machine, and there is no C++ compiler: 'c++' is not in PATH. "
-            "Install one (apt-get install g++), or name it in the environment variable CXX."
+            "DeepSpeed compiles cpu_adam on this machine, and there is no C++ compiler: 'c++' is "
+            "not in PATH. Install one (apt-get install g++), or name it in the environment "
+            "variable CXX."
         )
         monkeypatch.setenv("CXX", "clang-of-mine -O2")
         assert "'clang-of-mine -O2' is not in PATH" in refusal()
@@ -195,7 +210,10 @@ class TestTools:
         wrapper.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec "{compiler}" -nostdinc "$@"\n')
         wrapper.chmod(0o755)
         monkeypatch.setenv("CXX", shlex.quote(str(wrapper)))
-        assert "Offloading to NVMe needs the library libaio and its header, which aren't here" in refusal(["async_io"])
+        assert (
+            "Offloading to NVMe needs the library libaio and its header, which aren't here"
+            in refusal(["async_io"])
+        )
 
     def test_who_waits_is_told_why(self, folder, caplog, monkeypatch):
         config = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
@@ -204,8 +222,8 @@ class TestTools:
         ops.prepare(config)
         (record,) = caplog.records
         assert record.getMessage() == (
-            "DeepSpeed compiles cpu_adam now, which takes minutes. `python -m core_deepspeed.ops build cpu_adam` does "
-            "that ahead."
+            "DeepSpeed compiles cpu_adam now, which takes minutes. `python -m core_deepspeed.ops "
+            "build cpu_adam` does that ahead."
         )
 
 
@@ -238,7 +256,9 @@ def test_what_was_compiled_when_deepspeed_was_installed_needs_nothing(tmp_path, 
     package = tmp_path / "deepspeed"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "git_version_info_installed.py").write_text("installed_ops={'cpu_adam': True, 'async_io': False}\n")
+    (package / "git_version_info_installed.py").write_text(
+        "installed_ops={'cpu_adam': True, 'async_io': False}\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
     only(tmp_path, monkeypatch)

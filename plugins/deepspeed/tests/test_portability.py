@@ -1,4 +1,6 @@
-"""Masters of bf16 go on exactly from a checkpoint of any stage; in float32 the kit goes on from and to each."""
+"""Masters of bf16 go on exactly from a checkpoint of any stage; in float32 the kit goes on from and
+to each.
+"""
 
 import pytest
 from zero_ranks import CUT
@@ -18,7 +20,11 @@ STAGES = [
 def test_masters_of_bf16_go_on_exactly(tmp_path, writer):
     expected = write(writer, tmp_path)[1]
     path = tmp_path / f"{writer.name}.ckpt"
-    assert {str(value.dtype) for name, value in load_checkpoint(path)["model"].items() if "frozen" not in name} == {
+    assert {
+        str(value.dtype)
+        for name, value in load_checkpoint(path)["model"].items()
+        if "frozen" not in name
+    } == {
         "torch.float32",
         "torch.int64",
     }

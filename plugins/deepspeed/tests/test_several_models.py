@@ -12,8 +12,12 @@ def generate_and_judge(rank, way):
     """Losses of two models with an optimizer each; that of the first goes through the second."""
     fabric = rank.fabric()
     torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(size, 6), nn.Tanh(), nn.Linear(6, 6 - size)) for size in (1, 5)]
-    prepared = [fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.2)) for model in models]
+    models = [
+        nn.Sequential(nn.Linear(size, 6), nn.Tanh(), nn.Linear(6, 6 - size)) for size in (1, 5)
+    ]
+    prepared = [
+        fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.2)) for model in models
+    ]
     (generator, its), (judge, others) = prepared
     losses = []
     for step in range(4):
@@ -31,7 +35,9 @@ def generate_and_judge(rank, way):
         its.zero_grad()
         if way == "dropped":
             others.zero_grad()
-        losses.append(fabric.all_reduce(torch.stack([judged, generated]).detach(), reduce_op="mean"))
+        losses.append(
+            fabric.all_reduce(torch.stack([judged, generated]).detach(), reduce_op="mean")
+        )
     fabric.teardown()
     return torch.stack(losses)
 
@@ -46,7 +52,9 @@ def test_a_loss_that_goes_through_two_models(stage, way):
 
 
 def learn_from_a_teacher(rank, frozen):
-    """Losses of a model whose loss goes through another, which has no optimizer; sizes of the latter's parameters."""
+    """Losses of a model whose loss goes through another, which has no optimizer; sizes of the
+    latter's parameters.
+    """
     fabric = rank.fabric()
     torch.manual_seed(0)
     teacher, pupil = make_model().requires_grad_(not frozen), nn.Linear(5, 5)
@@ -78,15 +86,20 @@ def test_a_model_without_an_optimizer(stage, frozen):
 
 def scale_otherwise(rank):
     fabric = rank.fabric()
-    prepared = [fabric.setup(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
+    prepared = [
+        fabric.setup(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(2)
+    ]
     (first, _), (second, _) = prepared
-    fabric.strategy.engines[1].zero.loss_scaler.cur_scale = 8.0  # as after an overflow in one of the two
+    # as after an overflow in one of the two
+    fabric.strategy.engines[1].zero.loss_scaler.cur_scale = 8.0
     fabric.backward(second(first(torch.ones(1, 2))).sum(), model=first)
 
 
 def test_gradients_that_another_models_loss_scales_otherwise():
     message = (
-        r"goes through a Linear .* gradients scaled by 1 instead of 8\. Call requires_grad_\(False\) on the latter"
+        r"goes through a Linear .* gradients scaled by 1 instead of 8\. Call "
+        r"requires_grad_\(False\) on the latter"
     )
     with pytest.raises(WorkerError, match=message):
         on_two_ranks(scale_otherwise)

@@ -12,9 +12,27 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from zero_ranks import CUT, STAGES, end, loss_of, make_batch, make_model, on_one_device, on_two_ranks, share_of
+from zero_ranks import (
+    CUT,
+    STAGES,
+    end,
+    loss_of,
+    make_batch,
+    make_model,
+    on_one_device,
+    on_two_ranks,
+    share_of,
+)
 
-from core import ConfigurationError, Fabric, Module, ModuleError, Trainer, UnsupportedError, WorkerError
+from core import (
+    ConfigurationError,
+    Fabric,
+    Module,
+    ModuleError,
+    Trainer,
+    UnsupportedError,
+    WorkerError,
+)
 from core.checkpoint import TorchCheckpointIO
 from core_deepspeed import DeepSpeedStrategy
 from core_testing import Backend
@@ -22,11 +40,13 @@ from core_testing import Backend
 NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
 
-# formats --------------------------------------------------------------------------------------------------------------
+# formats ------------------------------------------------------------------------------------------
 
 
 def keep(rank):
-    """A buffer that no state has, and a layer that is named; the formats that they have after a step, and warnings."""
+    """A buffer that no state has, and a layer that is named; the formats that they have after a
+    step, and warnings.
+    """
     handler, fabric, model = logging.Handler(), rank.fabric(), make_model()
     handler.emit = Mock()
     logging.getLogger("core_deepspeed").addHandler(handler)
@@ -46,15 +66,20 @@ def test_buffers_are_kept_in_float32_and_a_line_says_which_parameters_are_not(st
     for frequencies, dtypes, _ in found:
         assert torch.equal(frequencies, torch.tensor([1.001]))
         assert dtypes == {torch.bfloat16}
-    line = r"keeps parameters in float32 \(0\.weight.*\), and DeepSpeed's engine computes with all of them in bfloat16"
+    line = (
+        r"keeps parameters in float32 \(0\.weight.*\), and DeepSpeed's engine computes with all "
+        r"of them in bfloat16"
+    )
     assert [bool(re.search(line, said)) for *_, said in found] == [True, False]
 
 
-# gradients ------------------------------------------------------------------------------------------------------------
+# gradients ----------------------------------------------------------------------------------------
 
 
 def accumulate_and_drop(rank):
-    """Drops what backward has accumulated, then accumulates two batches, without a word about the window."""
+    """Drops what backward has accumulated, then accumulates two batches, without a word about the
+    window.
+    """
     fabric = rank.fabric()
     model = make_model()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
@@ -71,7 +96,8 @@ def accumulate_and_drop(rank):
 
 
 @pytest.mark.parametrize(
-    ("stage", "offload"), [(stage, offload) for stage in range(4) for offload in (False, True)[: stage + 1]]
+    ("stage", "offload"),
+    [(stage, offload) for stage in range(4) for offload in (False, True)[: stage + 1]],
 )
 def test_gradients_are_dropped_and_accumulated(stage, offload):
     expected = on_one_device(accumulate_and_drop)
@@ -96,7 +122,9 @@ def test_clipping_by_hand_gives_the_norm(stage):
 
 
 def autocast(rank):
-    """Two steps; what the forward computes in, what weights are in, and them; and what is left of it in the process."""
+    """Two steps; what the forward computes in, what weights are in, and them; and what is left of
+    it in the process.
+    """
     fabric = rank.fabric()
     model = make_model()
     user_model, formats = model, []
@@ -109,14 +137,24 @@ def autocast(rank):
         optimizer.step()
         optimizer.zero_grad()
     weights = end(fabric, model.module)
-    marked = [name for name, parameter in user_model.named_parameters() if hasattr(parameter, "comm_dtype")]
+    marked = [
+        name
+        for name, parameter in user_model.named_parameters()
+        if hasattr(parameter, "comm_dtype")
+    ]
     of_library = sys.modules.get("deepspeed.runtime.torch_autocast")
-    return formats, weights, (marked, of_library is not None and of_library.is_autocast_initialized())
+    return (
+        formats,
+        weights,
+        (marked, of_library is not None and of_library.is_autocast_initialized()),
+    )
 
 
 @STAGES
 def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
-    """As `bf16-mixed` does on one device, and nothing of it stays on the user's parameters or in the process."""
+    """As `bf16-mixed` does on one device, and nothing of it stays on the user's parameters or in
+    the process.
+    """
     options = {"precision": "bf16-mixed"}
     expected = on_one_device(autocast, **options)
     config = {"torch_autocast": {"enabled": True}, **(CUT if stage == 3 else {})}
@@ -133,7 +171,9 @@ def autocast_on_a_gpu(rank):
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_forward_stays_in_the_autocast_that_is_around_it(stage):
-    ranks = Backend(functools.partial(DeepSpeedStrategy, stage=stage), options={"precision": "bf16-mixed"})
+    ranks = Backend(
+        functools.partial(DeepSpeedStrategy, stage=stage), options={"precision": "bf16-mixed"}
+    )
     assert ranks.run(autocast_on_a_gpu)[0][0] == ["torch.bfloat16"] * 4
 
 
@@ -141,14 +181,21 @@ def test_clipping_by_value_is_refused():
     with pytest.raises(WorkerError, match="clips gradients by their 2-norm only"):
         on_two_ranks(functools.partial(norm_and_clip, clip_val=0.1))
     with pytest.raises(UnsupportedError, match="can't clip gradients by value"):
-        Trainer(strategy="deepspeed", accelerator="cpu", gradient_clip_val=1.0, gradient_clip_algorithm="value")
+        Trainer(
+            strategy="deepspeed",
+            accelerator="cpu",
+            gradient_clip_val=1.0,
+            gradient_clip_algorithm="value",
+        )
 
 
-# parameters and buffers -----------------------------------------------------------------------------------------------
+# parameters and buffers ---------------------------------------------------------------------------
 
 
 class Uncommon(nn.Module):
-    """A factor, weights that do not lie row after row, a buffer, and beside a scalar a parameter of no size."""
+    """A factor, weights that do not lie row after row, a buffer, and beside a scalar a parameter of
+    no size.
+    """
 
     def __init__(self, factor):
         super().__init__()
@@ -188,7 +235,9 @@ def test_uncommon_parameters_train_as_on_one_device(stage):
 
 
 def test_a_scalar_at_stage_3():
-    with pytest.raises(WorkerError, match=r"'factor' of Uncommon is a parameter of shape \(\), .* or use stage=2"):
+    with pytest.raises(
+        WorkerError, match=r"'factor' of Uncommon is a parameter of shape \(\), .* or use stage=2"
+    ):
         on_two_ranks(step_uncommon, torch.tensor(1.5), stage=3)
 
 
@@ -222,8 +271,9 @@ SOON = timedelta(seconds=60)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_parameters_that_one_rank_alone_leaves_out_are_named(stage):
     message = (
-        r"^Rank 1 failed with .*ModuleError: The loss does not depend on '\w+.2.weight', '\w+.2.bias' on rank 1, and "
-        r"on rank 0 it does, or leaves out others: DeepSpeedStrategy exchanges gradients of the same parameters on"
+        r"^Rank 1 failed with .*ModuleError: The loss does not depend on '\w+.2.weight', "
+        r"'\w+.2.bias' on rank 1, and on rank 0 it does, or leaves out others: DeepSpeedStrategy "
+        r"exchanges gradients of the same parameters on"
     )
     with pytest.raises(WorkerError, match=message):
         on_two_ranks(fit_apart, False, True, stage=stage, timeout=SOON)
@@ -254,13 +304,14 @@ def test_parameters_that_one_rank_leaves_out_count_as_zeros_at_stage_0():
 @STAGES
 def test_a_step_without_a_loss_on_one_rank_alone_is_named(stage):
     message = (
-        r"^Rank 1 failed with .*ModuleError: Apart.training_step returned None for batch 2 of epoch 0 on rank 1, and"
+        r"^Rank 1 failed with .*ModuleError: Apart.training_step returned None for batch 2 "
+        r"of epoch 0 on rank 1, and"
     )
     with pytest.raises(WorkerError, match=message):
         on_two_ranks(fit_apart, True, True, stage=stage, timeout=SOON)
 
 
-# stage 3 --------------------------------------------------------------------------------------------------------------
+# stage 3 ------------------------------------------------------------------------------------------
 
 
 class BuiltLate(Module):
@@ -308,14 +359,18 @@ class Judged(BuiltLate):
 
 
 def evaluate_a_checkpoint(rank, path):
-    """Losses by `validate` and `test`, and predictions, of modules that have never been trained here."""
+    """Losses by `validate` and `test`, and predictions, of modules that have never been trained
+    here.
+    """
     loader, trainer = make_loader(rank), rank.trainer(max_epochs=1)
     trainer.fit(Judged(), loader, loader)
     trainer.save_checkpoint(path, weights_only=True)
     (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
     (tested,) = rank.trainer().test(Judged(), loader, ckpt_path=path)
     predicted = rank.trainer().predict(Judged(), loader, ckpt_path=path)
-    return torch.tensor([validated["loss"], tested["loss"]]), torch.cat([part.float() for part in predicted])
+    return torch.tensor([validated["loss"], tested["loss"]]), torch.cat(
+        [part.float() for part in predicted]
+    )
 
 
 @STAGES
@@ -328,7 +383,9 @@ def test_a_checkpoint_is_evaluated(tmp_path, stage):
 
 
 def evaluate_twice(rank):
-    """A module that is evaluated with its parameters cut, twice, and the weights that it has then."""
+    """A module that is evaluated with its parameters cut, twice, and the weights that it has
+    then.
+    """
     layers = make_model()
     before = {name: value.clone() for name, value in layers.state_dict().items()}
     outputs = []
@@ -342,7 +399,9 @@ def evaluate_twice(rank):
 
 
 def test_an_evaluation_in_16_bits_rounds_no_weight():
-    """Without an optimizer an engine has no masters, and would leave the weights as it has computed with them."""
+    """Without an optimizer an engine has no masters, and would leave the weights as it has computed
+    with them.
+    """
     results = on_two_ranks(evaluate_twice, stage=3, trainer={"precision": "bf16-mixed"})
     for before, after, (first, second) in results:
         torch.testing.assert_close(after, before, rtol=0, atol=0)
@@ -407,7 +466,7 @@ def test_the_summary_counts_what_is_cut(caplog, capfd):
     assert re.search(r"50\s+trainable parameters", capfd.readouterr().out)
 
 
-# offloading -----------------------------------------------------------------------------------------------------------
+# offloading ---------------------------------------------------------------------------------------
 
 
 def step_offloaded(rank, make_optimizer):
@@ -432,7 +491,9 @@ def a_fused_adam(parameters):
 def test_an_adam_keeps_its_weight_decay_when_it_is_offloaded(monkeypatch):
     # Its kernels are for the memory of a GPU: they are compiled when it is made, and aren't called.
     monkeypatch.setattr("deepspeed.ops.adam.fused_adam.FusedAdamBuilder.load", lambda self: Mock())
-    decoupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3, decoupled_weight_decay=True)
+    decoupled = functools.partial(
+        torch.optim.Adam, lr=0.02, weight_decay=0.3, decoupled_weight_decay=True
+    )
     coupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3)
     for offloaded, alone in ((decoupled, decoupled), (coupled, coupled), (a_fused_adam, coupled)):
         _, expected = on_one_device(step_offloaded, alone)
@@ -441,7 +502,7 @@ def test_an_adam_keeps_its_weight_decay_when_it_is_offloaded(monkeypatch):
         torch.testing.assert_close(found, expected, **NEAR)
 
 
-# refusals -------------------------------------------------------------------------------------------------------------
+# refusals -----------------------------------------------------------------------------------------
 
 
 def set_up(rank, kind, dtype=torch.float32):
@@ -459,7 +520,9 @@ def set_up_deepspeeds_own(rank, what):
     if what == "Muon":
         from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
-        optimizer = MuonWithAuxAdam([{"params": [one], "use_muon": one.ndim == 2} for one in model.parameters()])
+        optimizer = MuonWithAuxAdam(
+            [{"params": [one], "use_muon": one.ndim == 2} for one in model.parameters()]
+        )
     fabric.setup(model, optimizer)
 
 
@@ -474,7 +537,12 @@ def set_up_embedding(rank):
         (set_up, ("Adafactor",), {}, "Adafactor looks at whole tensors"),
         (set_up, ("Adagrad",), {}, "DeepSpeed makes another Adagrad"),
         (set_up, ("AdamW", torch.float64), {}, r"are of torch\.float64"),
-        (set_up, ("LBFGS",), {"stage": 0}, "LBFGS evaluates the loss several times in a step, .* strategy='ddp'"),
+        (
+            set_up,
+            ("LBFGS",),
+            {"stage": 0},
+            "LBFGS evaluates the loss several times in a step, .* strategy='ddp'",
+        ),
         (
             set_up,
             ("AdamW",),
@@ -485,13 +553,15 @@ def set_up_embedding(rank):
             set_up_deepspeeds_own,
             ("Muon",),
             {},
-            "MuonWithAuxAdam looks at whole tensors.* return torch.optim.Muon, under strategy='fsdp'",
+            "MuonWithAuxAdam looks at whole tensors.* return torch.optim.Muon, under "
+            "strategy='fsdp'",
         ),
         (
             set_up_deepspeeds_own,
             ("experts",),
             {},
-            "'0' of Sequential is deepspeed.moe.layer.MoE, which .* isn't supported. strategy='parallel'",
+            "'0' of Sequential is deepspeed.moe.layer.MoE, which .* isn't supported. "
+            "strategy='parallel'",
         ),
         (set_up_embedding, (), {}, "'0' of Sequential gives sparse gradients.* sparse=False"),
     ],
@@ -511,7 +581,9 @@ def unfreeze_and_add(rank):
     fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
     optimizer.step()
     model[0].requires_grad_(True)
-    with pytest.raises(ConfigurationError, match=r"parameter '0\.\w+' gets gradients, and was frozen when"):
+    with pytest.raises(
+        ConfigurationError, match=r"parameter '0\.\w+' gets gradients, and was frozen when"
+    ):
         fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
     model[2].requires_grad_(False)
     kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
@@ -540,11 +612,16 @@ def unfreeze_and_go_on(rank):
         model.requires_grad_(True)
     kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
     weights = end(fabric, model)
-    return {**weights, **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()}}
+    return {
+        **weights,
+        **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()},
+    }
 
 
 def test_at_stage_0_an_optimizer_is_the_users_own():
-    """It may be one that looks at whole tensors, be given another group, and parameters may be unfrozen."""
+    """It may be one that looks at whole tensors, be given another group, and parameters may be
+    unfrozen.
+    """
     expected = on_one_device(unfreeze_and_go_on)
     found = on_two_ranks(unfreeze_and_go_on, stage=0)[0]
     torch.testing.assert_close(found, expected, **NEAR)
@@ -560,7 +637,9 @@ def set_up_statistics(rank):
 
 def test_running_statistics_in_another_format_than_weights():
     mixed = {"precision": "bf16-mixed"}
-    with pytest.raises(WorkerError, match=r"'1' is a BatchNorm1d: .*'buffer_dtype': 'bf16'.* precision='bf16-true'"):
+    with pytest.raises(
+        WorkerError, match=r"'1' is a BatchNorm1d: .*'buffer_dtype': 'bf16'.* precision='bf16-true'"
+    ):
         on_two_ranks(set_up_statistics, trainer=mixed)
     buffers = {"data_types": {"buffer_dtype": "bf16"}}
     assert on_two_ranks(set_up_statistics, config=buffers, trainer=mixed) == [True, True]
@@ -570,7 +649,9 @@ def test_running_statistics_in_another_format_than_weights():
 def backward_of_nobody(rank):
     fabric = rank.fabric()
     unlike = nn.Linear(*((4, 6) if rank.number else (6, 4)), bias=False)  # as many elements
-    with pytest.raises(ModuleError, match=r"'weight': \(4, 6\) float32 on rank 0; \(6, 4\) float32 on rank 1"):
+    with pytest.raises(
+        ModuleError, match=r"'weight': \(4, 6\) float32 on rank 0; \(6, 4\) float32 on rank 1"
+    ):
         fabric.setup(unlike, torch.optim.SGD(unlike.parameters(), lr=0.1))
     for _ in range(2):
         model = make_model()
@@ -590,8 +671,16 @@ def fit_contradicted(rank):
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
-        ({"gradient_accumulation_steps": 4}, {"accumulate_grad_batches": 2}, "= 4, and accumulate_grad_batches=2"),
-        ({"gradient_clipping": 1.0}, {"gradient_clip_val": 0.5}, "= 1.0, and gradient_clip_val=0.5"),
+        (
+            {"gradient_accumulation_steps": 4},
+            {"accumulate_grad_batches": 2},
+            "= 4, and accumulate_grad_batches=2",
+        ),
+        (
+            {"gradient_clipping": 1.0},
+            {"gradient_clip_val": 0.5},
+            "= 1.0, and gradient_clip_val=0.5",
+        ),
         ({"train_micro_batch_size_per_gpu": 3}, {}, "= 3, and the loader's batch_size=4"),
     ],
 )
@@ -614,13 +703,16 @@ def test_unknown_options_are_refused():
     with pytest.raises(ConfigurationError, match="Leave the option out"):
         DeepSpeedStrategy(load_full_weights=False)
     native = DeepSpeedStrategy(1, deepspeed_checkpoint="native", checkpoint_io=TorchCheckpointIO())
-    with pytest.raises(ConfigurationError, match="engine write the checkpoints, and TorchCheckpointIO was given to"):
+    with pytest.raises(
+        ConfigurationError, match="engine write the checkpoints, and TorchCheckpointIO was given to"
+    ):
         Fabric(strategy=native, accelerator="cpu", devices=1)
     assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1
 
 
 def moments_of(engine):
-    own = getattr(engine.zero, "optimizer", engine.zero)  # at stage 0 nothing is around the user's optimizer
+    # at stage 0 nothing is around the user's optimizer
+    own = getattr(engine.zero, "optimizer", engine.zero)
     return [entry[key] for entry in own.state.values() for key in ("exp_avg", "exp_avg_sq")]
 
 

@@ -1,4 +1,6 @@
-"""Universal checkpoints: made from DeepSpeed's own layout, and going on under every stage and number of processes."""
+"""Universal checkpoints: made from DeepSpeed's own layout, and going on under every stage and
+number of processes.
+"""
 
 import functools
 import os
@@ -36,7 +38,9 @@ class Source:
 
     def __init__(self, folder, stage, num_processes):
         self.native, self.universal = folder / "native", folder / "universal"
-        self.losses, self.weights = fit(folder, native(stage), num_processes, path=self.native, net=Net)
+        self.losses, self.weights = fit(
+            folder, native(stage), num_processes, path=self.native, net=Net
+        )
         convert_checkpoint(self.native, self.universal, UniversalCheckpointIO())
 
     def check(self, losses, weights):
@@ -55,10 +59,19 @@ def source(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("writer", "reader"),
-    [((1, 2), (2, 1)), ((2, 1), (1, 2)), ((3, 2), (3, 1)), ((3, 2), (1, 2)), ((1, 2), (3, 2)), ((2, 1), (3, 2))],
+    [
+        ((1, 2), (2, 1)),
+        ((2, 1), (1, 2)),
+        ((3, 2), (3, 1)),
+        ((3, 2), (1, 2)),
+        ((1, 2), (3, 2)),
+        ((2, 1), (3, 2)),
+    ],
     ids=lambda run: f"stage {run[0]} on {run[1]}",
 )
-def test_a_run_goes_on_under_another_stage_and_number_of_processes(source, tmp_path, writer, reader):
+def test_a_run_goes_on_under_another_stage_and_number_of_processes(
+    source, tmp_path, writer, reader
+):
     stage, num_processes = reader
     before = source(*writer)
     before.check(*fit(tmp_path, native(stage), num_processes, ckpt_path=before.universal))
@@ -66,10 +79,17 @@ def test_a_run_goes_on_under_another_stage_and_number_of_processes(source, tmp_p
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_all_of_a_run_goes_on_under_another_strategy(tmp_path, stage):
-    """Groups, buffers, frozen and tied parameters included, some of which DeepSpeed's own loading forgets."""
+    """Groups, buffers, frozen and tied parameters included, some of which DeepSpeed's own loading
+    forgets.
+    """
     losses, weights = fit(tmp_path, native(stage), 2, path=tmp_path / "native", net=VariedNet)
     convert_checkpoint(tmp_path / "native", tmp_path / "universal", UniversalCheckpointIO())
-    convert_checkpoint(tmp_path / "universal", tmp_path / "all.pt", TorchCheckpointIO(), reader=UniversalCheckpointIO())
+    convert_checkpoint(
+        tmp_path / "universal",
+        tmp_path / "all.pt",
+        TorchCheckpointIO(),
+        reader=UniversalCheckpointIO(),
+    )
     ddp = DDPStrategy(start_method="fork")
     found, resumed = fit(tmp_path, ddp, 2, ckpt_path=tmp_path / "all.pt", net=VariedNet)
     assert found == pytest.approx(losses, rel=1e-5)
@@ -92,7 +112,11 @@ def test_deepspeed_itself_loads_them(source, stage):
     """On one process, with `load_universal`."""
     before = source(stage, 2)
     config = {**CUT, "checkpoint": {"load_universal": True}}
-    fabric = Fabric(accelerator="cpu", devices=1, strategy=DeepSpeedStrategy(stage, start_method="fork", config=config))
+    fabric = Fabric(
+        accelerator="cpu",
+        devices=1,
+        strategy=DeepSpeedStrategy(stage, start_method="fork", config=config),
+    )
     loaded = fabric.launch(_loaded_by_deepspeed, before.universal)
     torch.testing.assert_close(loaded, load(before.universal)["model"], rtol=0, atol=0)
 
@@ -108,12 +132,18 @@ def _loaded_by_deepspeed(fabric, path):
 def test_from_the_command_line(source, tmp_path):
     before, target = source(1, 2), tmp_path / "some" / "where"
     done = CliRunner().invoke(
-        command, ["checkpoint", "convert", str(before.native), str(target), "--to", "deepspeed_universal"]
+        command,
+        ["checkpoint", "convert", str(before.native), str(target), "--to", "deepspeed_universal"],
     )
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{target}: deepspeed_universal\n"
     assert [one.name for one in target.parent.iterdir()] == ["where"]
-    assert {one.name for one in target.iterdir()} == {"core", "core.pt", ".core.pt.digest", "latest_universal"}
+    assert {one.name for one in target.iterdir()} == {
+        "core",
+        "core.pt",
+        ".core.pt.digest",
+        "latest_universal",
+    }
     assert threading.enumerate() == [threading.main_thread()], "or nothing could be forked any more"
     UniversalCheckpointIO().remove_checkpoint(target, collectives=Alone())
     assert not target.exists()
@@ -128,11 +158,15 @@ def convert(source, target):
 
 def test_what_isn_t_deepspeed_s_is_refused(tmp_path):
     assert "No DeepSpeed checkpoint is at" in convert(tmp_path / "nothing", tmp_path / "universal")
-    DistributedCheckpointIO().save_checkpoint({"epoch": 1}, tmp_path / "own.ckpt", collectives=Alone())
+    DistributedCheckpointIO().save_checkpoint(
+        {"epoch": 1}, tmp_path / "own.ckpt", collectives=Alone()
+    )
     message = convert(tmp_path / "own.ckpt", tmp_path / "universal")
     assert "isn't of DeepSpeed's own layout: expected a folder with the file 'latest'" in message
     assert "deepspeed_checkpoint='native'" in message
-    with pytest.raises(CheckpointError, match="core checkpoint convert NATIVE TARGET --to deepspeed_universal"):
+    with pytest.raises(
+        CheckpointError, match="core checkpoint convert NATIVE TARGET --to deepspeed_universal"
+    ):
         UniversalCheckpointIO().save_checkpoint({}, tmp_path / "universal", collectives=Alone())
 
 
@@ -168,7 +202,9 @@ def test_damage_is_found(source, tmp_path):
         load(tmp_path / "universal")
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(CheckpointCorruptedError, match=r"exp_avg\.pt' is missing or damaged: no file is there"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"exp_avg\.pt' is missing or damaged: no file is there"
+    ):
         load(tmp_path / "universal")
     (tmp_path / "universal" / "core.pt").unlink()
     with pytest.raises(CheckpointError, match=r"has no file 'core\.pt'.* core hasn't made it"):
@@ -194,7 +230,12 @@ MARK = {"in DeepSpeed's files": True}
         {},
         {"rest": {"model": MARK}, "module": {"w": "../../w"}, "shapes": {}, "steps": {}},
         {"rest": {"model": MARK}, "module": 3, "shapes": {}, "steps": {}},
-        {"rest": {"optimizer": {**MARK, "param_groups": 3}}, "module": {}, "shapes": {}, "steps": {}},
+        {
+            "rest": {"optimizer": {**MARK, "param_groups": 3}},
+            "module": {},
+            "shapes": {},
+            "steps": {},
+        },
     ],
 )
 def test_what_core_has_not_written_beside_is_refused(tmp_path, beside):
@@ -217,7 +258,14 @@ class ByCall:
 
 @pytest.mark.parametrize(
     "saved",
-    [[1.0], {"param": 3}, torch.zeros(4), torch.arange(3), torch.zeros(1).expand(3), ByCall(os.system, ("exit 1",))],
+    [
+        [1.0],
+        {"param": 3},
+        torch.zeros(4),
+        torch.arange(3),
+        torch.zeros(1).expand(3),
+        ByCall(os.system, ("exit 1",)),
+    ],
 )
 def test_what_deepspeed_has_not_written_is_named_and_not_called(tmp_path, saved):
     folder = universal(tmp_path / "universal", WHOLE)
@@ -229,7 +277,9 @@ def test_what_deepspeed_has_not_written_is_named_and_not_called(tmp_path, saved)
         load(folder)
 
 
-@pytest.mark.parametrize("content", [{"module": 3}, {"module": {}, "param_shapes": 3}, {"module": {"w": 3}}])
+@pytest.mark.parametrize(
+    "content", [{"module": 3}, {"module": {}, "param_shapes": 3}, {"module": {"w": 3}}]
+)
 def test_a_file_of_the_module_that_deepspeed_has_not_written_is_named(source, tmp_path, content):
     shutil.copytree(source(1, 2).native, tmp_path / "native")
     (file,) = (tmp_path / "native").glob("*/mp_rank_00_model_states.pt")
@@ -244,11 +294,15 @@ def test_a_file_of_the_module_that_deepspeed_has_not_written_is_named(source, tm
 def test_a_folder_elsewhere_is_not_read(tmp_path, name):
     folder = universal(tmp_path / "universal", {})
     (folder / "latest_universal").write_text(name)
-    with pytest.raises(CheckpointCorruptedError, match=r"latest_universal' holds .* the name of a folder"):
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"latest_universal' holds .* the name of a folder"
+    ):
         load(folder)
 
 
-@pytest.mark.parametrize(("found", "is_read"), [((ZeroStageEnum, "weights"), True), ((LossScaler, "__init__"), False)])
+@pytest.mark.parametrize(
+    ("found", "is_read"), [((ZeroStageEnum, "weights"), True), ((LossScaler, "__init__"), False)]
+)
 def test_members_of_enums_are_read_whichever_python_has_written_them(tmp_path, found, is_read):
     """Python 3.11.0 to 3.11.3 pickles them as calls of getattr."""
     state = {"base_optimizer_state": {"state": {}}, "found": ByCall(getattr, found)}

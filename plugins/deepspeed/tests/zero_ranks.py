@@ -16,8 +16,12 @@ STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 def on_two_ranks(function, *args, stage=2, trainer=None, **options):
     """What it returns on each; `trainer` are options of Trainer and Fabric."""
-    make = functools.partial(DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options})
-    return Backend(make, num_processes=2, data_parallel_size=2, options=trainer or {}).run(function, *args)
+    make = functools.partial(
+        DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options}
+    )
+    return Backend(make, num_processes=2, data_parallel_size=2, options=trainer or {}).run(
+        function, *args
+    )
 
 
 def on_one_device(function, *args, **options):

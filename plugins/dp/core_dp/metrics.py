@@ -1,4 +1,6 @@
-"""Metrics that are updated in steps: all replicas of a module share the module's own, and take turns at it."""
+"""Metrics that are updated in steps: all replicas of a module share the module's own, and take
+turns at it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 TURN = RLock()
-"""Held by the replica that logs, or uses a metric: a metric's forward updates and computes itself."""
+"""Held by the replica that logs, or uses a metric: a metric's forward updates and computes
+itself.
+"""
 
 _OWN = ("update", "compute", "reset")
 _CALLED = (*_OWN, "forward")
@@ -25,14 +29,17 @@ _CALLED = (*_OWN, "forward")
 
 @contextmanager
 def taking_turns(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """A context in which threads take turns at the metrics of a module, with arguments that come from any device.
+    """A context in which threads take turns at the metrics of a module, with arguments that come
+    from any device.
 
     Args:
         module: that is replicated.
         device: of its metrics.
     """
     metrics = {id(metric): metric for _, _, metric in _metrics_in(module)}.values()
-    before = [{name: vars(metric)[name] for name in _CALLED if name in vars(metric)} for metric in metrics]
+    before = [
+        {name: vars(metric)[name] for name in _CALLED if name in vars(metric)} for metric in metrics
+    ]
     for metric in metrics:
         vars(metric).update({name: _in_turn(getattr(metric, name), device) for name in _CALLED})
     try:
@@ -52,7 +59,9 @@ def share(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
 
 
 def _metrics_in(module: nn.Module, path: str = "") -> Iterator[tuple[str, str, nn.Module]]:
-    """Path and name of the place, and the metric or collection there. torchmetrics may not be installed."""
+    """Path and name of the place, and the metric or collection there. torchmetrics may not be
+    installed.
+    """
     for name, child in module._modules.items():
         if child is None:
             continue

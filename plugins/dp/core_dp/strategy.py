@@ -1,6 +1,8 @@
-"""One process with several devices: every step replicates the module, scatters the batch and gathers what comes back.
+"""One process with several devices: every step replicates the module, scatters the batch and
+gathers what comes back.
 
-torch's own documentation recommends a process a device instead; this is for where processes can't be made.
+torch's own documentation recommends a process a device instead; this is for where processes can't
+be made.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class DataParallelStrategy(Strategy):
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of one process. Replicas live for one forward, so a backward inside it would be lost."""
+        """The capabilities of one process. Replicas live for one forward, so a backward inside it
+        would be lost.
+        """
         return super().capabilities & ~_LACKS
 
     def check(self) -> None:
@@ -41,8 +45,8 @@ class DataParallelStrategy(Strategy):
         _refuse_device(self, alias="dp")
         if self.num_nodes > 1:
             raise ConfigurationError(
-                f"strategy='dp' works in one process, and num_nodes={self.num_nodes} was asked for. "
-                "Use strategy='ddp2' (dp on each node) or strategy='ddp'."
+                f"strategy='dp' works in one process, and num_nodes={self.num_nodes} was asked "
+                "for. Use strategy='ddp2' (dp on each node) or strategy='ddp'."
             )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -58,7 +62,9 @@ class DataParallelStrategy(Strategy):
         return self.model
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """The method, run on every device with its part of the batch; losses are averaged over devices."""
+        """The method, run on every device with its part of the batch; losses are averaged over
+        devices.
+        """
         wrapper = self.session.handle_of(module).wrapped
         call = _router_in(wrapper).route(wrapper, name)
         return call if name == "forward" else _averaged(call)
@@ -73,13 +79,17 @@ class DataParallelStrategy(Strategy):
 
 
 class DDP2Strategy(DDPStrategy):
-    """One process a node: DataParallel over the node's devices, DistributedDataParallel over the nodes."""
+    """One process a node: DataParallel over the node's devices, DistributedDataParallel over the
+    nodes.
+    """
 
     interactive_alias: str | None = None
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of ddp, without what replicas of one forward can't do; see `DataParallelStrategy`."""
+        """The capabilities of ddp, without what replicas of one forward can't do; see
+        `DataParallelStrategy`.
+        """
         return super().capabilities & ~_LACKS
 
     def check(self) -> None:
@@ -108,7 +118,9 @@ class DDP2Strategy(DDPStrategy):
         super().configure_ddp()
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. The state that `ddp` keeps, and the random state of the devices beside the first."""
+        """All ranks. The state that `ddp` keeps, and the random state of the devices beside the
+        first.
+        """
         own, random = super().rank_state_dict(), _random_states(self)
         return None if own is None and random is None else {"ddp": own, "devices": random}
 
@@ -131,7 +143,9 @@ class DDP2Strategy(DDPStrategy):
 
 def _random_states(strategy: Strategy) -> dict[str, Any] | None:
     """None where there is one device, or none of them has a generator of its own."""
-    states = [strategy.accelerator.get_rng_state(device) for device in strategy.parallel_devices[1:]]
+    states = [
+        strategy.accelerator.get_rng_state(device) for device in strategy.parallel_devices[1:]
+    ]
     return {"random": states} if any(state is not None for state in states) else None
 
 
@@ -144,8 +158,8 @@ def _restore_random_states(strategy: Strategy, saved: Mapping[str, Any]) -> None
 def _refuse_compiler(strategy: Strategy, *, alias: str) -> None:
     if strategy.session.compiles:
         raise UnsupportedError(
-            f"strategy={alias!r} makes new replicas of the module in each step, which torch.compile can't follow. "
-            "Use strategy='ddp', or leave out compile."
+            f"strategy={alias!r} makes new replicas of the module in each step, which "
+            "torch.compile can't follow. Use strategy='ddp', or leave out compile."
         )
 
 
@@ -153,8 +167,8 @@ def _refuse_device(strategy: Strategy, *, alias: str) -> None:
     device = strategy.parallel_devices[0]
     if device.type in ("cpu", "mps"):
         raise ConfigurationError(
-            f"strategy={alias!r} replicates a module over several devices of one process, which torch can't do on "
-            f"{device.type!r}. Use strategy='ddp': one process a device."
+            f"strategy={alias!r} replicates a module over several devices of one process, which "
+            f"torch can't do on {device.type!r}. Use strategy='ddp': one process a device."
         )
 
 

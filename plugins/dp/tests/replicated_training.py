@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Fabric, Module, Trainer
 
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+QUIET = dict.fromkeys(
+    ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+)
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 24, 8, 2
 
 
@@ -23,14 +25,17 @@ class Net(Module):
     """Steps that log, update metrics, and return a dict and a number."""
 
     def __init__(self):
-        from torchmetrics import MeanMetric, MetricCollection, SumMetric  # seconds, also where tests are collected
+        # seconds, also where tests are collected
+        from torchmetrics import MeanMetric, MetricCollection, SumMetric
 
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
         self.shapes, self.threads = [], set()
         self.sum, self.never_logged = SumMetric(), SumMetric()
-        self.collection = nn.ModuleDict({"inner": MetricCollection({"mean": MeanMetric(), "total": SumMetric()})})
+        self.collection = nn.ModuleDict(
+            {"inner": MetricCollection({"mean": MeanMetric(), "total": SumMetric()})}
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -62,7 +67,9 @@ class Net(Module):
 
 
 def make_loader(batch_size):
-    data = torch.randn(NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = torch.randn(
+        NUM_SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     return DataLoader(TensorDataset(data), batch_size=batch_size)
 
 
@@ -70,12 +77,23 @@ def train(num_nodes=1, **options):
     """Weights and what was logged, of two epochs in batches of eight in all."""
     module, loader = Net(), make_loader(BATCH_SIZE // num_nodes)
     # A simulated device can't detach a tensor in inference mode, as torchmetrics does.
-    options = {"max_epochs": NUM_EPOCHS, "num_nodes": num_nodes, "inference_mode": False, **QUIET, **options}
+    options = {
+        "max_epochs": NUM_EPOCHS,
+        "num_nodes": num_nodes,
+        "inference_mode": False,
+        **QUIET,
+        **options,
+    }
     trainer = Trainer(**options)
     trainer.fit(module, loader, loader)
     weights = {name: value.cpu().tolist() for name, value in module.state_dict().items()}
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return {"weights": weights, "logged": logged, "shapes": module.shapes, "threads": sorted(module.threads)}
+    return {
+        "weights": weights,
+        "logged": logged,
+        "shapes": module.shapes,
+        "threads": sorted(module.threads),
+    }
 
 
 def outputs(**options):

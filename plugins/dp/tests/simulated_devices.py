@@ -1,8 +1,9 @@
 """Devices on which torch's own DataParallel works: those of `tests/downstream/sim-device`.
 
-torch compiles the three functions with which DataParallel copies between devices for CUDA only, so that a build for
-the CPU has none of them: they are here. All else is torch's: replicas, threads, what backward adds up. To import this
-module is to register the device and the functions in this process, for good.
+torch compiles the three functions with which DataParallel copies between devices for CUDA only, so
+that a build for the CPU has none of them: they are here. All else is torch's: replicas, threads,
+what backward adds up. To import this module is to register the device and the functions in this
+process, for good.
 """
 
 import sys
@@ -26,7 +27,11 @@ def _broadcast_coalesced(tensors, devices, buffer_size):
 
 
 def _scatter(tensor, devices, chunk_sizes, dim, streams):
-    parts = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
+    parts = (
+        tensor.chunk(len(devices), dim)
+        if chunk_sizes is None
+        else tensor.split(list(chunk_sizes), dim)
+    )
     return [part.to("sim") for part in parts]
 
 

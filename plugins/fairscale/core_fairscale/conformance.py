@@ -1,4 +1,6 @@
-"""The conformance suites of core-fairscale. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-fairscale. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 import torch
 
@@ -7,7 +9,10 @@ from core_testing import ONE_PROCESS, PARALLEL, StrategyConformance, StrategySmo
 
 _PRESETS = (
     *("ddp_sharded_spawn", "ddp_sharded_find_unused_parameters_false"),
-    *("ddp_sharded_spawn_find_unused_parameters_false", "ddp_sharded_spawn_find_unused_parameters_true"),
+    *(
+        "ddp_sharded_spawn_find_unused_parameters_false",
+        "ddp_sharded_spawn_find_unused_parameters_true",
+    ),
 )
 
 
@@ -32,7 +37,9 @@ class TestShardedUnusedParameters(StrategyConformance):
 
 
 class TestFullyShardedFairScale(StrategyConformance):
-    """FairScale's own FSDP, in float32, which it asks for, so that sums in another order are rounded otherwise."""
+    """FairScale's own FSDP, in float32, which it asks for, so that sums in another order are
+    rounded otherwise.
+    """
 
     alias = "fsdp_fairscale"
     accelerator = "cuda"
@@ -45,9 +52,12 @@ class TestFullyShardedFairScale(StrategyConformance):
         | ONE_PROCESS & ~(Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE)
     )
     known_failures = {
-        "test_training_equals_one_device[matrices_apart]": "its parameters are vectors: a rank has no matrices"
+        "test_training_equals_one_device[matrices_apart]": "its parameters are vectors: a rank has "
+        "no matrices"
     }
 
 
 for _alias in _PRESETS:
-    globals()[f"Test_{_alias}"] = type(f"Test_{_alias}", (StrategySmoke,), {"alias": _alias, "__module__": __name__})
+    globals()[f"Test_{_alias}"] = type(
+        f"Test_{_alias}", (StrategySmoke,), {"alias": _alias, "__module__": __name__}
+    )

@@ -12,11 +12,20 @@ if TYPE_CHECKING:
 
     from core import Strategy
 
-_ATTRIBUTES = ("_is_sharded", "_orig_size", "_fp32_shard", "_fp16_shard", "_full_param_padded", "_saved_grad_shard")
+_ATTRIBUTES = (
+    "_is_sharded",
+    "_orig_size",
+    "_fp32_shard",
+    "_fp16_shard",
+    "_full_param_padded",
+    "_saved_grad_shard",
+)
 
 
 def own_part(whole: Tensor, parameter: Any, strategy: Strategy) -> Tensor:
-    """This rank's part of a tensor of the parameter's whole shape, a copy: flat, padded with zeros; of one rank all."""
+    """This rank's part of a tensor of the parameter's whole shape, a copy: flat, padded with zeros;
+    of one rank all.
+    """
     if strategy.world_size == 1:
         return whole.detach().clone()
     size = parameter._fp32_shard.numel()
@@ -26,15 +35,20 @@ def own_part(whole: Tensor, parameter: Any, strategy: Strategy) -> Tensor:
 
 
 def gather(part: Tensor, parameter: Any, strategy: Strategy) -> Tensor:
-    """All ranks. The whole tensor, of the parameter's whole shape, of which each rank has a flat part."""
+    """All ranks. The whole tensor, of the parameter's whole shape, of which each rank has a flat
+    part.
+    """
     shape = parameter._orig_size
     return strategy.all_gather(part.detach().flatten()).flatten()[: shape.numel()].view(shape)
 
 
 def convert_entries(
-    state: Mapping[Any, Mapping[str, Any]], parameters: Mapping[Any, Tensor], convert: Callable[[Tensor, Tensor], Any]
+    state: Mapping[Any, Mapping[str, Any]],
+    parameters: Mapping[Any, Tensor],
+    convert: Callable[[Tensor, Tensor], Any],
 ) -> dict[Any, dict[str, Any]]:
-    """An optimizer's state, each tensor with dimensions converted; torch keeps step counts as tensors without.
+    """An optimizer's state, each tensor with dimensions converted; torch keeps step counts as
+    tensors without.
 
     Args:
         state: by names or positions.
@@ -43,7 +57,9 @@ def convert_entries(
     """
     return {
         key: {
-            name: convert(value, parameters[key]) if isinstance(value, Tensor) and value.ndim else value
+            name: convert(value, parameters[key])
+            if isinstance(value, Tensor) and value.ndim
+            else value
             for name, value in entry.items()
         }
         for key, entry in state.items()

@@ -25,7 +25,9 @@ def clip(strategy: Strategy, optimizer: Optimizer, clipping: GradientClipping) -
     parameters = [own for group in optimizer.param_groups for own in group["params"]]
     norm = _norm_of_all(strategy, parameters, clipping.norm_type)
     if clipping.error_if_nonfinite and not norm.isfinite():
-        raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
+        raise RuntimeError(
+            f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True."
+        )
     torch.nn.utils.clip_grads_with_norm_(parameters, clipping.value, norm)
     return norm
 

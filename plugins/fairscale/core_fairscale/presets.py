@@ -1,4 +1,6 @@
-"""The aliases that are `DDPShardedStrategy` with options: how processes start, whether parameters may stay unused."""
+"""The aliases that are `DDPShardedStrategy` with options: how processes start, whether parameters
+may stay unused.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from core_fairscale.strategy import DDPShardedStrategy
 
 
 class DDPSpawnShardedStrategy(DDPShardedStrategy):
-    """`DDPShardedStrategy` whose processes `multiprocessing` makes, with the start method `"spawn"`."""
+    """`DDPShardedStrategy` whose processes `multiprocessing` makes, with the start method
+    `"spawn"`.
+    """
 
     def __init__(self, *given: Any, start_method: str = "spawn", **options: Any) -> None:
         """Options of `DDPShardedStrategy`."""
@@ -18,5 +22,9 @@ class DDPSpawnShardedStrategy(DDPShardedStrategy):
 
 ddp_sharded_find_unused_parameters_false = partial(DDPShardedStrategy, find_unused_parameters=False)
 ddp_sharded_find_unused_parameters_true = partial(DDPShardedStrategy, find_unused_parameters=True)
-ddp_sharded_spawn_find_unused_parameters_false = partial(DDPSpawnShardedStrategy, find_unused_parameters=False)
-ddp_sharded_spawn_find_unused_parameters_true = partial(DDPSpawnShardedStrategy, find_unused_parameters=True)
+ddp_sharded_spawn_find_unused_parameters_false = partial(
+    DDPSpawnShardedStrategy, find_unused_parameters=False
+)
+ddp_sharded_spawn_find_unused_parameters_true = partial(
+    DDPSpawnShardedStrategy, find_unused_parameters=True
+)

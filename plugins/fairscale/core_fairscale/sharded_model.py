@@ -21,18 +21,21 @@ _MOST_NAMED = 8
 
 
 class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has no types
-    """Averages gradients when a backward has ended, each on the rank that owns the parameter; elsewhere it is None.
+    """Averages gradients when a backward has ended, each on the rank that owns the parameter;
+    elsewhere it is None.
 
-    FairScale does it while backward runs, in the order in which gradients come, and once between two forwards. That
-    is wrong without a word after `optimizer.zero_grad()` (the gradients leave the buckets that are sent), in a second
-    backward of one step, where gradients are added to averaged ones, in `eval()`, and where ranks differ in what they
-    use. Here `finish_backward` does it, in an order that all ranks share, by the same functions of FairScale.
+    FairScale does it while backward runs, in the order in which gradients come, and once between
+    two forwards. That is wrong without a word after `optimizer.zero_grad()` (the gradients leave
+    the buckets that are sent), in a second backward of one step, where gradients are added to
+    averaged ones, in `eval()`, and where ranks differ in what they use. Here `finish_backward` does
+    it, in an order that all ranks share, by the same functions of FairScale.
 
     Args:
         module: the model, on its device, the same on all ranks.
         optimizers: of its parameters.
         names: of the parameters.
-        find_unused: a parameter without a gradient on some ranks counts there as one whose gradient is zero.
+        find_unused: a parameter without a gradient on some ranks counts there as one whose gradient
+            is zero.
         broadcast_buffers: the buffers of rank 0 go to all, before each step's forward.
     """
 
@@ -55,14 +58,18 @@ class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has 
             broadcast_buffers=broadcast_buffers,
         )
         self._names, self._finds_unused = names, find_unused
-        self._averaged: dict[Tensor, Tensor] = {}  # gradients that are averages already, by parameter
+        # gradients that are averages already, by parameter
+        self._averaged: dict[Tensor, Tensor] = {}
         self._aside: dict[Tensor, Tensor] = {}
         self._buffers_may_differ = broadcast_buffers
         self.is_accumulating = False
-        self._should_accumulate_grads = True  # for FairScale's own hooks: `finish_backward` comes later
+        # for FairScale's own hooks: `finish_backward` comes later
+        self._should_accumulate_grads = True
 
     def train(self, mode: bool = True) -> ShardedModel:
-        """Set the mode of the model. The wrapper itself always trains: FairScale takes its hooks away in `eval()`."""
+        """Set the mode of the model. The wrapper itself always trains: FairScale takes its hooks
+        away in `eval()`.
+        """
         super().train(mode)
         self.training = True
         return self
@@ -75,15 +82,20 @@ class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has 
         return super().forward(*inputs, **kwargs)
 
     def prepare_backward(self) -> None:
-        """Set averages of earlier backwards aside, which only their owners have, so that they count once."""
-        self._aside = {one: average for one, average in self._averaged.items() if one.grad is average}
+        """Set averages of earlier backwards aside, which only their owners have, so that they count
+        once.
+        """
+        self._aside = {
+            one: average for one, average in self._averaged.items() if one.grad is average
+        }
         self._averaged = {}
         for parameter in self._aside:
             parameter.grad = None
 
     @torch.no_grad()
     def finish_backward(self) -> None:
-        """All ranks. Average the new gradients, unless they accumulate, and add them to the earlier averages.
+        """All ranks. Average the new gradients, unless they accumulate, and add them to the earlier
+        averages.
 
         Raises:
             ModuleError: on all ranks, some have a gradient of a parameter, and others haven't.
@@ -119,11 +131,17 @@ class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has 
 
     def _agree_on_used(self) -> list[bool]:
         """Of each trainable parameter, whether any rank has a gradient."""
-        used = torch.tensor([one.requires_grad and one.grad is not None for one in self._all_params]).int()
+        used = torch.tensor(
+            [one.requires_grad and one.grad is not None for one in self._all_params]
+        ).int()
         counts = used.to(self._all_params[0].device)
         dist.all_reduce(counts, group=self._process_group)
         size = dist.get_world_size(self._process_group)
-        differing = [one for one, count in zip(self._all_params, counts.tolist(), strict=True) if 0 < count < size]
+        differing = [
+            one
+            for one, count in zip(self._all_params, counts.tolist(), strict=True)
+            if 0 < count < size
+        ]
         if differing and not self._finds_unused:
             raise ModuleError(self._differences(differing))
         used_anywhere = dict(zip(self._all_params, (counts > 0).tolist(), strict=True))
@@ -133,9 +151,14 @@ class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has 
         num_missing = sum(one.grad is None for one in differing)
         named = ", ".join(map(repr, sorted(self._names[one] for one in differing)[:_MOST_NAMED]))
         more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
-        here = "has no gradient of any" if num_missing == len(differing) else f"lacks the gradients of {num_missing}"
+        here = (
+            "has no gradient of any"
+            if num_missing == len(differing)
+            else f"lacks the gradients of {num_missing}"
+        )
         return (
-            f"On some ranks the loss depends on {named}{more}, and on others it doesn't; this one {here}. Let the loss "
-            "depend on the same parameters everywhere, or pass strategy='ddp_sharded_find_unused_parameters_true', "
-            "where a missing gradient counts as zero."
+            f"On some ranks the loss depends on {named}{more}, and on others it doesn't; this one "
+            f"{here}. Let the loss depend on the same parameters everywhere, or pass "
+            "strategy='ddp_sharded_find_unused_parameters_true', where a missing gradient counts "
+            "as zero."
         )

@@ -1,6 +1,8 @@
-"""One replica of the model in every process; the optimizer's state and the averaged gradients are split between them.
+"""One replica of the model in every process; the optimizer's state and the averaged gradients are
+split between them.
 
-FairScale's OSS and ShardedDataParallel: https://fairscale.readthedocs.io/en/stable/deep_dive/oss_sdp_fsdp.html.
+FairScale's OSS and ShardedDataParallel:
+https://fairscale.readthedocs.io/en/stable/deep_dive/oss_sdp_fsdp.html.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from torch import nn
 
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
-from core.strategies import MethodRouter, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules, set_within
+from core.strategies import (
+    MethodRouter,
+    ParallelStrategy,
+    refuse_sparse_layers,
+    refuse_unlike_modules,
+    set_within,
+)
 from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
@@ -27,12 +35,15 @@ if TYPE_CHECKING:
     from core import GradientClipping, Precision
     from core_fairscale.sharded_model import ShardedModel
 
-# Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
+# Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks
+# may differ in length.
 _WRAPPED = frozenset({"training_step", "forward"})
 
 
 class DDPShardedStrategy(ParallelStrategy):
-    """Data parallelism whose optimizer state is split between ranks, with FairScale 0.4.13. New work uses `fsdp`."""
+    """Data parallelism whose optimizer state is split between ranks, with FairScale 0.4.13. New
+    work uses `fsdp`.
+    """
 
     def __init__(
         self,
@@ -46,12 +57,16 @@ class DDPShardedStrategy(ParallelStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            find_unused_parameters: a parameter may get a gradient on some ranks and none on others, where it counts as
-                zero. None and False make that an error. What no rank uses is never an error.
-            broadcast_buffers: the buffers of rank 0, such as running means, go to all before each training step.
-            reduce_buffer_size: 0, FairScale's "no buckets". With its buckets, gradients that are None between two
-                steps, as `optimizer.zero_grad()` leaves them since torch 2.0, never reach the optimizer.
-            options: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, ...).
+            find_unused_parameters: a parameter may get a gradient on some ranks and none on others,
+                where it counts as zero. None and False make that an error. What no rank uses is
+                never an error.
+            broadcast_buffers: the buffers of rank 0, such as running means, go to all before each
+                training step.
+            reduce_buffer_size: 0, FairScale's "no buckets". With its buckets, gradients that are
+                None between two steps, as `optimizer.zero_grad()` leaves them since torch 2.0,
+                never reach the optimizer.
+            options: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`,
+                ...).
 
         Raises:
             ConfigurationError: an unknown option, or a value that trains wrongly.
@@ -59,9 +74,9 @@ class DDPShardedStrategy(ParallelStrategy):
         super().__init__(*given, **options)
         if reduce_buffer_size != 0:
             raise ConfigurationError(
-                f"reduce_buffer_size={reduce_buffer_size}: FairScale's buckets lose gradients after "
-                "optimizer.zero_grad(), which sets them to None since torch 2.0: the loss falls, and the weights are "
-                "wrong. Leave it at 0."
+                f"reduce_buffer_size={reduce_buffer_size}: FairScale's buckets lose gradients "
+                "after optimizer.zero_grad(), which sets them to None since torch 2.0: the loss "
+                "falls, and the weights are wrong. Leave it at 0."
             )
         self.find_unused_parameters = bool(find_unused_parameters)
         self.broadcast_buffers = broadcast_buffers
@@ -69,12 +84,23 @@ class DDPShardedStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, joint set-up, and gradients and state split between ranks."""
-        own = Capability.JOINT_SETUP | Capability.OWNS_GRADIENTS | Capability.SHARDED_STATE | Capability.NO_SYNC
+        """The capabilities of every parallel strategy, joint set-up, and gradients and state split
+        between ranks.
+        """
+        own = (
+            Capability.JOINT_SETUP
+            | Capability.OWNS_GRADIENTS
+            | Capability.SHARDED_STATE
+            | Capability.NO_SYNC
+        )
         return super().capabilities | own
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """All ranks. All have alike what owners send, and buffers unless `broadcast_buffers=False`."""
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """All ranks. All have alike what owners send, and buffers unless
+        `broadcast_buffers=False`.
+        """
         is_sent = tensor is None or isinstance(tensor, nn.Parameter) or self.broadcast_buffers
         return () if is_sent else None
 
@@ -82,12 +108,14 @@ class DDPShardedStrategy(ParallelStrategy):
         """The generic ones serve, but for those that scale the loss. Main process.
 
         Raises:
-            ConfigurationError: `16-mixed`: only a gradient's owner would see that it overflowed, and skip its step.
+            ConfigurationError: `16-mixed`: only a gradient's owner would see that it overflowed,
+                and skip its step.
         """
         if name == "16-mixed":
             raise ConfigurationError(
-                f"precision={name!r} scales the loss, and {type(self).__name__} keeps each gradient on one rank, which "
-                "alone would see an overflow. Use 'bf16-mixed'; or strategy='fsdp', or 'ddp'."
+                f"precision={name!r} scales the loss, and {type(self).__name__} keeps each "
+                "gradient on one rank, which alone would see an overflow. Use 'bf16-mixed'; or "
+                "strategy='fsdp', or 'ddp'."
             )
         return super().configure_precision(name)
 
@@ -100,10 +128,11 @@ class DDPShardedStrategy(ParallelStrategy):
         require_package("fairscale", user=type(self).__name__, install="fairscale==0.4.13")
         super().check()
 
-    # module and optimizers ------------------------------------------------------------------------------------------
+    # module and optimizers ------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert and move a module that isn't trained; all ranks have the weights of rank 0.
+        """All ranks. Convert and move a module that isn't trained; all ranks have the weights of
+        rank 0.
 
         Raises:
             ModuleError: a layer gives sparse gradients, or the ranks have built different modules.
@@ -117,7 +146,8 @@ class DDPShardedStrategy(ParallelStrategy):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """All ranks. Split the optimizers between ranks, and wrap the module so that gradients go where they belong.
+        """All ranks. Split the optimizers between ranks, and wrap the module so that gradients go
+        where they belong.
 
         Raises:
             ConfigurationError: a module or an optimizer that FairScale would train wrongly.
@@ -136,7 +166,9 @@ class DDPShardedStrategy(ParallelStrategy):
     def _wrap(self, module: nn.Module, optimizers: list[Any]) -> ShardedModel:
         from core_fairscale.sharded_model import ShardedModel
 
-        names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in module.named_parameters()
+        }
         return ShardedModel(
             MethodRouter(module),
             optimizers,
@@ -150,7 +182,7 @@ class DDPShardedStrategy(ParallelStrategy):
             for tensor in (*module.parameters(), *module.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Training runs through the wrapper, evaluation directly."""
@@ -163,8 +195,12 @@ class DDPShardedStrategy(ParallelStrategy):
         routed: Callable[..., Any] = router.route(handle.wrapped, name, replacement=replacement)
         return routed
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Backward, after which each rank has the averaged gradients of the parameters that it owns."""
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
+        """All ranks. Backward, after which each rank has the averaged gradients of the parameters
+        that it owns.
+        """
         models = [one for one in self._models if module is None or one is module]
         for model in models:
             model.prepare_backward()
@@ -172,15 +208,21 @@ class DDPShardedStrategy(ParallelStrategy):
         for model in models:
             model.finish_backward()
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
         model = self.session.handle_of(module).wrapped
         if model not in self._models:
             return super().no_backward_sync(module, enabled)
         return set_within(model, "is_accumulating", enabled)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
-        """All ranks. Clip the gradients that this rank owns, by the norm of all of them; see `Strategy`."""
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
+        """All ranks. Clip the gradients that this rank owns, by the norm of all of them; see
+        `Strategy`.
+        """
         if clipping.algorithm != "norm":
             return super().clip_gradients(module, optimizer, clipping)
         return norms.clip(self, optimizer, clipping)
@@ -191,32 +233,49 @@ class DDPShardedStrategy(ParallelStrategy):
         self.session.stepped(optimizer)
         return updated
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or
+        each rank's part.
+        """
         named = dict(zip(self.parameter_names(optimizer), _parameters(optimizer), strict=True))
         mine = self._own_entries(optimizer, named)
         is_sharded = self.checkpoint_io.layout == "sharded"
         convert = _as_it_is if is_sharded else self._whole
-        described = {name: {key: _describe(value) for key, value in entry.items()} for name, entry in mine.items()}
+        described = {
+            name: {key: _describe(value) for key, value in entry.items()}
+            for name, entry in mine.items()
+        }
         entries = {}
         for name, entry in self._described_by_all(described).items():
             own = mine.get(name, {})
-            entries[name] = {key: convert(_leaf(about, own.get(key))) for key, about in entry.items()}
+            entries[name] = {
+                key: convert(_leaf(about, own.get(key))) for key, about in entry.items()
+            }
         names = iter(named)
-        groups = [{**group, "params": [next(names) for _ in group["params"]]} for group in optimizer.param_groups]
-        return {"state": entries, "param_groups": groups} if is_sharded or self.is_global_zero else {}
+        groups = [
+            {**group, "params": [next(names) for _ in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        return (
+            {"state": entries, "param_groups": groups} if is_sharded or self.is_global_zero else {}
+        )
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Restore a state, whole or in parts; each rank takes its own."""
         entries = {
-            name: {key: _content(value) for key, value in entry.items()} for name, entry in state["state"].items()
+            name: {key: _content(value) for key, value in entry.items()}
+            for name, entry in state["state"].items()
         }
         super().load_optimizer_state_dict(optimizer, {**state, "state": entries})
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. Memory for the tensors of what this rank owns; of the others it reads nothing."""
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. Memory for the tensors of what this rank owns; of the others it reads
+        nothing.
+        """
         named = dict(zip(self.parameter_names(optimizer), _parameters(optimizer), strict=True))
         owned = self._own_entries(optimizer, named, also_empty=True)
         entries = described.get("state")
@@ -235,7 +294,10 @@ class DDPShardedStrategy(ParallelStrategy):
     ) -> dict[str, dict[str, Any]]:
         """The state of each parameter that this rank owns."""
         owned = {name: parameter for name, parameter in named.items() if optimizer.owns(parameter)}
-        states = {name: dict(optimizer.optim.state.get(parameter, {})) for name, parameter in owned.items()}
+        states = {
+            name: dict(optimizer.optim.state.get(parameter, {}))
+            for name, parameter in owned.items()
+        }
         return {name: state for name, state in states.items() if state or also_empty}
 
     def _described_by_all(self, described: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +312,7 @@ class DDPShardedStrategy(ParallelStrategy):
         gathered = value.gather(total, partial(self.reduce, reduce_op="sum"))
         return gathered.cpu() if self.is_global_zero else None
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""
@@ -284,7 +346,9 @@ def _memory(about: Any, is_owned: bool) -> Any:
     shape = tuple(getattr(about, "shape", ()))
     if not shape:
         return None
-    return _leaf(ShardedLeaf(shape, about.dtype), torch.empty(shape, dtype=about.dtype) if is_owned else None)
+    return _leaf(
+        ShardedLeaf(shape, about.dtype), torch.empty(shape, dtype=about.dtype) if is_owned else None
+    )
 
 
 def _content(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""A module in FairScale's FullyShardedDataParallel, in one unit or several, each gathered and freed as a whole."""
+"""A module in FairScale's FullyShardedDataParallel, in one unit or several, each gathered and freed
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 
 
 class FlatUnits:
-    """The units of a user's module, which keeps its parameters: they hold flat parts, and whole values in a forward.
+    """The units of a user's module, which keeps its parameters: they hold flat parts, and whole
+    values in a forward.
 
-    Put right here: what FairScale leaves gathered after a backward or a forward is let go, since it would be old after
-    a step or a load; a module has its own names and values back when training has ended.
+    Put right here: what FairScale leaves gathered after a backward or a forward is let go, since it
+    would be old after a step or a load; a module has its own names and values back when training
+    has ended.
 
     Attributes:
         module: the user's own, in which units stand in the place of layers while it is wrapped.
@@ -37,7 +41,8 @@ class FlatUnits:
 
         Args:
             module: on its device, the same on all ranks.
-            min_num_params: a layer with so many parameters of its own is a unit; None makes one unit of all.
+            min_num_params: a layer with so many parameters of its own is a unit; None makes one
+                unit of all.
             settings: of FairScale's wrapper.
         """
         self.module = module
@@ -66,10 +71,11 @@ class FlatUnits:
             unit._use_fp32_param_shard()
 
     def set_gradients_aside(self) -> None:
-        """Before a backward, keep gradients of one element where FairScale adds what it reduces next to them.
+        """Before a backward, keep gradients of one element where FairScale adds what it reduces
+        next to them.
 
-        It does so for all others. A part of that shape it takes for a whole gradient that is still to be averaged: a
-        part of the mean would be averaged again.
+        It does so for all others. A part of that shape it takes for a whole gradient that is still
+        to be averaged: a part of the mean would be averaged again.
         """
         for unit in self._all:
             for one in unit.params:
@@ -79,14 +85,18 @@ class FlatUnits:
 
     @contextmanager
     def whole(self, *, keeps_changes: bool) -> Iterator[None]:
-        """All ranks. A context in which the module has its own names, and parameters hold whole values."""
+        """All ranks. A context in which the module has its own names, and parameters hold whole
+        values.
+        """
         self.let_go()
         with self.root.summon_full_params(volatile=not keeps_changes), self.own_layers():
             yield
 
     @contextmanager
     def own_layers(self) -> Iterator[None]:
-        """A context in which the module has its own layers, and so its own names, in the place of units."""
+        """A context in which the module has its own layers, and so its own names, in the place of
+        units.
+        """
         self._put_layers_back()
         try:
             yield
@@ -112,16 +122,19 @@ class FlatUnits:
         for unit in trained:
             if unit and idle.issuperset(unit):
                 raise ModuleError(
-                    f"The loss depends on no parameter of one unit of FairScale's, {self._names[unit[0]]!r} and those "
-                    "that are gathered with it. Let it, by `loss + 0 * layer(inputs).sum()`, freeze them, or use "
-                    "strategy='fsdp', where a unit may be left out."
+                    "The loss depends on no parameter of one unit of FairScale's, "
+                    f"{self._names[unit[0]]!r} and those that are gathered with it. Let it, by "
+                    "`loss + 0 * layer(inputs).sum()`, freeze them, or use strategy='fsdp', where "
+                    "a unit may be left out."
                 )
         return [name for one, name in self._names.items() if one in idle]
 
     def close(self, *, is_whole: bool) -> None:
-        """All ranks, unless `is_whole` is False, after an exception: then parameters stay in flat parts.
+        """All ranks, unless `is_whole` is False, after an exception: then parameters stay in flat
+        parts.
 
-        So they do after a forward or backward that has failed, which FairScale's wrapper doesn't get over.
+        So they do after a forward or backward that has failed, which FairScale's wrapper doesn't
+        get over.
         """
         if is_whole and all(unit.training_state is TrainingState.IDLE for unit in self._all):
             with self.whole(keeps_changes=False):

@@ -1,4 +1,6 @@
-"""These tests need the library: `pip install fairscale==0.4.13`. Elsewhere they aren't collected."""
+"""These tests need the library: `pip install fairscale==0.4.13`. Elsewhere they aren't
+collected.
+"""
 
 from importlib.util import find_spec
 

@@ -1,8 +1,9 @@
-"""A test double for CUDA's streams: it lets FairScale's FSDP run on a CPU, which it doesn't by itself.
+"""A test double for CUDA's streams: it lets FairScale's FSDP run on a CPU, which it doesn't by
+itself.
 
-Streams do nothing, as on a CPU there are none, and gloo reduces lists of tensors, as FairScale does where its variable
-ENABLE_NCCL_BASE_COLLECTIVES is 0; the rest, which is what is tested, is FairScale's own. Nothing of this is in the
-package: `fsdp_fairscale` is refused without CUDA.
+Streams do nothing, as on a CPU there are none, and gloo reduces lists of tensors, as FairScale does
+where its variable ENABLE_NCCL_BASE_COLLECTIVES is 0; the rest, which is what is tested, is
+FairScale's own. Nothing of this is in the package: `fsdp_fairscale` is refused without CUDA.
 """
 
 import contextlib
@@ -38,7 +39,9 @@ def put_in_place():
     def without_cuda(self):
         setup_streams(self)
         if self._is_root and not self._streams:  # units share the dict
-            self._streams.update(dict.fromkeys(("fp32_to_fp16", "all_gather", "post_backward"), stream))
+            self._streams.update(
+                dict.fromkeys(("fp32_to_fp16", "all_gather", "post_backward"), stream)
+            )
 
     wrapper.FullyShardedDataParallel._setup_streams = without_cuda
     reduce_scatter_bucketer.enable_nccl_base_collectives = False
@@ -66,6 +69,11 @@ class InUnitsOnADouble(OnADouble):
 
 def register():
     """Under names that say so."""
-    for alias, strategy in (("fsdp_on_a_double", OnADouble), ("fsdp_in_units_on_a_double", InUnitsOnADouble)):
+    for alias, strategy in (
+        ("fsdp_on_a_double", OnADouble),
+        ("fsdp_in_units_on_a_double", InUnitsOnADouble),
+    ):
         if alias not in STRATEGY_REGISTRY:
-            STRATEGY_REGISTRY.register(alias, strategy, "FairScale's FSDP on a double for CUDA's streams")
+            STRATEGY_REGISTRY.register(
+                alias, strategy, "FairScale's FSDP on a double for CUDA's streams"
+            )

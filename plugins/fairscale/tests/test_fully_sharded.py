@@ -1,4 +1,6 @@
-"""Refusals of `fsdp_fairscale`, and ddp's weights over a test double for CUDA's streams: see `streams_double.py`."""
+"""Refusals of `fsdp_fairscale`, and ddp's weights over a test double for CUDA's streams: see
+`streams_double.py`.
+"""
 
 from datetime import timedelta
 
@@ -77,10 +79,15 @@ def gradients_of_two_backwards(rank):
 
 @pytest.mark.parametrize(
     ("num_processes", "bias", "weight"),
-    [(2, (1 + 3 + 5 + 7) / 2, [(1 + 9 + 25 + 49) / 2, (2 + 12 + 30 + 56) / 2]), (1, 1 + 3, [1 + 9, 2 + 12])],
+    [
+        (2, (1 + 3 + 5 + 7) / 2, [(1 + 9 + 25 + 49) / 2, (2 + 12 + 30 + 56) / 2]),
+        (1, 1 + 3, [1 + 9, 2 + 12]),
+    ],
 )
 def test_gradients_add_up_also_of_parameters_of_one_element(num_processes, bias, weight):
-    """The bias has one element, and its part on rank 0 of 2 the shape of the whole; one rank has all whole."""
+    """The bias has one element, and its part on rank 0 of 2 the shape of the whole; one rank has
+    all whole.
+    """
     streams_double.register()
     ranks = Backend(lambda: "fsdp_on_a_double", num_processes=num_processes, timeout_s=100)
     found = ranks.run(gradients_of_two_backwards)[0]
@@ -90,26 +97,41 @@ def test_gradients_add_up_also_of_parameters_of_one_element(num_processes, bias,
 
 def net():
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Sequential(nn.Linear(9, 5), nn.LayerNorm(5)), nn.Linear(5, 1))
+    return nn.Sequential(
+        nn.Linear(7, 9), nn.Tanh(), nn.Sequential(nn.Linear(9, 5), nn.LayerNorm(5)), nn.Linear(5, 1)
+    )
 
 
 def stepped(rank, strategy, evaluates=False):
-    """Whole weights after six steps; how many elements this rank has moments of; names in a checkpoint."""
+    """Whole weights after six steps; how many elements this rank has moments of; names in a
+    checkpoint.
+    """
     fabric, module = rank.fabric(strategy), net()
-    optimizer = torch.optim.AdamW([{"params": module[0].parameters(), "lr": 1e-3}, {"params": module[2:].parameters()}])
+    optimizer = torch.optim.AdamW(
+        [{"params": module[0].parameters(), "lr": 1e-3}, {"params": module[2:].parameters()}]
+    )
     model, optimizer = fabric.setup(module, optimizer)
     for step in range(6):
-        batch = torch.randn(8, 7, generator=torch.Generator().manual_seed(10 + step)).chunk(2)[rank.number]
+        batch = torch.randn(8, 7, generator=torch.Generator().manual_seed(10 + step)).chunk(2)[
+            rank.number
+        ]
         optimizer.zero_grad()
         fabric.backward(model(batch).square().mean())
-        if evaluates:  # a forward between backward and step, after which FairScale keeps old weights gathered
+        # a forward between backward and step, after which FairScale keeps old weights gathered
+        if evaluates:
             with torch.no_grad():
                 model(torch.ones(2, 7))
         fabric.clip_gradients(model, optimizer, max_norm=0.5)
         optimizer.step()
-    num_kept = sum(entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].state.values())
+    num_kept = sum(
+        entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].state.values()
+    )
     names = list(fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="sharded"))
-    return fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="full"), num_kept, names
+    return (
+        fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="full"),
+        num_kept,
+        names,
+    )
 
 
 @pytest.mark.slow
@@ -119,7 +141,9 @@ def test_trains_as_ddp_on_a_double(ranks, strategy, evaluates):
     torch.testing.assert_close(found[0][0], ranks.run(stepped, "ddp")[0][0], rtol=0, atol=2e-6)
     assert found[0][2][:2] == ["0.weight", "0.bias"]
     if strategy == UNITS:
-        assert max(num_kept for _, num_kept, _ in found) < 0.6 * sum(one.numel() for one in net().parameters())
+        assert max(num_kept for _, num_kept, _ in found) < 0.6 * sum(
+            one.numel() for one in net().parameters()
+        )
 
 
 class Chosen(nn.Module):

@@ -1,4 +1,6 @@
-"""The conformance suite of `fsdp_fairscale`, over a test double for CUDA's streams: see `streams_double.py`."""
+"""The conformance suite of `fsdp_fairscale`, over a test double for CUDA's streams: see
+`streams_double.py`.
+"""
 
 import pytest
 import streams_double

@@ -1,4 +1,6 @@
-"""core-fairscale beyond the kit: ddp's weights, whatever a loop calls; refusals; FairScale's faults."""
+"""core-fairscale beyond the kit: ddp's weights, whatever a loop calls; refusals; FairScale's
+faults.
+"""
 
 import pytest
 import torch
@@ -117,7 +119,9 @@ def refusal(rank, function):
 
 
 def test_parameters_that_one_rank_uses_are_trained_as_by_ddp_or_named():
-    torch.testing.assert_close(*by_both(half_used, of=(f"ddp{UNUSED}", f"ddp_sharded{UNUSED}")), rtol=0, atol=0)
+    torch.testing.assert_close(
+        *by_both(half_used, of=(f"ddp{UNUSED}", f"ddp_sharded{UNUSED}")), rtol=0, atol=0
+    )
     message = RANKS.run(refusal, half_used)[0]
     assert "the loss depends on 'first.bias', 'first.weight', and on others it doesn't" in message
     assert f"ddp_sharded{UNUSED}" in message
@@ -133,7 +137,9 @@ def owned(rank):
     model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
     fabric.backward(model(torch.ones(2, 8).double()).sum())
     optimizer.step()
-    return sum(entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].optim.state.values())
+    return sum(
+        entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].optim.state.values()
+    )
 
 
 def test_each_rank_keeps_a_part_of_the_optimizer():
@@ -145,7 +151,11 @@ def test_each_rank_keeps_a_part_of_the_optimizer():
 @pytest.mark.parametrize(
     ("module", "optimizer", "message"),
     [
-        (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), torch.optim.SGD, "'0.bias' is float32"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()),
+            torch.optim.SGD,
+            "'0.bias' is float32",
+        ),
         (lambda: nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS needs all parameters in one place"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), torch.optim.SGD, "complex"),
     ],
@@ -159,7 +169,9 @@ def test_what_fairscale_would_train_wrongly_is_refused(module, optimizer, messag
 def test_options_that_train_wrongly_are_refused_before_work():
     with pytest.raises(ConfigurationError, match="buckets lose gradients"):
         DDPShardedStrategy(reduce_buffer_size=2**23)
-    with pytest.raises(ConfigurationError, match="start_method='thread': expected one of 'subprocess'"):
+    with pytest.raises(
+        ConfigurationError, match="start_method='thread': expected one of 'subprocess'"
+    ):
         DDPShardedStrategy(start_method="thread")
     with pytest.raises(ConfigurationError, match="keeps each gradient on one rank"):
         Fabric(strategy="ddp_sharded", precision="16-mixed", accelerator="cpu", devices=2)

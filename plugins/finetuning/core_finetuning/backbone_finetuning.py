@@ -26,11 +26,14 @@ def multiplicative(epoch: int) -> float:
 
 
 class BackboneFinetuning(BaseFinetuning):
-    """Trains the rest of a module first, and from some epoch on its attribute `backbone` too, slowly at first.
+    """Trains the rest of a module first, and from some epoch on its attribute `backbone` too,
+    slowly at first.
 
-    The backbone has a parameter group of its own, whose learning rate is multiplied in each epoch, until it is that of
-    the first group. `configure_optimizers` gets a module with a frozen backbone: leave its parameters out there, by
-    `filter(lambda p: p.requires_grad, self.parameters())`; those that an optimizer has already keep their group.
+    The backbone has a parameter group of its own, whose learning rate is multiplied in each epoch,
+    until it is that of the first group. `configure_optimizers` gets a module with a frozen
+    backbone: leave its parameters out there, by
+    `filter(lambda p: p.requires_grad, self.parameters())`; those that an optimizer has already keep
+    their group.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class BackboneFinetuning(BaseFinetuning):
 
         Args:
             unfreeze_backbone_at_epoch: the first epoch in which the backbone is trained, from 0.
-            lambda_func: of the epoch; the factor of the backbone's learning rate in the epochs after that.
-            backbone_initial_ratio_lr: the backbone's first learning rate as a part of the first group's.
+            lambda_func: of the epoch; the factor of the backbone's learning rate in the epochs
+                after that.
+            backbone_initial_ratio_lr: the backbone's first learning rate as a part of the first
+                group's.
             backbone_initial_lr: the rate itself; comes before the ratio.
             should_align: never exceed the first group's rate.
             initial_denom_lr: not used where either of the above gives the rate, as one always does.
@@ -65,10 +70,19 @@ class BackboneFinetuning(BaseFinetuning):
         check_int(_NAME, "unfreeze_backbone_at_epoch", at, least=0, meaning=meaning)
         rate = backbone_initial_ratio_lr if backbone_initial_lr is None else backbone_initial_lr
         if rate <= 0:
-            raise ConfigurationError(f"{_NAME}: the backbone's first learning rate is {rate!r}; expected more than 0.")
+            raise ConfigurationError(
+                f"{_NAME}: the backbone's first learning rate is {rate!r}; expected more than 0."
+            )
         self.unfreeze_backbone_at_epoch, self.lambda_func = unfreeze_backbone_at_epoch, lambda_func
-        self.backbone_initial_ratio_lr, self.backbone_initial_lr = backbone_initial_ratio_lr, backbone_initial_lr
-        self.should_align, self.initial_denom_lr, self.train_bn = should_align, initial_denom_lr, train_bn
+        self.backbone_initial_ratio_lr, self.backbone_initial_lr = (
+            backbone_initial_ratio_lr,
+            backbone_initial_lr,
+        )
+        self.should_align, self.initial_denom_lr, self.train_bn = (
+            should_align,
+            initial_denom_lr,
+            train_bn,
+        )
         self.verbose, self.rounding = verbose, rounding
         self.previous_backbone_lr: float | None = None
         """The backbone's learning rate at the beginning of this epoch; None while it is frozen."""
@@ -91,8 +105,8 @@ class BackboneFinetuning(BaseFinetuning):
         super().check_fit(trainer, module)
         if not isinstance(getattr(module, "backbone", None), nn.Module):
             raise ModuleError(
-                f"{_NAME} trains the attribute `backbone`, and {type(module).__name__} has none that is a module. Name "
-                "the pretrained part so, or subclass BaseFinetuning."
+                f"{_NAME} trains the attribute `backbone`, and {type(module).__name__} has none "
+                "that is a module. Name the pretrained part so, or subclass BaseFinetuning."
             )
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -123,8 +137,12 @@ class BackboneFinetuning(BaseFinetuning):
                 optimizer.param_groups[-1]["lr"] = self.previous_backbone_lr
         elif epoch >= self.unfreeze_backbone_at_epoch:
             own = self.backbone_initial_lr
-            self.previous_backbone_lr = rate * self.backbone_initial_ratio_lr if own is None else own
-            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, self.previous_backbone_lr)
+            self.previous_backbone_lr = (
+                rate * self.backbone_initial_ratio_lr if own is None else own
+            )
+            self.unfreeze_and_add_param_group(
+                pl_module.backbone, optimizer, self.previous_backbone_lr
+            )
 
 
 def _is_of(group: dict[str, Any], backbone: nn.Module) -> bool:

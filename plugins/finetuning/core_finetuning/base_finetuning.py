@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from core import Trainer
 
-# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a compiled program.
+# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a
+# compiled program.
 _OWN_OPTIMIZERS = (
     Capability.SHARDED_STATE
     | Capability.JOINT_SETUP
@@ -29,21 +30,26 @@ _RATES_OF_GROUPS = ("initial_lr", "max_lr", "min_lr")
 
 
 class BaseFinetuning(Callback):
-    """Freezes parts of a module before training, and unfreezes them when an epoch begins. Meant to be subclassed.
+    """Freezes parts of a module before training, and unfreezes them when an epoch begins. Meant to
+    be subclassed.
 
     The call sequence, all ranks:
 
     1. `freeze_before_training(module)`, before the strategy sets the module up.
-    2. `finetune_function(module, epoch, optimizer)`, when an epoch begins, for each optimizer. What it unfreezes is
-       trained from this epoch on: a strategy that looks once at what requires gradients is asked to look again
-       (`Strategy.refresh_modules`). All ranks have to unfreeze the same.
+    2. `finetune_function(module, epoch, optimizer)`, when an epoch begins, for each optimizer. What
+       it unfreezes is trained from this epoch on: a strategy that looks once at what requires
+       gradients is asked to look again (`Strategy.refresh_modules`). All ranks have to unfreeze the
+       same.
 
-    A run that resumes has the same parameters frozen, and the same parameter groups, as the one that was saved.
+    A run that resumes has the same parameters frozen, and the same parameter groups, as the one
+    that was saved.
     """
 
     def freeze_before_training(self, pl_module: nn.Module) -> None:
         """Override it: call `self.freeze` on parts of the module."""
-        raise NotImplementedError(f"{type(self).__name__} has no freeze_before_training(self, pl_module)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no freeze_before_training(self, pl_module)"
+        )
 
     def finetune_function(self, pl_module: nn.Module, epoch: int, optimizer: Optimizer) -> None:
         """Override it: call `self.unfreeze_and_add_param_group` when it is time.
@@ -53,16 +59,20 @@ class BaseFinetuning(Callback):
             epoch: that begins, from 0.
             optimizer: one of the module's.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no finetune_function(self, pl_module, epoch, optimizer)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no finetune_function(self, pl_module, epoch, optimizer)"
+        )
 
-    # what subclasses call -------------------------------------------------------------------------------------------
+    # what subclasses call -------------------------------------------------------------------------
 
     @staticmethod
     def flatten_modules(modules: nn.Module | Iterable[nn.Module]) -> list[nn.Module]:
         """The parts of modules that have parameters of their own, or no parts."""
         if isinstance(modules, nn.ModuleDict):
             modules = modules.values()
-        return [layer for layer in _layers(modules) if not any(layer.children()) or layer._parameters]
+        return [
+            layer for layer in _layers(modules) if not any(layer.children()) or layer._parameters
+        ]
 
     @staticmethod
     def freeze(modules: nn.Module | Iterable[nn.Module], train_bn: bool = True) -> None:
@@ -80,7 +90,9 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Stop training a module's own parameters, and not those of its parts; of a batch norm the statistics too."""
+        """Stop training a module's own parameters, and not those of its parts; of a batch norm the
+        statistics too.
+        """
         _train(module, False)
         if isinstance(module, BatchNorm):
             module.track_running_stats = False
@@ -105,10 +117,14 @@ class BaseFinetuning(Callback):
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
                 own = layer.parameters(recurse=False)
-                yield from (parameter for parameter in own if parameter.requires_grad == requires_grad)
+                yield from (
+                    parameter for parameter in own if parameter.requires_grad == requires_grad
+                )
 
     @staticmethod
-    def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    def filter_on_optimizer(
+        optimizer: Optimizer, params: Iterable[nn.Parameter]
+    ) -> list[nn.Parameter]:
         """The parameters that no group of an optimizer has."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return [parameter for parameter in params if id(parameter) not in held]
@@ -126,19 +142,22 @@ class BaseFinetuning(Callback):
         Args:
             modules: with all their parts.
             optimizer: of the module.
-            lr: learning rate of the group; None is that of the first group, divided by `initial_denom_lr`.
+            lr: learning rate of the group; None is that of the first group, divided by
+                `initial_denom_lr`.
             initial_denom_lr: see `lr`.
             train_bn: include batch norms.
         """
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
                 _make_trainable(layer)
-        found = dict.fromkeys(self.filter_on_optimizer(optimizer, self.filter_params(modules, train_bn)))
+        found = dict.fromkeys(
+            self.filter_on_optimizer(optimizer, self.filter_params(modules, train_bn))
+        )
         if found:
             rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else lr
             self._add_group(optimizer, list(found), float(rate))
 
-    # what the Trainer calls -----------------------------------------------------------------------------------------
+    # what the Trainer calls -----------------------------------------------------------------------
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse optimizers that take no parameters later.
@@ -149,8 +168,9 @@ class BaseFinetuning(Callback):
         if found := trainer.strategy.capabilities & _OWN_OPTIMIZERS:
             raise UnsupportedError(
                 f"{type(self).__name__} adds parameters to an optimizer while training runs, and "
-                f"{type(trainer.strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Train in two "
-                "calls of fit instead, or use one device or 'ddp'.",
+                f"{type(trainer.strategy).__name__} has "
+                f"{' and '.join(one.name or '' for one in found)}. Train in two calls of fit "
+                "instead, or use one device or 'ddp'.",
                 capability=found,
             )
 
@@ -167,17 +187,26 @@ class BaseFinetuning(Callback):
             self.finetune_function(module, trainer.current_epoch, optimizer)
         self._schedulers = []
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep what is frozen, and the parameters of each group by name."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         checkpoint["groups"] = [
-            [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+            [
+                [names[id(parameter)] for parameter in group["params"]]
+                for group in optimizer.param_groups
+            ]
             for optimizer in trainer.strategy.optimizers
         ]
-        checkpoint["frozen"] = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        checkpoint["frozen"] = [
+            name for name, parameter in module.named_parameters() if not parameter.requires_grad
+        ]
         checkpoint["still"] = [name for name, part in module.named_modules() if _is_still(part)]
 
-    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """All ranks, before optimizers are restored. Freeze and group parameters as they were."""
         if not checkpoint:
             return
@@ -188,21 +217,29 @@ class BaseFinetuning(Callback):
         for name, part in module.named_modules():
             if isinstance(part, BatchNorm):
                 part.track_running_stats = name not in checkpoint["still"]
-        for optimizer, groups in zip(trainer.strategy.optimizers, checkpoint["groups"], strict=True):
+        for optimizer, groups in zip(
+            trainer.strategy.optimizers, checkpoint["groups"], strict=True
+        ):
             for group in groups[len(optimizer.param_groups) :]:
-                rate = float(optimizer.param_groups[0]["lr"])  # until the optimizer's own state comes
+                # until the optimizer's own state comes
+                rate = float(optimizer.param_groups[0]["lr"])
                 self._add_group(optimizer, [parameters[name] for name in group], rate)
         self._schedulers = []
 
     def _store(self, *_: Any) -> None:
-        """Called by subclasses that programs for Lightning have: checkpoints find the groups by themselves."""
+        """Called by subclasses that programs for Lightning have: checkpoints find the groups by
+        themselves.
+        """
 
     def _add_group(self, optimizer: Optimizer, parameters: list[nn.Parameter], rate: float) -> None:
         first = optimizer.param_groups[0]
         ratio = rate / float(first["lr"]) if first["lr"] else 1.0
-        # What schedulers keep in groups, and in lists of their own: a group that lacks it would be an error there.
+        # What schedulers keep in groups, and in lists of their own: a group that lacks it would be
+        # an error there.
         added = first.keys() - optimizer.defaults.keys() - {"params", "param_names"}
-        kept = {name: first[name] * ratio if name in _RATES_OF_GROUPS else first[name] for name in added}
+        kept = {
+            name: first[name] * ratio if name in _RATES_OF_GROUPS else first[name] for name in added
+        }
         optimizer.add_param_group({"params": parameters, "lr": rate, **kept})
         for scheduler in self._schedulers:
             if getattr(scheduler, "optimizer", None) is optimizer:
@@ -219,7 +256,12 @@ def _schedulers(trainer: Trainer) -> list[Any]:
 
 
 def _extend(scheduler: Any, ratio: float) -> None:
-    for name, scale in (("base_lrs", ratio), ("max_lrs", ratio), ("min_lrs", 1.0), ("lr_lambdas", None)):
+    for name, scale in (
+        ("base_lrs", ratio),
+        ("max_lrs", ratio),
+        ("min_lrs", 1.0),
+        ("lr_lambdas", None),
+    ):
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and values:
             values.append(values[0] if scale is None else values[0] * scale)

@@ -26,9 +26,10 @@ _FOREIGN = Capability.SHARDED_STATE | Capability.COMPILED_STEP
 class ModelPruning(Callback):
     """Sets a part of the weights to zero at the end of epochs, and keeps them there.
 
-    Masks are computed by `torch.nn.utils.prune` on rank 0, and each adds to the last, as torch's do. Parameters keep
-    their names and are plain ones: a checkpoint has zeros in the weights, and the masks beside them, by which a run
-    goes on bit-equal. Gradients of pruned weights are zero too, and so are their averages by `EMA` and the like.
+    Masks are computed by `torch.nn.utils.prune` on rank 0, and each adds to the last, as torch's
+    do. Parameters keep their names and are plain ones: a checkpoint has zeros in the weights, and
+    the masks beside them, by which a run goes on bit-equal. Gradients of pruned weights are zero
+    too, and so are their averages by `EMA` and the like.
 
     With `use_lottery_ticket_hypothesis`, weights that are left go back to where training began:
     The Lottery Ticket Hypothesis, https://arxiv.org/abs/1803.03635
@@ -53,20 +54,27 @@ class ModelPruning(Callback):
         """Create the callback.
 
         Args:
-            pruning_fn: `"l1_unstructured"`, `"random_unstructured"`, `"ln_structured"`, `"random_structured"`, or a
-                function of (module, name, amount) that prunes as those of torch do.
-            parameters_to_prune: pairs of a submodule and its parameter's name; None is all with `parameter_names`.
+            pruning_fn: `"l1_unstructured"`, `"random_unstructured"`, `"ln_structured"`,
+                `"random_structured"`, or a function of (module, name, amount) that prunes as those
+                of torch do.
+            parameters_to_prune: pairs of a submodule and its parameter's name; None is all with
+                `parameter_names`.
             parameter_names: those of all submodules that are pruned.
-            use_global_unstructured: choose among the weights of all parameters together, not of each.
-            amount: a fraction of the weights that are left, or a number; or a function of the epoch.
+            use_global_unstructured: choose among the weights of all parameters together, not of
+                each.
+            amount: a fraction of the weights that are left, or a number; or a function of the
+                epoch.
             apply_pruning: whether to prune at all; or a function of the epoch.
             make_pruning_permanent: known from other trainers. Weights are plain ones at any time.
-            use_lottery_ticket_hypothesis: put what is left back to its first values; or a function of the epoch.
-            resample_parameters: put it back to new random ones, by `reset_parameters` of each submodule.
+            use_lottery_ticket_hypothesis: put what is left back to its first values; or a function
+                of the epoch.
+            resample_parameters: put it back to new random ones, by `reset_parameters` of each
+                submodule.
             pruning_dim: the dimension along which structured functions prune.
             pruning_norm: the order of the norm for `"ln_structured"`.
             verbose: 1 prints how much of the whole is pruned, 2 of each parameter too; on rank 0.
-            prune_on_train_epoch_end: when the epoch's training is over; False is when a validation is.
+            prune_on_train_epoch_end: when the epoch's training is over; False is when a validation
+                is.
 
         Raises:
             ConfigurationError: arguments that can't be.
@@ -74,7 +82,11 @@ class ModelPruning(Callback):
         _check(pruning_fn, use_global_unstructured, pruning_dim, pruning_norm)
         self.pruning_fn, self.pruning_dim, self.pruning_norm = pruning_fn, pruning_dim, pruning_norm
         self.parameters_to_prune, self.parameter_names = parameters_to_prune, parameter_names
-        self.use_global_unstructured, self.amount, self.apply_pruning = use_global_unstructured, amount, apply_pruning
+        self.use_global_unstructured, self.amount, self.apply_pruning = (
+            use_global_unstructured,
+            amount,
+            apply_pruning,
+        )
         self.make_pruning_permanent, self.verbose = make_pruning_permanent, verbose
         self.use_lottery_ticket_hypothesis = use_lottery_ticket_hypothesis
         self.resample_parameters = resample_parameters
@@ -100,12 +112,14 @@ class ModelPruning(Callback):
 
         Raises:
             UnsupportedError: the strategy has the weights in a form of its own.
-            ConfigurationError: there is nothing to prune, or something that is no part of the module.
+            ConfigurationError: there is nothing to prune, or something that is no part of the
+                module.
         """
         if found := trainer.strategy.capabilities & _FOREIGN:
             raise UnsupportedError(
-                f"{_NAME} sets weights to zero where they are, and {type(trainer.strategy).__name__} has them in a "
-                "form of its own. Use a single device, or strategy='ddp'.",
+                f"{_NAME} sets weights to zero where they are, and "
+                f"{type(trainer.strategy).__name__} has them in a form of its own. Use a single "
+                "device, or strategy='ddp'.",
                 capability=found,
             )
         self._names = self._find(module)
@@ -113,7 +127,9 @@ class ModelPruning(Callback):
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Keep the first weights."""
         if self.use_lottery_ticket_hypothesis and not self._first:
-            self._first = {name: value.detach().clone() for name, value in self._own(module).items()}
+            self._first = {
+                name: value.detach().clone() for name, value in self._own(module).items()
+            }
 
     def on_after_backward(self, trainer: Trainer, module: nn.Module) -> None:
         """Set the gradients of pruned weights to zero."""
@@ -121,7 +137,9 @@ class ModelPruning(Callback):
             if name in self._masks and parameter.grad is not None:
                 parameter.grad.mul_(self._mask(name, parameter))
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Set pruned weights to zero again, and their averages."""
         self._apply(trainer, module)
 
@@ -132,7 +150,11 @@ class ModelPruning(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Prune, if it is time."""
-        if not self.prune_on_train_epoch_end and not trainer.sanity_checking and trainer.stage == "fit":
+        if (
+            not self.prune_on_train_epoch_end
+            and not trainer.sanity_checking
+            and trainer.stage == "fit"
+        ):
             self._prune(trainer, module)
 
     def _prune(self, trainer: Trainer, module: nn.Module) -> None:
@@ -152,7 +174,9 @@ class ModelPruning(Callback):
 
     def _compute(self, own: dict[str, nn.Parameter], amount: int | float) -> dict[str, Tensor]:
         """The masks of torch functions, on copies that carry the last masks."""
-        holders = {name: _holder(parameter, self._masks.get(name)) for name, parameter in own.items()}
+        holders = {
+            name: _holder(parameter, self._masks.get(name)) for name, parameter in own.items()
+        }
         if self.use_global_unstructured:
             assert isinstance(self.pruning_fn, str)
             pairs = [(holder, "weight") for holder in holders.values()]
@@ -160,13 +184,17 @@ class ModelPruning(Callback):
         else:
             for holder in holders.values():
                 self._prune_one(holder, amount)
-        return {name: holder.get_buffer("weight_mask").bool().cpu() for name, holder in holders.items()}
+        return {
+            name: holder.get_buffer("weight_mask").bool().cpu() for name, holder in holders.items()
+        }
 
     def _prune_one(self, holder: nn.Module, amount: int | float) -> None:
         if callable(self.pruning_fn):
             self.pruning_fn(holder, "weight", amount)
             return
-        options: dict[str, Any] = {"dim": self.pruning_dim} if self.pruning_fn.endswith("_structured") else {}
+        options: dict[str, Any] = (
+            {"dim": self.pruning_dim} if self.pruning_fn.endswith("_structured") else {}
+        )
         if self.pruning_fn == "ln_structured":
             options["n"] = self.pruning_norm
         getattr(prune, self.pruning_fn)(holder, "weight", amount=amount, **options)
@@ -174,7 +202,9 @@ class ModelPruning(Callback):
     def _rewind(self, trainer: Trainer, module: nn.Module, own: dict[str, nn.Parameter]) -> None:
         first = self._first
         if self.resample_parameters:
-            first = trainer.strategy.broadcast(_resampled(module, own) if trainer.is_global_zero else None)
+            first = trainer.strategy.broadcast(
+                _resampled(module, own) if trainer.is_global_zero else None
+            )
         await_copies()
         with torch.no_grad():
             for name, parameter in own.items():
@@ -202,9 +232,13 @@ class ModelPruning(Callback):
     def _find(self, module: nn.Module) -> list[str]:
         names = {id(value): name for name, value in module.named_parameters()}
         if self.parameters_to_prune is None:
-            chosen = [name for name in names.values() if name.rpartition(".")[2] in self.parameter_names]
+            chosen = [
+                name for name in names.values() if name.rpartition(".")[2] in self.parameter_names
+            ]
         else:
-            chosen = [_name_of(owner, name, module, names) for owner, name in self.parameters_to_prune]
+            chosen = [
+                _name_of(owner, name, module, names) for owner, name in self.parameters_to_prune
+            ]
         if not chosen:
             raise ConfigurationError(
                 f"{_NAME}: {type(module).__name__} has no parameter to prune named "
@@ -213,7 +247,10 @@ class ModelPruning(Callback):
         return chosen
 
     def _print_counts(self, trainer: Trainer) -> None:
-        pruned = {name: (int(mask.numel() - mask.sum()), mask.numel()) for name, mask in self._masks.items()}
+        pruned = {
+            name: (int(mask.numel() - mask.sum()), mask.numel())
+            for name, mask in self._masks.items()
+        }
         if self.verbose:
             zeros, total = (sum(column) for column in zip(*pruned.values(), strict=True))
             trainer.print(f"pruned: {zeros}/{total} ({zeros / total:.2%})")
@@ -229,25 +266,28 @@ def _averages(trainer: Trainer) -> list[WeightAveraging]:
 def _check(function: Any, everywhere: bool, dim: int | None, norm: float | None) -> None:
     if not callable(function) and function not in _FUNCTIONS:
         raise ConfigurationError(
-            f"{_NAME}(pruning_fn={function!r}): expected one of {', '.join(_FUNCTIONS)}, or a function."
-            + did_you_mean(str(function), _FUNCTIONS)
+            f"{_NAME}(pruning_fn={function!r}): expected one of {', '.join(_FUNCTIONS)}, or a "
+            "function." + did_you_mean(str(function), _FUNCTIONS)
         )
     if everywhere and function not in _GLOBAL:
         raise ConfigurationError(
-            f"{_NAME}(pruning_fn={function!r}) prunes each parameter by itself. Pass use_global_unstructured=False."
+            f"{_NAME}(pruning_fn={function!r}) prunes each parameter by itself. Pass "
+            "use_global_unstructured=False."
         )
     if not callable(function) and function.endswith("_structured") and dim is None:
         raise ConfigurationError(f"{_NAME}(pruning_fn={function!r}) needs pruning_dim, such as 0.")
     if function == "ln_structured" and norm is None:
-        raise ConfigurationError(f"{_NAME}(pruning_fn='ln_structured') needs pruning_norm, such as 2.")
+        raise ConfigurationError(
+            f"{_NAME}(pruning_fn='ln_structured') needs pruning_norm, such as 2."
+        )
 
 
 def _name_of(owner: nn.Module, name: str, module: nn.Module, names: dict[int, str]) -> str:
     found = names.get(id(getattr(owner, name, None)))
     if found is None:
         raise ConfigurationError(
-            f"{_NAME}: {name!r} of {type(owner).__name__} is no parameter of {type(module).__name__}. Expected pairs "
-            "such as (module.layer, 'weight')."
+            f"{_NAME}: {name!r} of {type(owner).__name__} is no parameter of "
+            f"{type(module).__name__}. Expected pairs such as (module.layer, 'weight')."
         )
     return found
 

@@ -20,14 +20,19 @@ def lambda_lr(optimizer):
 
 
 def one_cycle(optimizer):
-    return {"scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40), "interval": "step"}
+    return {
+        "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
+        "interval": "step",
+    }
 
 
 class Net(Module):
     def __init__(self, scheduler=lambda_lr, norm=nn.BatchNorm1d, optimizer=torch.optim.AdamW):
         super().__init__()
         torch.manual_seed(0)
-        self.backbone = nn.Sequential(nn.Linear(3, 4), norm(4), nn.Dropout(0.0 if norm is nn.LayerNorm else 0.3))
+        self.backbone = nn.Sequential(
+            nn.Linear(3, 4), norm(4), nn.Dropout(0.0 if norm is nn.LayerNorm else 0.3)
+        )
         self.head = nn.Linear(4, 1)
         self.scheduler, self.optimizer = scheduler, optimizer
         self.seen = []
@@ -40,7 +45,9 @@ class Net(Module):
         return loss
 
     def configure_optimizers(self):
-        optimizer = self.optimizer([each for each in self.parameters() if each.requires_grad], lr=0.05)
+        optimizer = self.optimizer(
+            [each for each in self.parameters() if each.requires_grad], lr=0.05
+        )
         return [optimizer], [] if self.scheduler is None else [self.scheduler(optimizer)]
 
 
@@ -61,7 +68,12 @@ class Save(Callback):
 
 def fit(root, module, callback, *others, ckpt_path=None, batch_size=4, **options):
     torch.manual_seed(1)
-    options = {"max_epochs": NUM_EPOCHS, "enable_checkpointing": False, "plugins": "torch", **options}
+    options = {
+        "max_epochs": NUM_EPOCHS,
+        "enable_checkpointing": False,
+        "plugins": "torch",
+        **options,
+    }
     trainer = make_trainer(root, callback, *others, **options)
     trainer.fit(module, loader(batch_size), ckpt_path=ckpt_path)
     return {name: value.tolist() for name, value in module.state_dict().items()}
@@ -71,7 +83,8 @@ def test_the_backbone_is_trained_from_its_epoch_on(tmp_path):
     module = Net(scheduler=None)
     fit(tmp_path, module, BackboneFinetuning(2))
     firsts = [weights for *_, weights in module.seen]
-    assert all(weights == firsts[0] for weights in firsts[:9])  # the ninth step is the first that changes it
+    # the ninth step is the first that changes it
+    assert all(weights == firsts[0] for weights in firsts[:9])
     assert all(before != after for before, after in pairwise(firsts[8:]))
     rates = {epoch: rates for epoch, _, _, rates, _ in module.seen}
     assert [rates[epoch] for epoch in (0, 1)] == [[0.05]] * 2
@@ -83,7 +96,10 @@ def test_the_backbone_is_trained_from_its_epoch_on(tmp_path):
     [
         ({"backbone_initial_lr": 0.04}, [0.04, 0.05]),
         ({"backbone_initial_lr": 0.04, "should_align": False}, [0.04, 0.08]),
-        ({"backbone_initial_ratio_lr": 0.5, "lambda_func": lambda epoch: epoch / 10}, [0.025, 0.0125]),
+        (
+            {"backbone_initial_ratio_lr": 0.5, "lambda_func": lambda epoch: epoch / 10},
+            [0.025, 0.0125],
+        ),
     ],
 )
 def test_its_rate(tmp_path, options, own, capsys):
@@ -100,7 +116,12 @@ def test_a_run_goes_on_from_anywhere(tmp_path, scheduler, train_bn):
     weights = fit(tmp_path, whole, BackboneFinetuning(2, train_bn=train_bn), Save(tmp_path))
     for step in (3, 8, 14):  # frozen, between the two, and later
         rest = Net(scheduler)
-        again = fit(tmp_path, rest, BackboneFinetuning(2, train_bn=train_bn), ckpt_path=tmp_path / f"{step:02}.ckpt")
+        again = fit(
+            tmp_path,
+            rest,
+            BackboneFinetuning(2, train_bn=train_bn),
+            ckpt_path=tmp_path / f"{step:02}.ckpt",
+        )
         assert rest.seen == whole.seen[step:]
         assert again == weights
 
@@ -113,7 +134,9 @@ def test_batch_norms_rest_if_asked(tmp_path, train_bn):
 
 
 def fit_on(root, **options):
-    return fit(root, Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD), BackboneFinetuning(2), **options)
+    return fit(
+        root, Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD), BackboneFinetuning(2), **options
+    )
 
 
 def test_ranks_train_it_as_one_device_does(tmp_path):
@@ -162,7 +185,9 @@ def test_what_is_unfrozen_learns_at_a_share_of_the_rate_of_the_first_group(tmp_p
 
     class TwoRates(Net):
         def configure_optimizers(self):
-            return torch.optim.SGD([{"params": [self.head.weight], "lr": 0.5}, {"params": [self.head.bias]}], lr=0.1)
+            return torch.optim.SGD(
+                [{"params": [self.head.weight], "lr": 0.5}, {"params": [self.head.bias]}], lr=0.1
+            )
 
     thaw = Thaw()
     fit(tmp_path, TwoRates(scheduler=None), thaw, max_epochs=2)
@@ -191,11 +216,22 @@ def test_parts_of_modules_are_found_and_frozen_alone():
     norm = nn.BatchNorm1d(2)
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(norm, nn.ReLU()))
     layers = BaseFinetuning.flatten_modules(model)
-    assert layers == [model[0], norm, model[1][1]] == BaseFinetuning.flatten_modules(nn.ModuleDict({"a": model}))
+    assert (
+        layers
+        == [model[0], norm, model[1][1]]
+        == BaseFinetuning.flatten_modules(nn.ModuleDict({"a": model}))
+    )
     BaseFinetuning.freeze_module(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
     BaseFinetuning.freeze_module(norm)
-    assert [parameter.requires_grad for parameter in model.parameters()] == [True, True, False, False]
+    assert [parameter.requires_grad for parameter in model.parameters()] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not norm.track_running_stats
     optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
-    assert BaseFinetuning.filter_on_optimizer(optimizer, model.parameters()) == list(norm.parameters())
+    assert BaseFinetuning.filter_on_optimizer(optimizer, model.parameters()) == list(
+        norm.parameters()
+    )

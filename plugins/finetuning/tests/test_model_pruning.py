@@ -34,7 +34,9 @@ class Save(Callback):
 
 def fit(root, *callbacks, module=None, ckpt_path=None, **options):
     module = module or Net()
-    trainer = make_trainer(root, *callbacks, **{"max_epochs": 3, "enable_checkpointing": False, **options})
+    trainer = make_trainer(
+        root, *callbacks, **{"max_epochs": 3, "enable_checkpointing": False, **options}
+    )
     trainer.fit(module, loader(), ckpt_path=ckpt_path)
     return module
 
@@ -62,7 +64,9 @@ def test_a_run_goes_on_bit_equal(tmp_path, lottery):
 
 
 def test_numbers_are_those_of_torch(tmp_path):
-    """One epoch, pruned by torch's own function at its end, and another one with its reparametrization."""
+    """One epoch, pruned by torch's own function at its end, and another one with its
+    reparametrization.
+    """
     by_hand = Net()
     optimizer = by_hand.configure_optimizers()
     for _ in range(2):
@@ -85,15 +89,21 @@ def test_what_is_left_goes_back(tmp_path):
     module = fit(tmp_path, ModelPruning("l1_unstructured", amount=10), max_epochs=1)
     left = module.first.weight != 0
     assert torch.equal(module.first.weight[left], begun.first.weight[left])
-    drawn = fit(tmp_path, ModelPruning("l1_unstructured", amount=10, resample_parameters=True), max_epochs=1)
+    drawn = fit(
+        tmp_path, ModelPruning("l1_unstructured", amount=10, resample_parameters=True), max_epochs=1
+    )
     assert sum(zeros(drawn)) == 10
     assert not torch.equal(drawn.second.weight, module.second.weight)
-    apart = fit(tmp_path, ModelPruning("l1_unstructured", amount=0.5, apply_pruning=lambda epoch: epoch > 5))
+    apart = fit(
+        tmp_path, ModelPruning("l1_unstructured", amount=0.5, apply_pruning=lambda epoch: epoch > 5)
+    )
     assert equal(apart, fit(tmp_path))
 
 
 @pytest.mark.parametrize("pruning_comes_first", [False, True])
-@pytest.mark.parametrize("average", [EMA, partial(StochasticWeightAveraging, 0.05, 1)], ids=["ema", "swa"])
+@pytest.mark.parametrize(
+    "average", [EMA, partial(StochasticWeightAveraging, 0.05, 1)], ids=["ema", "swa"]
+)
 def test_averages_of_pruned_weights_are_zero(tmp_path, average, pruning_comes_first):
     pruning = ModelPruning("l1_unstructured", amount=10, use_lottery_ticket_hypothesis=False)
     order = (pruning, average()) if pruning_comes_first else (average(), pruning)
@@ -103,7 +113,9 @@ def test_averages_of_pruned_weights_are_zero(tmp_path, average, pruning_comes_fi
 
 
 def test_pruning_when_a_validation_run_ends_is_not_of_the_average_it_had(tmp_path):
-    """The weights that are left go back to the first ones, whichever of the two callbacks hears of the end first."""
+    """The weights that are left go back to the first ones, whichever of the two callbacks hears of
+    the end first.
+    """
 
     class Validated(Net):
         def validation_step(self, batch, batch_idx):
@@ -134,7 +146,9 @@ def test_all_ranks_have_the_same_masks(tmp_path, capfd):
             first, second = module.all_gather(module.first.weight)
             assert torch.equal(first, second)
 
-    pruning = ModelPruning("random_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, verbose=1)
+    pruning = ModelPruning(
+        "random_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False, verbose=1
+    )
     module = fit(tmp_path, Differ(), pruning, strategy="ddp_fork", devices=2, max_epochs=2)
     assert sum(zeros(module)) == 16 + 8
     assert capfd.readouterr().out.count("pruned: 24/33 (72.73%)") == 1
@@ -144,9 +158,15 @@ def test_all_ranks_have_the_same_masks(tmp_path, capfd):
     ("arguments", "message"),
     [
         ({"pruning_fn": "l2_unstructured"}, "expected one of l1_unstructured, .*Did you mean"),
-        ({"pruning_fn": "ln_structured"}, "prunes each parameter by itself. Pass use_global_unstructured=False"),
+        (
+            {"pruning_fn": "ln_structured"},
+            "prunes each parameter by itself. Pass use_global_unstructured=False",
+        ),
         ({"pruning_fn": "ln_structured", "use_global_unstructured": False}, "needs pruning_dim"),
-        ({"pruning_fn": "l1_unstructured", "parameter_names": ["scale"]}, "Net has no parameter to prune named scale"),
+        (
+            {"pruning_fn": "l1_unstructured", "parameter_names": ["scale"]},
+            "Net has no parameter to prune named scale",
+        ),
         (
             {"pruning_fn": "l1_unstructured", "parameters_to_prune": [(nn.ReLU(), "weight")]},
             "no parameter of Net",

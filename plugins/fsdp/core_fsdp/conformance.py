@@ -1,9 +1,14 @@
-"""The conformance suites of core-fsdp. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-fsdp. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core import Capability
 from core_testing import PARALLEL, StrategyConformance, StrategySmoke
 
-_CAPABILITIES = PARALLEL & ~(Capability.REPLICATED_PARAMETERS | Capability.INFERENCE_MODE) | Capability.SHARDED_STATE
+_CAPABILITIES = (
+    PARALLEL & ~(Capability.REPLICATED_PARAMETERS | Capability.INFERENCE_MODE)
+    | Capability.SHARDED_STATE
+)
 _STAYS = "sharded modules need their group as long as they live, and it stays that long"
 
 

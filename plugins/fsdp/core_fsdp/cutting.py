@@ -34,7 +34,8 @@ def cut(
     """All ranks. Cut the parameters of a module into shards, in place.
 
     Args:
-        module: whose own step or forward is a unit too; with manual optimization its children's are.
+        module: whose own step or forward is a unit too; with manual optimization its children's
+            are.
         units: parts of it that are gathered by themselves, each before those that contain it.
         sharding: when gathered parameters are freed.
         mesh: over which is sharded.
@@ -42,7 +43,11 @@ def cut(
         offload_policy: where shards rest.
         kept: tensors that are gathered in float32, whatever the policy says.
     """
-    options: dict[str, Any] = {"mesh": mesh, "mp_policy": mp_policy, "offload_policy": offload_policy}
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": mp_policy,
+        "offload_policy": offload_policy,
+    }
     is_automatic = getattr(module, "automatic_optimization", True)
     roots = [module] if is_automatic else wrapping.units_for_manual_optimization(module)
     # From the inside out: what is cut already stays out of the unit around it.
@@ -58,14 +63,17 @@ def cut(
 
 
 def let_replace(module: nn.Module) -> None:
-    """Make torch replace the parameters of recurrent layers when it gathers them, as it does those of others.
+    """Make torch replace the parameters of recurrent layers when it gathers them, as it does those
+    of others.
 
-    These layers have an own `__setattr__`, which torch then goes through: to everyone who watches a module that is a
-    new parameter. It keeps a list of the layer's parameters up to date, and here each call does.
+    These layers have an own `__setattr__`, which torch then goes through: to everyone who watches a
+    module that is a new parameter. It keeps a list of the layer's parameters up to date, and here
+    each call does.
     """
     for part in module.modules():
         if isinstance(part, nn.RNNBase) and "__setattr__" not in vars(part):
-            vars(part)["__setattr__"] = MethodType(nn.Module.__setattr__, part)  # of all that torch looks at this one
+            # of all that torch looks at this one
+            vars(part)["__setattr__"] = MethodType(nn.Module.__setattr__, part)
             part.register_forward_pre_hook(_list_parameters)
 
 
@@ -74,24 +82,36 @@ def _list_parameters(module: Any, inputs: Any) -> None:
 
 
 def _cut_layers_in_float32(module: nn.Module, options: dict[str, Any], kept: set[int]) -> None:
-    """Gather as they are, one by one, the weights that are kept, and those of layers that need their inputs' format.
+    """Gather as they are, one by one, the weights that are kept, and those of layers that need
+    their inputs' format.
 
-    Batch normalization's have to be of one format with its running statistics. Where inputs are left to autocast, some
-    layers compute in that of their inputs, and take no weights of 16 bits to inputs of 32.
+    Batch normalization's have to be of one format with its running statistics. Where inputs are
+    left to autocast, some layers compute in that of their inputs, and take no weights of 16 bits to
+    inputs of 32.
     """
     kinds: tuple[type[nn.Module], ...] = ()
     if options["mp_policy"].param_dtype is not None:
         kinds = (nn.modules.batchnorm._BatchNorm,)
         if not options["mp_policy"].cast_forward_inputs:
             kinds = (*kinds, *_not_of_autocast(options["mesh"].device_type))
-    own = {**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False), "reshard_after_forward": False}
-    keeping = [part for part in module.modules() if any(id(one) in kept for one in part.parameters(recurse=False))]
+    own = {
+        **options,
+        "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False),
+        "reshard_after_forward": False,
+    }
+    keeping = [
+        part
+        for part in module.modules()
+        if any(id(one) in kept for one in part.parameters(recurse=False))
+    ]
     parts = [part for part in module.modules() if isinstance(part, kinds) or part in keeping]
     chosen = wrapping.units_of(module, [part for part in reversed(parts) if part is not module])
     for part in chosen:
         if part in keeping:  # what is in it stays out of its unit
             for inner in wrapping.units_of(module, list(_called_in(part))):
-                if not all(id(one) in kept for one in inner.parameters()) and not isinstance(inner, FSDPModule):
+                if not all(id(one) in kept for one in inner.parameters()) and not isinstance(
+                    inner, FSDPModule
+                ):
                     fully_shard(inner, **options)
         if list(part.parameters()) and not isinstance(part, FSDPModule):
             if isinstance(part, _INSTANCE_NORM):
@@ -109,11 +129,15 @@ def _called_in(part: nn.Module) -> Iterator[nn.Module]:
 
 
 def _no_view(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """A copy of what instance normalization returns: an operation in place on a view would undo a unit's hooks."""
+    """A copy of what instance normalization returns: an operation in place on a view would undo a
+    unit's hooks.
+    """
     return output.clone()
 
 
 def _not_of_autocast(device_type: str) -> tuple[type[nn.Module], ...]:
-    """Layers that torch's autocast leaves alone: on a CPU those too that it computes in float32 on other devices."""
+    """Layers that torch's autocast leaves alone: on a CPU those too that it computes in float32 on
+    other devices.
+    """
     on_cpu = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Bilinear)
     return (_INSTANCE_NORM, *on_cpu) if device_type == "cpu" else (_INSTANCE_NORM,)

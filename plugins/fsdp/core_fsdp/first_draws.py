@@ -1,4 +1,6 @@
-"""The draws by which the submodules of a model get their first values, in the order of one device."""
+"""The draws by which the submodules of a model get their first values, in the order of one
+device.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,11 @@ class Draw(NamedTuple):
     is_second: bool
 
 
-def draws(module: nn.Module, parts: Container[nn.Module], unknown: list[nn.Module]) -> Iterator[Draw]:
-    """The draws of a module, children first: by `reset_parameters()`, and by the `_init_weights` of a model around it.
+def draws(
+    module: nn.Module, parts: Container[nn.Module], unknown: list[nn.Module]
+) -> Iterator[Draw]:
+    """The draws of a module, children first: by `reset_parameters()`, and by the `_init_weights` of
+    a model around it.
 
     Models of transformers have the latter, which draws once more for all that is in them.
 
@@ -71,22 +76,28 @@ class Lacking(NamedTuple):
 
 
 def lacking(module: nn.Module, unknown: Iterable[nn.Module]) -> list[Lacking]:
-    """The tensors of submodules to which nothing gives values, with a warning; see `refuse_lacking`."""
+    """The tensors of submodules to which nothing gives values, with a warning; see
+    `refuse_lacking`.
+    """
     names = {part: name for name, part in module.named_modules()}
     parts = [names[part] for part in unknown]
     if not parts:
         return []
     warnings.warn(
-        f"{len(parts)} submodules were built on the meta device and have no reset_parameters() that could give "
-        f"them values: {', '.join(name or type(module).__name__ for name in parts[:8])}. They hold NaN until a "
+        f"{len(parts)} submodules were built on the meta device and have no reset_parameters() "
+        "that could give them values: "
+        f"{', '.join(name or type(module).__name__ for name in parts[:8])}. They hold NaN until a "
         "checkpoint is loaded, and no optimizer steps before.",
         stacklevel=3,
     )
-    return [Lacking(module, name) for name in _tensors_of(module) if name.rpartition(".")[0] in parts]
+    return [
+        Lacking(module, name) for name in _tensors_of(module) if name.rpartition(".")[0] in parts
+    ]
 
 
 def refuse_lacking(found: list[Lacking]) -> None:
-    """Refuse a step with tensors that were built on meta and hold NaN; those that don't any longer are let go.
+    """Refuse a step with tensors that were built on meta and hold NaN; those that don't any longer
+    are let go.
 
     Args:
         found: see `lacking`.
@@ -100,9 +111,10 @@ def refuse_lacking(found: list[Lacking]) -> None:
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if own is not None and not own.is_meta and bool(own.isnan().any()):
             raise ModuleError(
-                f"{name!r} of {type(module).__name__.removeprefix('FSDP')} was built on the meta device, and nothing "
-                "has given it values: the module that has it has no reset_parameters(), and none around it an "
-                "_init_weights(module). Add one, build it with values, or load a checkpoint before training."
+                f"{name!r} of {type(module).__name__.removeprefix('FSDP')} was built on the meta "
+                "device, and nothing has given it values: the module that has it has no "
+                "reset_parameters(), and none around it an _init_weights(module). Add one, build "
+                "it with values, or load a checkpoint before training."
             )
         found.pop(0)
 
@@ -112,7 +124,8 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _reset_of(part: nn.Module) -> Callable[[], Any] | None:
-    for name in ("reset_parameters", "_reset_parameters"):  # the second is that of nn.MultiheadAttention
+    # the second is that of nn.MultiheadAttention
+    for name in ("reset_parameters", "_reset_parameters"):
         if callable(method := getattr(part, name, None)):
             return method  # type: ignore[no-any-return]
     return None

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that runs as the module's forward does: parameters are gathered before, hooks of backward set after.
+    """A method that runs as the module's forward does: parameters are gathered before, hooks of
+    backward set after.
 
     Args:
         module: a unit.
@@ -30,18 +31,22 @@ def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> C
     own = attributes.get(name)
     attributes[name] = method
     register_fsdp_forward_method(module, name)
-    # torch leaves it on the module. There it would hide the user's own, also from who asks for its signature.
+    # torch leaves it on the module. There it would hide the user's own, also from who asks for its
+    # signature.
     routed: Callable[..., Any] = attributes.pop(name)
     if own is not None:
         attributes[name] = own
     return routed
 
 
-def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModule]) -> Callable[..., Any]:
-    """The method, so that it may run in inference mode before or between steps of training, and explains `mixed_use`.
+def without_inference_mode(
+    method: Callable[..., Any], units: Sequence[FSDPModule]
+) -> Callable[..., Any]:
+    """The method, so that it may run in inference mode before or between steps of training, and
+    explains `mixed_use`.
 
-    Gathered parameters are kept from step to step: made in inference mode, they could never train. And after a step
-    without gradients nothing would free them.
+    Gathered parameters are kept from step to step: made in inference mode, they could never train.
+    And after a step without gradients nothing would free them.
     """
     if not units:
         return method
@@ -67,15 +72,18 @@ def mixed_use(error: RuntimeError) -> ModuleError | None:
     if "mixed torch.Tensor and DTensor" not in str(error):
         return None
     return ModuleError(
-        f"A parameter was used where its unit isn't gathered ({str(error).partition(',')[0]}): it is whole while the "
-        "forward of its unit runs. Call the blocks by their forward, and compute penalties of their parameters there; "
-        "or gather the model as one unit by auto_wrap_policy=None, or other units by a policy of your own."
+        f"A parameter was used where its unit isn't gathered ({str(error).partition(',')[0]}): it "
+        "is whole while the forward of its unit runs. Call the blocks by their forward, and "
+        "compute penalties of their parameters there; or gather the model as one unit by "
+        "auto_wrap_policy=None, or other units by a policy of your own."
     )
 
 
 @contextmanager
 def no_sync(units: Sequence[FSDPModule]) -> Iterator[None]:
-    """A context in which backward leaves gradients whole and local; the next one outside reduces their sum."""
+    """A context in which backward leaves gradients whole and local; the next one outside reduces
+    their sum.
+    """
     for unit in units:
         unit.set_requires_gradient_sync(False, recurse=False)
     try:

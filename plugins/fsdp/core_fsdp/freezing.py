@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def keep_frozen(mesh: DeviceMesh) -> list[RemovableHandle]:
-    """All ranks. Keep frozen parameters frozen when they are sharded, which torch 2.9's styles forget.
+    """All ranks. Keep frozen parameters frozen when they are sharded, which torch 2.9's styles
+    forget.
 
     Args:
         mesh: of one axis.
@@ -27,7 +28,9 @@ def keep_frozen(mesh: DeviceMesh) -> list[RemovableHandle]:
     # Tried on a small layer, which is more certain than torch's version.
     layer = nn.Linear(1, 1, device="meta").requires_grad_(False)
     parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)
-    return [register_module_parameter_registration_hook(_freeze)] if layer.weight.requires_grad else []
+    return (
+        [register_module_parameter_registration_hook(_freeze)] if layer.weight.requires_grad else []
+    )
 
 
 def _freeze(module: nn.Module, name: str, parameter: Tensor) -> None:

@@ -26,24 +26,33 @@ if TYPE_CHECKING:
 def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
     """Lay gradients out as their parameters are, after each backward.
 
-    Those of a norm that sees a part of the sequence are terms of a sum: torch 2.9's optimizers take the rank's own term
-    for the whole, and later ones add up in each of their operations.
+    Those of a norm that sees a part of the sequence are terms of a sum: torch 2.9's optimizers take
+    the rank's own term for the whole, and later ones add up in each of their operations.
 
     Returns:
         The hooks.
     """
-    cut: list[Any] = [one for one in module.parameters() if isinstance(one, DTensor) and one.requires_grad]
+    cut: list[Any] = [
+        one for one in module.parameters() if isinstance(one, DTensor) and one.requires_grad
+    ]
     return [parameter.register_post_accumulate_grad_hook(_add_up) for parameter in cut]
 
 
 def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
-    """Make `zero_grad` forget whole gradients too, of a window without a step: torch holds them apart from shards'."""
+    """Make `zero_grad` forget whole gradients too, of a window without a step: torch holds them
+    apart from shards'.
+    """
     zero_grad = optimizer.zero_grad
 
     def clear(set_to_none: bool = True) -> None:
         zero_grad(set_to_none)
         own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        for one in (one for unit in units for group in groups_of(unit._get_fsdp_state()) for one in group.fsdp_params):
+        for one in (
+            one
+            for unit in units
+            for group in groups_of(unit._get_fsdp_state())
+            for one in group.fsdp_params
+        ):
             if one.sharded_param in own and hasattr(one, "_unsharded_param"):
                 one.unsharded_param.grad = None
                 if one.unsharded_accumulated_grad is not None:  # torch 2.13 holds it apart
@@ -60,7 +69,8 @@ def _add_up(parameter: Tensor) -> None:
 
 
 def clip_by_norm(parameters: Iterable[Tensor], clipping: GradientClipping) -> Tensor:
-    """All ranks. Scale gradients in place so that their norm over all shards is at most `clipping.value`.
+    """All ranks. Scale gradients in place so that their norm over all shards is at most
+    `clipping.value`.
 
     Returns:
         The norm before, a scalar tensor, the same on all ranks.
@@ -78,13 +88,17 @@ def clip_by_norm(parameters: Iterable[Tensor], clipping: GradientClipping) -> Te
 
 
 def clip_by_value(parameters: Iterable[Tensor], value: float) -> None:
-    """All ranks. Bound each element of the gradients, in place; shards need no communication for that."""
+    """All ranks. Bound each element of the gradients, in place; shards need no communication for
+    that.
+    """
     for group in _by_mesh(parameters):
         clip_grad_value_(group, value)
 
 
 def _norm_of(parameters: list[Tensor], norm_type: float) -> Tensor:
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None], norm_type)
+    norm = get_total_norm(
+        [parameter.grad for parameter in parameters if parameter.grad is not None], norm_type
+    )
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -93,5 +107,7 @@ def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = parameter.grad
-            groups[gradient.device_mesh if isinstance(gradient, DTensor) else None].append(parameter)
+            groups[gradient.device_mesh if isinstance(gradient, DTensor) else None].append(
+                parameter
+            )
     return list(groups.values())

@@ -1,10 +1,12 @@
-"""The first weights of a sharded module: the same as on one device, and never all of them on one rank.
+"""The first weights of a sharded module: the same as on one device, and never all of them on one
+rank.
 
-A module that was built on the meta device has shapes and no values. Its submodules are filled one after the other, each
-by its own `reset_parameters()` and then by the `_init_weights` of a model around it, children before their parent:
-every rank draws the whole values of one submodule, keeps its shard, and lets go of the rest. That draws the same random
-numbers in the same order as building the module on one device does, if constructors only build children and call
-these, as those of torch's layers and of transformers do.
+A module that was built on the meta device has shapes and no values. Its submodules are filled one
+after the other, each by its own `reset_parameters()` and then by the `_init_weights` of a model
+around it, children before their parent: every rank draws the whole values of one submodule, keeps
+its shard, and lets go of the rest. That draws the same random numbers in the same order as building
+the module on one device does, if constructors only build children and call these, as those of
+torch's layers and of transformers do.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 
 
 class InitialWeights:
-    """The values of a module's tensors after sharding. Made before, by all ranks; `fill` comes after.
+    """The values of a module's tensors after sharding. Made before, by all ranks; `fill` comes
+    after.
 
-    Three cases: built everywhere, and rank 0's values go to all before they are cut into shards; built on meta
-    everywhere, and `fill` draws them; built on rank 0 and on meta elsewhere, and `fill` sends rank 0's, one at a time.
+    Three cases: built everywhere, and rank 0's values go to all before they are cut into shards;
+    built on meta everywhere, and `fill` draws them; built on rank 0 and on meta elsewhere, and
+    `fill` sends rank 0's, one at a time.
 
     Attributes:
         lacking: the tensors to which nothing gave values.
@@ -42,7 +46,10 @@ class InitialWeights:
         self.module, self.strategy = module, strategy
         self.empty = [child for child in first_draws.children_first(module) if _is_on_meta(child)]
         # What is drawn in one format and then converted differs from what is drawn in the other.
-        self._formats = {child: {name: each.dtype for name, each in _own_parameters(child)} for child in self.empty}
+        self._formats = {
+            child: {name: each.dtype for name, each in _own_parameters(child)}
+            for child in self.empty
+        }
         self.is_empty_everywhere = strategy.reduce_boolean_decision(bool(self.empty), all=True)
         self.is_empty_somewhere = strategy.reduce_boolean_decision(bool(self.empty), all=False)
         self.lacking: list[first_draws.Lacking] = []
@@ -62,23 +69,27 @@ class InitialWeights:
             )
         if not synchronizes:
             raise ModuleError(
-                f"{name} has values on some ranks only, and sync_module_states=False leaves the others without. "
-                "Pass sync_module_states=True, which sends those of rank 0."
+                f"{name} has values on some ranks only, and sync_module_states=False leaves the "
+                "others without. Pass sync_module_states=True, which sends those of rank 0."
             )
 
     def _send_all(self) -> None:
-        """Send rank 0's values of what has some, which are all or those that weren't built on meta."""
+        """Send rank 0's values of what has some, which are all or those that weren't built on
+        meta.
+        """
         own = {name: tensor for name, tensor in _named_tensors(self.module) if not tensor.is_meta}
         if not self.strategy.reduce_boolean_decision([*own] == self.strategy.broadcast([*own])):
             raise ModuleError(
-                f"Ranks have built different parts of {type(self.module).__name__} on the meta device. Build it alike "
-                "on all of them."
+                f"Ranks have built different parts of {type(self.module).__name__} on the meta "
+                "device. Build it alike on all of them."
             )
         for tensor in own.values():
             self._send(tensor)
 
     def fill(self, parameter_device: torch.device) -> None:
-        """All ranks, after sharding. Give memory to what is on meta, shards only, and values to it."""
+        """All ranks, after sharding. Give memory to what is on meta, shards only, and values to
+        it.
+        """
         if not self.is_empty_somewhere:
             return
         _allocate(self.module, parameter_device, self.strategy.root_device)
@@ -93,7 +104,9 @@ class InitialWeights:
         unknown: list[nn.Module] = []
         for part, draw, is_second in first_draws.draws(self.module, set(self.empty), unknown):
             own = done[is_second]
-            with _whole_parameters(part, self._formats[part], own, self.strategy.root_device, keeps=is_second):
+            with _whole_parameters(
+                part, self._formats[part], own, self.strategy.root_device, keeps=is_second
+            ):
                 draw()
         self.lacking = first_draws.lacking(self.module, unknown)
 
@@ -101,12 +114,16 @@ class InitialWeights:
         device = self.strategy.root_device
         for name, tensor in _named_tensors(self.module):
             source = self._of_rank_zero.pop(name, None)
-            whole = source.detach().to(device) if source is not None else _whole_like(tensor, device)
+            whole = (
+                source.detach().to(device) if source is not None else _whole_like(tensor, device)
+            )
             dist.broadcast(whole, src=0)
             fill_from(whole, tensor)
 
     def _send(self, tensor: Tensor) -> None:
-        """Send rank 0's values to the tensors of all ranks; if sharded already, to the ranks with the same shard."""
+        """Send rank 0's values to the tensors of all ranks; if sharded already, to the ranks with
+        the same shard.
+        """
         group, source = None, 0
         local = tensor.detach()
         if isinstance(local, DTensor):
@@ -120,7 +137,9 @@ class InitialWeights:
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, parameter) for name, parameter in module._parameters.items() if parameter is not None)
+    return (
+        (name, parameter) for name, parameter in module._parameters.items() if parameter is not None
+    )
 
 
 def _is_on_meta(module: nn.Module) -> bool:
@@ -138,7 +157,9 @@ def _whole_like(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
-def _allocate(module: nn.Module, parameter_device: torch.device, buffer_device: torch.device) -> None:
+def _allocate(
+    module: nn.Module, parameter_device: torch.device, buffer_device: torch.device
+) -> None:
     def allocate(tensor: Tensor) -> Tensor:
         device = parameter_device if isinstance(tensor, nn.Parameter) else buffer_device
         return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
@@ -155,7 +176,9 @@ def _allocate(module: nn.Module, parameter_device: torch.device, buffer_device: 
 
 @contextmanager
 def _without_whole_ones(module: nn.Module) -> Iterator[None]:
-    """A context without the parameters that have values and aren't in shards: someone may refer to them by now."""
+    """A context without the parameters that have values and aren't in shards: someone may refer to
+    them by now.
+    """
     kept: list[tuple[nn.Module, str, nn.Parameter]] = []
     for part in module.modules():
         for name, parameter in _own_parameters(part):
@@ -172,20 +195,28 @@ def _without_whole_ones(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _whole_parameters(
-    module: nn.Module, formats: dict[str, torch.dtype], done: set[int], device: torch.device, *, keeps: bool
+    module: nn.Module,
+    formats: dict[str, torch.dtype],
+    done: set[int],
+    device: torch.device,
+    *,
+    keeps: bool,
 ) -> Iterator[None]:
-    """All ranks. The module's own parameters as whole ones; what they hold at the end is cut into the shards.
+    """All ranks. The module's own parameters as whole ones; what they hold at the end is cut into
+    the shards.
 
     With `keeps` they begin with their values, of which a draw may leave some as they are.
 
-    A parameter that two modules share keeps what the first has given it, and the second draws all the same: so it
-    happens where the second one's own is replaced by the first one's.
+    A parameter that two modules share keeps what the first has given it, and the second draws all
+    the same: so it happens where the second one's own is replaced by the first one's.
     """
     shards = dict(_own_parameters(module))
     for name, shard in shards.items():
         whole = torch.empty(shard.shape, dtype=formats[name], device=device)
         if keeps:
-            whole.copy_(gather_whole(shard.detach()) if isinstance(shard, DTensor) else shard.detach())
+            whole.copy_(
+                gather_whole(shard.detach()) if isinstance(shard, DTensor) else shard.detach()
+            )
         module._parameters[name] = nn.Parameter(whole, requires_grad=shard.requires_grad)
     try:
         yield
@@ -199,7 +230,9 @@ def _whole_parameters(
 
 @contextmanager
 def _random_state_of_rank_zero(strategy: Strategy) -> Iterator[None]:
-    """A context in which all ranks draw what rank 0 draws; afterwards each has its own random state back."""
+    """A context in which all ranks draw what rank 0 draws; afterwards each has its own random state
+    back.
+    """
     device = strategy.root_device
     generators: list[Any] = [torch]
     if device.type != "cpu":

@@ -18,11 +18,15 @@ _names: dict[tuple[str, tuple[int, ...]], str] = {}
 def forget_left_groups(mesh: DeviceMesh) -> None:
     """Make torch forget what it has computed for equal meshes, if these had groups of other names.
 
-    To torch, meshes of the same ranks and names are equal, and the results of operations that it has met lie on the
-    first of them. Its groups may be gone, or have left their names to others, whose ranks are not those.
+    To torch, meshes of the same ranks and names are equal, and the results of operations that it
+    has met lie on the first of them. Its groups may be gone, or have left their names to others,
+    whose ranks are not those.
     """
     groups = zip(mesh.mesh_dim_names or (), mesh.get_all_groups(), strict=True)
-    names = {(axis, tuple(dist.get_process_group_ranks(group))): group.group_name for axis, group in groups}
+    names = {
+        (axis, tuple(dist.get_process_group_ranks(group))): group.group_name
+        for axis, group in groups
+    }
     if any(_names.get(key, name) != name for key, name in names.items()):
         _clear()
         cleared: Any = _ClearInBackward

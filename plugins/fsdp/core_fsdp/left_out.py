@@ -1,4 +1,6 @@
-"""Trainable parameters of units without a gradient, found before ranks exchange those of the others."""
+"""Trainable parameters of units without a gradient, found before ranks exchange those of the
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 class LeftOutOfUnits(LeftOutParameters):
     """Looks at units as a backward begins, and at each where its gradients are about to be reduced.
 
-    A unit that hasn't run on one rank only is found as long as what that rank gathers instead has the same size.
+    A unit that hasn't run on one rank only is found as long as what that rank gathers instead has
+    the same size.
     """
 
     _groups: tuple[Any, ...] = ()
@@ -29,11 +32,24 @@ class LeftOutOfUnits(LeftOutParameters):
         self._groups = tuple(dict.fromkeys((*self._groups, *groups)))
 
     def check_idle_units(self) -> None:
-        """All ranks, before a backward. Check that units which haven't run have not done so elsewhere."""
+        """All ranks, before a backward. Check that units which haven't run have not done so
+        elsewhere.
+        """
         # torch notes each forward of a unit until its backward.
-        idle = [group for group in self._groups if not group._post_forward_indices and group.reduce_grads]
+        idle = [
+            group
+            for group in self._groups
+            if not group._post_forward_indices and group.reduce_grads
+        ]
         if idle:
-            self.check([_name(one) for group in idle for one in group.fsdp_params if one.sharded_param.requires_grad])
+            self.check(
+                [
+                    _name(one)
+                    for group in idle
+                    for one in group.fsdp_params
+                    if one.sharded_param.requires_grad
+                ]
+            )
 
     def forget(self) -> None:
         """Idempotent. Look at no unit any more."""
@@ -53,7 +69,11 @@ class LeftOutOfUnits(LeftOutParameters):
 
 def _has_no_gradient(one: Any) -> bool:
     unsharded = getattr(one, "_unsharded_param", one.sharded_param)  # made by its first forward
-    return bool(unsharded.requires_grad and unsharded.grad is None and one.unsharded_accumulated_grad is None)
+    return bool(
+        unsharded.requires_grad
+        and unsharded.grad is None
+        and one.unsharded_accumulated_grad is None
+    )
 
 
 def _name(one: Any) -> str:

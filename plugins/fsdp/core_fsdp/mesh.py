@@ -13,22 +13,28 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-_laid_out: dict[tuple[str, tuple[int, ...], tuple[str, ...]], tuple[ProcessGroup | None, DeviceMesh]] = {}
+_laid_out: dict[
+    tuple[str, tuple[int, ...], tuple[str, ...]], tuple[ProcessGroup | None, DeviceMesh]
+] = {}
 
 
 def lay_out(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """All ranks. A mesh with these axes: the one of an earlier stage, if this process has stayed in the group since.
+    """All ranks. A mesh with these axes: the one of an earlier stage, if this process has stayed in
+    the group since.
 
     Each mesh opens a group for each of its axes, and nothing closes them before the end.
     """
     key = (device_type, shape, names)
     if key not in _laid_out or _laid_out[key][0] is not dist.group.WORLD:
-        made = init_device_mesh(device_type, shape, mesh_dim_names=names)  # joins a group if there is none
+        # joins a group if there is none
+        made = init_device_mesh(device_type, shape, mesh_dim_names=names)
         forget_left_groups(made)
         _laid_out[key] = (dist.group.WORLD, made)
     return _laid_out[key][1]
 
 
 def forget() -> None:
-    """All ranks, before the group is left. Forget the meshes: the next ones belong to another group."""
+    """All ranks, before the group is left. Forget the meshes: the next ones belong to another
+    group.
+    """
     _laid_out.clear()

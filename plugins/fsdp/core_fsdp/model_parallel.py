@@ -1,6 +1,7 @@
 """Layers cut over the devices of one axis, data over those of the other.
 
-Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Size = int | Literal["auto"]
 class ModelParallelStrategy(FSDPStrategy):
     """Tensor parallelism by the user's plan, combined with sharded data parallelism.
 
-    The user's `configure_model` cuts layers with torch's styles, over the axis `"tensor_parallel"` of `device_mesh`:
+    The user's `configure_model` cuts layers with torch's styles, over the axis `"tensor_parallel"`
+    of `device_mesh`:
 
         def configure_model(self):
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -37,9 +39,9 @@ class ModelParallelStrategy(FSDPStrategy):
 
     A plain module has no such method: there `parallelize_fn` does it, which Fabric takes as well.
 
-    What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same batches, and draw the
-    same random numbers. Over the axis `"data_parallel"` everything is sharded as under `fsdp`, with the same options,
-    if that axis has more than one rank.
+    What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same
+    batches, and draw the same random numbers. Over the axis `"data_parallel"` everything is sharded
+    as under `fsdp`, with the same options, if that axis has more than one rank.
     """
 
     data_axes = ("data_parallel", "tensor_parallel")
@@ -56,15 +58,16 @@ class ModelParallelStrategy(FSDPStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            parallelize_fn: cuts the layers of a module that is set up, in place, given the module and `device_mesh`,
-                on all ranks; for modules without `configure_model`. The data axis is left to the strategy, unless
-                it calls `fully_shard` itself. None cuts nothing.
-            data_parallel_size: into how many shares the data is split. `"auto"` is what the other one leaves over, or
-                the number of nodes.
-            tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other one leaves over, or
-                all devices of a node, which are connected best.
-            options: of `FSDPStrategy`, whose `auto_wrap_policy` is None here unless you pass one; its hybrid and
-                unsharded strategies need a third axis, and are refused.
+            parallelize_fn: cuts the layers of a module that is set up, in place, given the module
+                and `device_mesh`, on all ranks; for modules without `configure_model`. The data
+                axis is left to the strategy, unless it calls `fully_shard` itself. None cuts
+                nothing.
+            data_parallel_size: into how many shares the data is split. `"auto"` is what the other
+                one leaves over, or the number of nodes.
+            tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other
+                one leaves over, or all devices of a node, which are connected best.
+            options: of `FSDPStrategy`, whose `auto_wrap_policy` is None here unless you pass one;
+                its hybrid and unsharded strategies need a third axis, and are refused.
 
         Raises:
             ConfigurationError: an unknown option, or a size that isn't one.
@@ -72,8 +75,9 @@ class ModelParallelStrategy(FSDPStrategy):
         super().__init__(*given, **{"auto_wrap_policy": None, **options})
         if self.sharding.replicates or self._mesh_option is not None:
             raise ConfigurationError(
-                f"{type(self).__name__} lays out its own mesh of data_parallel and tensor_parallel, and takes neither "
-                "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
+                f"{type(self).__name__} lays out its own mesh of data_parallel and "
+                "tensor_parallel, and takes neither device_mesh nor replicas: use "
+                "sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
             )
         self._hooks: list[RemovableHandle] = []
         self._same_batches = SameBatches()
@@ -105,20 +109,26 @@ class ModelParallelStrategy(FSDPStrategy):
         return data, tensor
 
     def setup_environment(self) -> None:
-        """All ranks. Join the group and lay out the mesh; what is frozen stays so when it is cut."""
+        """All ranks. Join the group and lay out the mesh; what is frozen stays so when it is
+        cut.
+        """
         super().setup_environment()
         assert self.device_mesh is not None, "it has been laid out"
         if not self._frozen:
             self._frozen += freezing.keep_frozen(self.device_mesh["tensor_parallel"])
 
     def teardown(self) -> None:
-        """All ranks; idempotent. Tear down as under `fsdp`; layers that are cut later are none of this strategy's."""
+        """All ranks; idempotent. Tear down as under `fsdp`; layers that are cut later are none of
+        this strategy's.
+        """
         while self._frozen:
             self._frozen.pop().remove()
         super().teardown()
 
     def configure_device_mesh(self) -> DeviceMesh:
-        """All ranks. Two axes; ranks of one tensor group follow each other, and so are on one node."""
+        """All ranks. Two axes; ranks of one tensor group follow each other, and so are on one
+        node.
+        """
         return mesh.lay_out(self.root_device.type, self.mesh_shape(), self.data_axes)
 
     @property
@@ -137,15 +147,22 @@ class ModelParallelStrategy(FSDPStrategy):
         """The number of this rank's tensor group."""
         return self.global_rank // self.mesh_shape()[1]
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """All ranks. As under `fsdp`, of tensors among the ranks with the same place in their tensor groups."""
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """All ranks. As under `fsdp`, of tensors among the ranks with the same place in their
+        tensor groups.
+        """
         return () if tensor is None else self.global_rank % self.mesh_shape()[1]
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
+        """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same
+        random numbers.
+        """
         if self.mesh_shape()[1] > 1:
             self._share_random_state()
-        if self._parallelize is not None and module not in self._cut_before:  # a later stage sets it up again
+        # a later stage sets it up again
+        if self._parallelize is not None and module not in self._cut_before:
             self._cut(module, self._parallelize)
             self._cut_before.add(module)
         super().setup_module(module)
@@ -154,20 +171,28 @@ class ModelParallelStrategy(FSDPStrategy):
         return self.model
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. As under `fsdp`; ranks of a tensor group compare the first and every 100th batch."""
+        """All ranks, once a stage. As under `fsdp`; ranks of a tensor group compare the first and
+        every 100th batch.
+        """
         assert self.device_mesh is not None, "setup_environment has laid it out"
-        group = self.device_mesh["tensor_parallel"].get_group() if self.mesh_shape()[1] > 1 else None
-        return self._same_batches.around(name, super().step_callable(name, module), group, self.root_device)
+        group = (
+            self.device_mesh["tensor_parallel"].get_group() if self.mesh_shape()[1] > 1 else None
+        )
+        return self._same_batches.around(
+            name, super().step_callable(name, module), group, self.root_device
+        )
 
-    def _cut(self, module: nn.Module, parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]) -> None:
+    def _cut(
+        self, module: nn.Module, parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]
+    ) -> None:
         assert self.device_mesh is not None, "setup_environment has laid it out"
         wrapping.check_hooks(module)
         self._replaced.remember(module)
         cut = parallelize(module, self.device_mesh)
         if cut is not None and cut is not module:
             raise ConfigurationError(
-                f"parallelize_fn returned a new {type(cut).__name__}; expected the module that it was given, cut in "
-                "place, as torch's parallelize_module does it."
+                f"parallelize_fn returned a new {type(cut).__name__}; expected the module that it "
+                "was given, cut in place, as torch's parallelize_module does it."
             )
 
     def release(self) -> None:
@@ -177,7 +202,9 @@ class ModelParallelStrategy(FSDPStrategy):
         super().release()
 
     def _share_random_state(self) -> None:
-        """All ranks. Share a random state in each tensor group: other dropout masks would let its ranks drift apart."""
+        """All ranks. Share a random state in each tensor group: other dropout masks would let its
+        ranks drift apart.
+        """
         assert self.device_mesh is not None, "setup_environment has laid it out"
         group = self.device_mesh["tensor_parallel"].get_group()
         states = [collect_random_state(self.accelerator, self.root_device)]

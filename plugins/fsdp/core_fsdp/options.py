@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     import torch
 
 _UNREDUCED = (
-    "fully_shard neither cuts nor reduces what it ignores, so that each rank would train such a parameter for itself. "
-    "Keep it outside of the module that you train."
+    "fully_shard neither cuts nor reduces what it ignores, so that each rank would train such a "
+    "parameter for itself. Keep it outside of the module that you train."
 )
 _GONE = {
-    "backward_prefetch": "FSDP2 always gathers the next unit while backward computes this one. Leave it out.",
+    "backward_prefetch": "FSDP2 always gathers the next unit while backward computes this one. "
+    "Leave it out.",
     "device_id": "the device comes from accelerator= and devices=. Leave it out.",
-    "ignored_modules": "FSDP2 leaves out parameters, not modules. Keep such a module outside of the one you train.",
+    "ignored_modules": "FSDP2 leaves out parameters, not modules. Keep such a module outside of "
+    "the one you train.",
     "ignored_params": _UNREDUCED,
     "ignored_states": _UNREDUCED,
-    "param_init_fn": "what is built on the meta device is filled by each module's own reset_parameters().",
+    "param_init_fn": "what is built on the meta device is filled by each module's own "
+    "reset_parameters().",
     "process_group": "pass device_mesh=, the mesh over which parameters are sharded.",
 }
 
@@ -43,8 +46,8 @@ class Sharding:
 
     Attributes:
         name: as the user writes it.
-        reshard_after_forward: free the gathered parameters between forward and backward; None leaves out the root,
-            whose backward begins at once.
+        reshard_after_forward: free the gathered parameters between forward and backward; None
+            leaves out the root, whose backward begins at once.
         replicates: the mesh has two axes: replicas, and the shards of each.
     """
 
@@ -71,8 +74,8 @@ def parse_sharding(given: str | ShardingStrategy | None) -> Sharding:
     name = given.name if isinstance(given, ShardingStrategy) else str(given or "FULL_SHARD").upper()
     if name not in _SHARDINGS:
         raise ConfigurationError(
-            f"sharding_strategy={given!r}: expected one of 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', "
-            "or a member of torch.distributed.fsdp.ShardingStrategy."
+            f"sharding_strategy={given!r}: expected one of 'FULL_SHARD', 'SHARD_GRAD_OP', "
+            "'NO_SHARD', 'HYBRID_SHARD', or a member of torch.distributed.fsdp.ShardingStrategy."
         )
     return _SHARDINGS[name]
 
@@ -89,7 +92,9 @@ def parse_offload(given: bool | CPUOffload | CPUOffloadPolicy | None) -> bool:
         return given.offload_params
     if isinstance(given, CPUOffloadPolicy):
         return True
-    raise ConfigurationError(f"cpu_offload={given!r}: expected True, False, or torch.distributed.fsdp.CPUOffload.")
+    raise ConfigurationError(
+        f"cpu_offload={given!r}: expected True, False, or torch.distributed.fsdp.CPUOffload."
+    )
 
 
 def parse_mixed_precision(
@@ -104,13 +109,13 @@ def parse_mixed_precision(
         return given, None
     if not isinstance(given, MixedPrecision):
         raise ConfigurationError(
-            f"mixed_precision={given!r}: expected torch.distributed.fsdp.MixedPrecisionPolicy or MixedPrecision. "
-            "For the usual formats leave it out and pass precision='bf16-mixed'."
+            f"mixed_precision={given!r}: expected torch.distributed.fsdp.MixedPrecisionPolicy or "
+            "MixedPrecision. For the usual formats leave it out and pass precision='bf16-mixed'."
         )
     if given.keep_low_precision_grads:
         raise ConfigurationError(
-            "MixedPrecision(keep_low_precision_grads=True): FSDP2 keeps gradients in the format of the sharded "
-            "parameters. For gradients in 16 bits use precision='bf16-true'."
+            "MixedPrecision(keep_low_precision_grads=True): FSDP2 keeps gradients in the format of "
+            "the sharded parameters. For gradients in 16 bits use precision='bf16-true'."
         )
     policy = MixedPrecisionPolicy(
         param_dtype=given.param_dtype,
@@ -134,8 +139,8 @@ def parse_state_dict_type(given: str | StateDictType | None) -> Literal["full", 
         return "sharded"
     if given is StateDictType.LOCAL_STATE_DICT:
         raise ConfigurationError(
-            "state_dict_type=LOCAL_STATE_DICT: flat local shards fit one number of processes only, and FSDP2 has none. "
-            "Use 'sharded', which every number of processes can load."
+            "state_dict_type=LOCAL_STATE_DICT: flat local shards fit one number of processes only, "
+            "and FSDP2 has none. Use 'sharded', which every number of processes can load."
         )
     raise ConfigurationError(f"state_dict_type={given!r}: expected 'full' or 'sharded'.")
 
@@ -151,6 +156,7 @@ def refuse_gone(owner: str, given: Iterable[str], *, limit_all_gathers: bool) ->
             raise ConfigurationError(f"{owner} has no option {name!r} any more: {reason}")
     if not limit_all_gathers:
         raise ConfigurationError(
-            "limit_all_gathers=False: FSDP2 bounds the memory of gathered parameters by its streams, at no cost, and "
-            "can't leave that out. Leave the option out; forward_prefetch=True gathers one unit earlier."
+            "limit_all_gathers=False: FSDP2 bounds the memory of gathered parameters by its "
+            "streams, at no cost, and can't leave that out. Leave the option out; "
+            "forward_prefetch=True gathers one unit earlier."
         )

@@ -1,4 +1,6 @@
-"""The batches of ranks that share them, compared: data that was made without a seed is another on each rank."""
+"""The batches of ranks that share them, compared: data that was made without a seed is another on
+each rank.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ _MIXED_IN = 0x9E3779B1
 
 
 class SameBatches:
-    """Compares a hash of the bytes of what the ranks of a group are given, at the first of every `EVERY` calls."""
+    """Compares a hash of the bytes of what the ranks of a group are given, at the first of every
+    `EVERY` calls.
+    """
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
 
-    def around(self, name: str, call: Callable[..., Any], group: Any, device: torch.device) -> Callable[..., Any]:
+    def around(
+        self, name: str, call: Callable[..., Any], group: Any, device: torch.device
+    ) -> Callable[..., Any]:
         """All ranks of the group. A step that compares its arguments first.
 
         Args:
@@ -70,20 +76,27 @@ class SameBatches:
         described: list[Any] = [None] * group.size()
         contents = [(_shown(leaf), int(_leaf_hash(leaf))) for leaf in leaves(given)]
         dist.all_gather_object(described, contents, group=group)
-        raise ConfigurationError(_message(name, number, described, dist.get_process_group_ranks(group)))
+        raise ConfigurationError(
+            _message(name, number, described, dist.get_process_group_ranks(group))
+        )
 
 
-def _message(name: str, number: int, described: list[list[tuple[str, int]]], ranks: list[int]) -> str:
+def _message(
+    name: str, number: int, described: list[list[tuple[str, int]]], ranks: list[int]
+) -> str:
     first = described[0]
     place, other = next((place, one) for place, one in enumerate(described) if one != first)
     pairs = enumerate(zip_longest(first, other, fillvalue=("nothing", 0)))
     leaf, (one, another) = next((leaf, pair) for leaf, pair in pairs if pair[0] != pair[1])
-    shown = f"{one[0]}, with other contents" if one[0] == another[0] else f"{one[0]} and {another[0]}"
+    shown = (
+        f"{one[0]}, with other contents" if one[0] == another[0] else f"{one[0]} and {another[0]}"
+    )
     return (
-        f"Ranks {ranks[0]} and {ranks[place]} share their data, and were given different batches in call {number} of "
-        f"{name}: the first value that differs is number {leaf}, {shown} (counted from 0, through lists and dicts). "
-        "Data that is made in the script without a seed, an unseeded numpy.random.default_rng() in a dataset, or the "
-        "order of a set is another on each rank. Call seed_everything(...) before data is made, give generators a "
+        f"Ranks {ranks[0]} and {ranks[place]} share their data, and were given different batches "
+        f"in call {number} of {name}: the first value that differs is number {leaf}, {shown} "
+        "(counted from 0, through lists and dicts). Data that is made in the script without a "
+        "seed, an unseeded numpy.random.default_rng() in a dataset, or the order of a set is "
+        "another on each rank. Call seed_everything(...) before data is made, give generators a "
         "seed, and sort what comes from a set."
     )
 
@@ -102,7 +115,9 @@ def leaves(given: Any) -> list[Any]:
 
 def _shown(leaf: Any) -> str:
     if isinstance(leaf, Tensor) or hasattr(leaf, "dtype"):
-        return f"a {type(leaf).__name__} of shape {tuple(getattr(leaf, 'shape', ()))} and {leaf.dtype}"
+        return (
+            f"a {type(leaf).__name__} of shape {tuple(getattr(leaf, 'shape', ()))} and {leaf.dtype}"
+        )
     return f"{leaf!r:.40}" if isinstance(leaf, _PLAIN) else f"a {type(leaf).__name__}"
 
 
@@ -115,17 +130,30 @@ def _hash_of(given: Any) -> Tensor:
 
 
 def _leaf_hash(leaf: Any) -> Tensor:
-    """A number that differs, but for an accident, where shape, format or bytes do: sums of words times odd numbers."""
+    """A number that differs, but for an accident, where shape, format or bytes do: sums of words
+    times odd numbers.
+    """
     start = torch.tensor(zlib.crc32(_shown(leaf).encode()))
     if isinstance(leaf, str | bytes):
-        return torch.tensor(zlib.crc32(leaf if isinstance(leaf, bytes) else leaf.encode(errors="surrogatepass")))
+        return torch.tensor(
+            zlib.crc32(leaf if isinstance(leaf, bytes) else leaf.encode(errors="surrogatepass"))
+        )
     if not isinstance(leaf, Tensor):
-        content = leaf.tobytes() if type(leaf).__module__ == "numpy" and not leaf.dtype.hasobject else b""
+        content = (
+            leaf.tobytes() if type(leaf).__module__ == "numpy" and not leaf.dtype.hasobject else b""
+        )
         return start + zlib.crc32(content)
-    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_meta or isinstance(leaf, DTensor):
+    if (
+        leaf.layout is not torch.strided
+        or leaf.is_nested
+        or leaf.is_meta
+        or isinstance(leaf, DTensor)
+    ):
         return start
     with torch.no_grad():
-        plain = torch.view_as_real(leaf.detach().resolve_conj()) if leaf.is_complex() else leaf.detach()
+        plain = (
+            torch.view_as_real(leaf.detach().resolve_conj()) if leaf.is_complex() else leaf.detach()
+        )
         words = plain.resolve_neg().contiguous().flatten().view(_WORDS[plain.element_size()])
         total = start.to(leaf.device)
         for index, part in enumerate(words.split(_AT_ONCE)):

@@ -19,12 +19,18 @@ def own_part(whole: Tensor, like: DTensor) -> Tensor:
         whole: shape of `like`, on any device.
         like: whose placement it gets.
     """
-    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+    shape, offset = compute_local_shape_and_global_offset(
+        like.shape, like.device_mesh, like.placements
+    )
+    return whole[
+        tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    ]
 
 
 def shard_like(whole: Tensor, like: DTensor) -> DTensor:
-    """All ranks. A DTensor placed as `like` is, over this rank's part of `whole`; no communication."""
+    """All ranks. A DTensor placed as `like` is, over this rank's part of `whole`; no
+    communication.
+    """
     return DTensor.from_local(
         own_part(whole, like),
         like.device_mesh,
@@ -36,7 +42,9 @@ def shard_like(whole: Tensor, like: DTensor) -> DTensor:
 
 
 def fill_from(whole: Tensor, target: Tensor) -> None:
-    """Copy this rank's part of `whole` into `target`, in place; all of it if `target` isn't sharded."""
+    """Copy this rank's part of `whole` into `target`, in place; all of it if `target` isn't
+    sharded.
+    """
     with torch.no_grad():
         if isinstance(target, DTensor):
             # `to_local()` is a view of the shard's own memory.
@@ -46,17 +54,22 @@ def fill_from(whole: Tensor, target: Tensor) -> None:
 
 
 def without_wrapper(value: Any) -> Any:
-    """A leaf as it is; a DTensor whose shard says how it is gathered (`fsdp_pre_all_gather`), over what that holds."""
+    """A leaf as it is; a DTensor whose shard says how it is gathered (`fsdp_pre_all_gather`), over
+    what that holds.
+    """
     local = value.to_local() if isinstance(value, DTensor) else None
     if not hasattr(local, "fsdp_pre_all_gather"):
         return value
     (name, *_), _ = local.__tensor_flatten__()  # type: ignore[union-attr]  # torch's protocol of such tensors
     held, mesh = getattr(local, name), value.device_mesh
-    return DTensor.from_local(held, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride())
+    return DTensor.from_local(
+        held, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
 
 
 def gather(value: Any, *, keep: bool) -> Any:
-    """All ranks. A sharded tensor as a whole one on the CPU, where it is to be kept; anything else as it is.
+    """All ranks. A sharded tensor as a whole one on the CPU, where it is to be kept; anything else
+    as it is.
 
     Args:
         value: a leaf of a state.

@@ -1,4 +1,6 @@
-"""The state of sharded modules and optimizers in the canonical form, whole or in shards, and back."""
+"""The state of sharded modules and optimizers in the canonical form, whole or in shards, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def whole_leaf(leaf: Any, *, keep: bool) -> Any:
-    """All ranks. A leaf as a whole, on the CPU if it was in shards; None where it isn't to be kept."""
+    """All ranks. A leaf as a whole, on the CPU if it was in shards; None where it isn't to be
+    kept.
+    """
     if isinstance(leaf, DTensor):
         return gather(leaf, keep=keep)
     return sharded_leaf(leaf) if keep else None
@@ -27,7 +31,9 @@ def sharded_leaf(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
-def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[[Any], Any]) -> dict[str, Any]:
+def module_state(
+    named: Mapping[str, Any], module: nn.Module, convert: Callable[[Any], Any]
+) -> dict[str, Any]:
     """All ranks. A module's state, leaf by leaf; a parameter with several names is converted once.
 
     Args:
@@ -48,23 +54,30 @@ def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[
 
 def has_whole(state: Mapping[str, Any]) -> bool:
     """True if there are tensors in a state that aren't in shards."""
-    return any(isinstance(leaf, Tensor) and not isinstance(leaf, DTensor) for leaf in state.values())
+    return any(
+        isinstance(leaf, Tensor) and not isinstance(leaf, DTensor) for leaf in state.values()
+    )
 
 
 def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """All ranks. A state whose tensors are placed as the module's are; views, so nothing is copied yet.
+    """All ranks. A state whose tensors are placed as the module's are; views, so nothing is copied
+    yet.
 
     Args:
         own: the module's state, in shards.
         state: what is to be loaded, by the same names.
     """
-    return _with_versions(OrderedDict((name, _placed(leaf, own.get(name))) for name, leaf in state.items()), state)
+    return _with_versions(
+        OrderedDict((name, _placed(leaf, own.get(name))) for name, leaf in state.items()), state
+    )
 
 
 def optimizer_state(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     """All ranks. An optimizer's state, by names or positions, each leaf converted."""
     entries = {
-        name: {key: convert(leaf) for key, leaf in entry.items()} if isinstance(entry, dict) else convert(entry)
+        name: {key: convert(leaf) for key, leaf in entry.items()}
+        if isinstance(entry, dict)
+        else convert(entry)
         for name, entry in state["state"].items()
     }
     return {**state, "state": entries}
@@ -85,14 +98,21 @@ def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) ->
 
 
 def placed_state(leaf: Any, parameter: Tensor | None) -> Any:
-    """A piece of an optimizer's state: of its parameter's shape it is sharded alike, of another shape replicated.
+    """A piece of an optimizer's state: of its parameter's shape it is sharded alike, of another
+    shape replicated.
 
     Numbers and tensors of shape () stay as they are, since torch.optim keeps its step counts so.
     """
-    if not isinstance(leaf, Tensor) or isinstance(leaf, DTensor) or not isinstance(parameter, DTensor) or not leaf.ndim:
+    if (
+        not isinstance(leaf, Tensor)
+        or isinstance(leaf, DTensor)
+        or not isinstance(parameter, DTensor)
+        or not leaf.ndim
+    ):
         return leaf
     if leaf.shape == parameter.shape:
-        return shard_like(leaf, parameter).clone()  # not a view, which would keep the whole tensor alive
+        # not a view, which would keep the whole tensor alive
+        return shard_like(leaf, parameter).clone()
     mesh = parameter.device_mesh
     return DTensor.from_local(leaf, mesh, [Replicate()] * mesh.ndim, run_check=False)
 

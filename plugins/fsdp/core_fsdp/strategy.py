@@ -1,7 +1,8 @@
-"""Parameters, gradients and optimizer state cut into shards, one on each rank; gathered unit by unit when needed.
+"""Parameters, gradients and optimizer state cut into shards, one on each rank; gathered unit by
+unit when needed.
 
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et al.,
-"PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020;
+Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ if TYPE_CHECKING:
 class FSDPStrategy(ParallelStrategy):
     """Sharded data parallelism with torch's `fully_shard` (FSDP2), on one node or several.
 
-    Parameters become DTensors in place: names and shapes stay, and the user's module is the wrapped one.
+    Parameters become DTensors in place: names and shapes stay, and the user's module is the wrapped
+    one.
     """
 
     takes_policies = True
     """Parameters are gathered as a precision says that has a `policy`, see `SetsPolicy`."""
     data_axes: tuple[str, ...] = ("data_parallel",)
-    """Names of the axes of `device_mesh` over which the data is split: replicas (if there are any), then shards."""
+    """Names of the axes of `device_mesh` over which the data is split: replicas (if there are any),
+    then shards.
+    """
 
     def __init__(
         self,
@@ -77,26 +81,31 @@ class FSDPStrategy(ParallelStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            cpu_offload: let shards, their gradients and the optimizer rest in the memory of the CPU.
-            mixed_precision: formats of gathered parameters and of the reduction, by module; instead of `precision=`.
-            auto_wrap_policy: which layers are units, that are gathered and freed together: `"units"`, the model's
-                repeated blocks, as `core.strategies.find_units` finds them; a set of classes, a function
-                `(module) -> bool`, or one of torch's wrap policies. None makes the whole module one unit, and so does
-                `"units"` if no blocks repeat.
-            activation_checkpointing: compute activations of the units (True), or of layers of these classes, again in
-                backward.
+            cpu_offload: let shards, their gradients and the optimizer rest in the memory of the
+                CPU.
+            mixed_precision: formats of gathered parameters and of the reduction, by module; instead
+                of `precision=`.
+            auto_wrap_policy: which layers are units, that are gathered and freed together:
+                `"units"`, the model's repeated blocks, as `core.strategies.find_units` finds them;
+                a set of classes, a function `(module) -> bool`, or one of torch's wrap policies.
+                None makes the whole module one unit, and so does `"units"` if no blocks repeat.
+            activation_checkpointing: compute activations of the units (True), or of layers of these
+                classes, again in backward.
             activation_checkpointing_policy: which ones, as in `auto_wrap_policy`.
-            sharding_strategy: `"FULL_SHARD"`, which None means too; `"SHARD_GRAD_OP"` keeps gathered parameters from
-                forward to backward; `"NO_SHARD"` replicates; `"HYBRID_SHARD"` shards within a node and replicates over
-                nodes.
-            state_dict_type: in which form a checkpoint is handed over, `"full"` or `"sharded"`; None asks the
-                CheckpointIO.
-            use_orig_params: either way parameters keep their names and shapes: nothing is laid out flat.
+            sharding_strategy: `"FULL_SHARD"`, which None means too; `"SHARD_GRAD_OP"` keeps
+                gathered parameters from forward to backward; `"NO_SHARD"` replicates;
+                `"HYBRID_SHARD"` shards within a node and replicates over nodes.
+            state_dict_type: in which form a checkpoint is handed over, `"full"` or `"sharded"`;
+                None asks the CheckpointIO.
+            use_orig_params: either way parameters keep their names and shapes: nothing is laid out
+                flat.
             limit_all_gathers: always so.
             sync_module_states: begin with rank 0's weights and buffers on all ranks.
-            forward_prefetch: gather the next unit, in the order of registration, before the running one is done.
+            forward_prefetch: gather the next unit, in the order of registration, before the running
+                one is done.
             device_mesh: for hybrid sharding `(replicas, shards)`, or a mesh with these two axes.
-            others: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
+            others: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`,
+                `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or one that FSDP2 doesn't have.
@@ -121,18 +130,21 @@ class FSDPStrategy(ParallelStrategy):
         self._left_out = LeftOutOfUnits(self)
         self._lacking: list[Lacking] = []
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, accumulation without communication, and state in shards.
+        """The capabilities of every parallel strategy, accumulation without communication, and
+        state in shards.
 
         No inference mode: parameters that are gathered in evaluation may be kept for training.
         """
         own = super().capabilities & ~Capability.INFERENCE_MODE
         return own | Capability.NO_SYNC | Capability.SHARDED_STATE
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
         """All ranks. All have alike what isn't cut, and those with the same shards these."""
         return ()
 
@@ -142,9 +154,15 @@ class FSDPStrategy(ParallelStrategy):
 
     @property
     def process_group_backend(self) -> str:
-        """The backend of every parallel strategy; shards on the CPU of a GPU's rank need one for each device."""
+        """The backend of every parallel strategy; shards on the CPU of a GPU's rank need one for
+        each device.
+        """
         backend = super().process_group_backend
-        if self.cpu_offload and self._process_group_backend is None and self.parallel_devices[0].type != "cpu":
+        if (
+            self.cpu_offload
+            and self._process_group_backend is None
+            and self.parallel_devices[0].type != "cpu"
+        ):
             return f"cpu:gloo,{self.parallel_devices[0].type}:{backend}"
         return backend
 
@@ -158,14 +176,16 @@ class FSDPStrategy(ParallelStrategy):
         self.mesh_shape()
         if self.mixed_precision is not None and isinstance(self.precision_plugin, SetsPolicy):
             raise ConfigurationError(
-                f"mixed_precision and precision={self.precision_plugin.name!r} both say in which formats to compute. "
-                "Keep one: precision= is autocast with sharded parameters, mixed_precision= casts module by module."
+                f"mixed_precision and precision={self.precision_plugin.name!r} both say in which "
+                "formats to compute. Keep one: precision= is autocast with sharded parameters, "
+                "mixed_precision= casts module by module."
             )
         layout = self.checkpoint_io.layout
         if self.state_dict_type not in (None, layout):
             raise ConfigurationError(
-                f"state_dict_type={self.state_dict_type!r}, and {type(self.checkpoint_io).__name__} stores the "
-                f"{layout} form. Leave state_dict_type out, or pass a checkpoint_io that stores the other form."
+                f"state_dict_type={self.state_dict_type!r}, and "
+                f"{type(self.checkpoint_io).__name__} stores the {layout} form. Leave "
+                "state_dict_type out, or pass a checkpoint_io that stores the other form."
             )
 
     def mesh_shape(self) -> tuple[int, ...]:
@@ -184,12 +204,12 @@ class FSDPStrategy(ParallelStrategy):
         shape = tuple(given.shape) if isinstance(given, DeviceMesh) else tuple(given)
         if len(shape) != 2 or shape[0] * shape[1] != self.world_size:
             raise ConfigurationError(
-                f"device_mesh={shape}: expected (replicas, shards) whose product is the number of processes, "
-                f"{self.world_size}."
+                f"device_mesh={shape}: expected (replicas, shards) whose product is the number of "
+                f"processes, {self.world_size}."
             )
         return shape
 
-    # environment ----------------------------------------------------------------------------------------------------
+    # environment ----------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
         """All ranks. Join the group and lay out the mesh."""
@@ -202,7 +222,11 @@ class FSDPStrategy(ParallelStrategy):
         if isinstance(self._mesh_option, DeviceMesh):
             return self._mesh_option
         shape = self.mesh_shape()
-        names = self.data_axes if len(shape) == 1 else ("data_parallel_replicate", "data_parallel_shard")
+        names = (
+            self.data_axes
+            if len(shape) == 1
+            else ("data_parallel_replicate", "data_parallel_shard")
+        )
         return mesh.lay_out(self.root_device.type, shape, names)
 
     @property
@@ -216,14 +240,15 @@ class FSDPStrategy(ParallelStrategy):
         """The device on which shards rest between steps."""
         return torch.device("cpu") if self.cpu_offload else self.root_device
 
-    # module ---------------------------------------------------------------------------------------------------------
+    # module ---------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; units go to the device when they are cut.
+        """All ranks. A context in which a model is built on the CPU; units go to the device when
+        they are cut.
 
         Args:
-            empty: build it on meta, without memory; `setup_module` gives memory to shards only, and values from each
-                submodule's `reset_parameters()`.
+            empty: build it on meta, without memory; `setup_module` gives memory to shards only, and
+                values from each submodule's `reset_parameters()`.
         """
         return self._built_on(torch.device("meta") if empty else torch.device("cpu"))
 
@@ -241,8 +266,8 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Cut the module into shards, in place. One that is sharded already stays so.
 
         Raises:
-            ModuleError: a parameter can't be sharded, has a hook, or isn't where others are, or ranks have built
-                different modules.
+            ModuleError: a parameter can't be sharded, has a hook, or isn't where others are, or
+                ranks have built different modules.
         """
         if units := wrapping.sharded_units(module):
             forward.reshard(units)
@@ -254,7 +279,8 @@ class FSDPStrategy(ParallelStrategy):
             self._checkpoint_activations(module)
             self._finish(module, None)
             return self.model
-        # What the first weights are is settled before anything is converted or cut; `_finish` fills the shards.
+        # What the first weights are is settled before anything is converted or cut; `_finish` fills
+        # the shards.
         wrapping.check_parameters(module)
         wrapping.check_hooks(module)
         refuse_unlike_modules(self, module)
@@ -270,11 +296,15 @@ class FSDPStrategy(ParallelStrategy):
         return self.model
 
     def configure_fsdp_auto_wrap_policy(self, module: nn.Module) -> Policy | None:
-        """All ranks. The policy that selects the layers that are units. Override to decide by the module."""
+        """All ranks. The policy that selects the layers that are units. Override to decide by the
+        module.
+        """
         return self.auto_wrap_policy
 
     def configure_sharding(self, module: nn.Module) -> None:
-        """All ranks. Call `fully_shard` on the units and on the module itself. Override to do so by hand."""
+        """All ranks. Call `fully_shard` on the units and on the module itself. Override to do so by
+        hand.
+        """
         policy = self.configure_fsdp_auto_wrap_policy(module)
         chosen = wrapping.choose_modules(module, policy, "auto_wrap_policy")
         beside = wrapping.planned_beside(module, chosen) if policy == "units" else []
@@ -292,7 +322,9 @@ class FSDPStrategy(ParallelStrategy):
             forward.prefetch_forward(wrapping.sharded_units(module))
 
     def _kept(self, module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """The tensors that are in float32 where others are in `dtype`, or as the precision stores them."""
+        """The tensors that are in float32 where others are in `dtype`, or as the precision stores
+        them.
+        """
         return kept_in_float32(module, dtype or self.precision_plugin.formats.parameter)
 
     def _policy(self) -> MixedPrecisionPolicy:
@@ -302,14 +334,20 @@ class FSDPStrategy(ParallelStrategy):
         return own.policy if isinstance(own, SetsPolicy) else MixedPrecisionPolicy()
 
     def _offload(self) -> OffloadPolicy:
-        return CPUOffloadPolicy(pin_memory=self.root_device.type == "cuda") if self.cpu_offload else OffloadPolicy()
+        return (
+            CPUOffloadPolicy(pin_memory=self.root_device.type == "cuda")
+            if self.cpu_offload
+            else OffloadPolicy()
+        )
 
     def _checkpoint_activations(self, module: nn.Module) -> None:
         chosen, policy = self.activation_checkpointing, self.activation_checkpointing_policy
         if chosen is False or (chosen is None and policy is None):
             return
         if policy is None:
-            policy = self.configure_fsdp_auto_wrap_policy(module) if isinstance(chosen, bool) else chosen
+            policy = (
+                self.configure_fsdp_auto_wrap_policy(module) if isinstance(chosen, bool) else chosen
+            )
         self._undo_checkpointing.append(wrapping.checkpoint_activations(module, policy))
 
     def _finish(self, module: nn.Module, weights: InitialWeights | None) -> None:
@@ -334,34 +372,51 @@ class FSDPStrategy(ParallelStrategy):
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(self.root_device)
 
-    # optimizers -----------------------------------------------------------------------------------------------------
+    # optimizers -----------------------------------------------------------------------------------
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Replace the optimizer's parameters by the shards, if it was made before there were any.
+        """All ranks. Replace the optimizer's parameters by the shards, if it was made before there
+        were any.
 
         Raises:
-            ConfigurationError: it holds a parameter of no module that was set up, or flattens all of them.
+            ConfigurationError: it holds a parameter of no module that was set up, or flattens all
+                of them.
         """
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(_not_in_shards(optimizer, "it makes one vector of all parameters"))
+            raise ConfigurationError(
+                _not_in_shards(optimizer, "it makes one vector of all parameters")
+            )
         if isinstance(optimizer, torch.optim.Adafactor):
-            raise ConfigurationError(_not_in_shards(optimizer, "it looks at whole rows and columns"))
+            raise ConfigurationError(
+                _not_in_shards(optimizer, "it looks at whole rows and columns")
+            )
         for handle in self.session.handles:
-            handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+            # an identity that was replaced may be that of another object by now
+            handle.original_names.clear()
         self._replaced.rebind(optimizer)
         self.parameter_names(optimizer)  # complains of a parameter that it doesn't know
         if needs_whole_matrices(optimizer):
             whole_matrices.gather_in_steps(optimizer)
-        if len({getattr(p, "device_mesh", None) for group in optimizer.param_groups for p in group["params"]}) > 1:
+        if (
+            len(
+                {
+                    getattr(p, "device_mesh", None)
+                    for group in optimizer.param_groups
+                    for p in group["params"]
+                }
+            )
+            > 1
+        ):
             # One fused or foreach operation takes tensors of one mesh only.
             for group in optimizer.param_groups:
                 group.update({name: False for name in ("foreach", "fused") if name in group})
         return optimizer
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered.
+        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters
+        gathered.
 
         Raises:
             ModuleError: a parameter has a hook that no gradient comes to.
@@ -377,12 +432,15 @@ class FSDPStrategy(ParallelStrategy):
         if wrapping.is_sharded(module):
             wrapping.check_hooks(module, "register_hook")
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Backward, which reduces gradients on its way; see `Strategy.backward`.
 
         Raises:
-            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere, or is of some that
-                weren't gathered; or a parameter has got a hook that no gradient comes to.
+            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere,
+                or is of some that weren't gathered; or a parameter has got a hook that no gradient
+                comes to.
         """
         self._left_out.check_idle_units()
         try:
@@ -392,31 +450,45 @@ class FSDPStrategy(ParallelStrategy):
                 raise explained from error
             raise
         self._num_backwards += 1
-        if self._num_backwards.bit_count() == 1 or self._num_backwards % EVERY == 0:  # the 1st, 2nd, 4th, 8th, ...
+        # the 1st, 2nd, 4th, 8th, ...
+        if self._num_backwards.bit_count() == 1 or self._num_backwards % EVERY == 0:
             for handle in self.session.handles:
                 self._check_hooks(handle.module)
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay whole and local; the next backward outside
+        reduces their sum.
+        """
         if not enabled:
             return super().no_backward_sync(module, enabled)
         for optimizer in self.optimizers:
             if "zero_grad" not in vars(optimizer):
-                units = [unit for handle in self.session.handles for unit in wrapping.sharded_units(handle.module)]
+                units = [
+                    unit
+                    for handle in self.session.handles
+                    for unit in wrapping.sharded_units(handle.module)
+                ]
                 gradients.clear_whole_ones(optimizer, units)
         return forward.no_sync(wrapping.sharded_units(self.session.handle_of(module).module))
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
         """All ranks. Clip over all shards and axes of the mesh; see `Strategy.clip_gradients`."""
         self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         if clipping.algorithm == "norm":
             return gradients.clip_by_norm(parameters, clipping)
         gradients.clip_by_value(parameters, clipping.value)
         return None
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
-        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let go.
+        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let
+        go.
 
         Raises:
             ModuleError: a parameter that was built on meta has got no values.
@@ -436,37 +508,52 @@ class FSDPStrategy(ParallelStrategy):
         for handle in self.session.handles:
             forward.reshard(wrapping.sharded_units(handle.module))
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's shards.
+        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or
+        each rank's shards.
 
         Whole tensors are gathered one at a time, and kept on the CPU.
         """
         self._reshard()
         layout = layout or self._layout
         named = super().get_module_state_dict(module)
-        converted = states.module_state(named, self.session.handle_of(module).module, self._converter(layout))
+        converted = states.module_state(
+            named, self.session.handle_of(module).module, self._converter(layout)
+        )
         return converted if layout == "sharded" or self.is_global_zero else {}
 
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Restore a state, whole or in shards of any mesh; each rank copies its own part."""
+    def load_module_state_dict(
+        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
+        """All ranks. Restore a state, whole or in shards of any mesh; each rank copies its own
+        part.
+        """
         self._reshard()
         if states.has_whole(state):
             state = states.for_module(super().get_module_state_dict(module), state)
         super().load_module_state_dict(module, state, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""
+        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each
+        rank's shards.
+        """
         layout = self._layout
-        converted = states.optimizer_state(super().get_optimizer_state_dict(optimizer), self._converter(layout))
+        converted = states.optimizer_state(
+            super().get_optimizer_state_dict(optimizer), self._converter(layout)
+        )
         return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Restore a state, whole or in shards of any mesh; each rank keeps its own part."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        """All ranks. Restore a state, whole or in shards of any mesh; each rank keeps its own
+        part.
+        """
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         by_name = dict(zip(self.parameter_names(optimizer), parameters, strict=True))
         super().load_optimizer_state_dict(optimizer, states.for_optimizer(state, by_name))
 
@@ -476,13 +563,17 @@ class FSDPStrategy(ParallelStrategy):
         return super().parameter_names(optimizer)
 
     def _converter(self, layout: str) -> Callable[[Any], Any]:
-        return states.sharded_leaf if layout == "sharded" else partial(states.whole_leaf, keep=self.is_global_zero)
+        return (
+            states.sharded_leaf
+            if layout == "sharded"
+            else partial(states.whole_leaf, keep=self.is_global_zero)
+        )
 
     @property
     def _layout(self) -> Literal["full", "sharded"]:
         return self.checkpoint_io.layout
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""
@@ -493,9 +584,12 @@ class FSDPStrategy(ParallelStrategy):
         self._lacking.clear()
 
     def leave_group(self) -> None:
-        """All ranks. Modules stay sharded for the next stage of the script, and so need the group until it ends."""
+        """All ranks. Modules stay sharded for the next stage of the script, and so need the group
+        until it ends.
+        """
         if self.launcher.calls_in_place and self._replaced:
-            atexit.unregister(self.leave_group)  # which would keep it, and its groups, when another stage has left them
+            # which would keep it, and its groups, when another stage has left them
+            atexit.unregister(self.leave_group)
             return
         self.device_mesh = None
         mesh.forget()
@@ -504,6 +598,7 @@ class FSDPStrategy(ParallelStrategy):
 
 def _not_in_shards(optimizer: Optimizer, reason: str) -> str:
     return (
-        f"{type(optimizer).__name__} can't step parameters in shards: {reason}. Use an optimizer that works element by "
-        "element, such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp."
+        f"{type(optimizer).__name__} can't step parameters in shards: {reason}. Use an optimizer "
+        "that works element by element, such as AdamW or SGD, or a strategy that keeps parameters "
+        "whole, such as ddp."
     )

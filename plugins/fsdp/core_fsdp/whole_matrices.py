@@ -1,7 +1,7 @@
 """Steps of optimizers whose products need whole matrices, where each rank has a part of each.
 
-torch's Muon runs on shards too, and comes to other weights than one device: it rounds the terms of its products to
-bfloat16 on each rank before they are added up.
+torch's Muon runs on shards too, and comes to other weights than one device: it rounds the terms of
+its products to bfloat16 on each rank before they are added up.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 
 def gather_in_steps(optimizer: Optimizer) -> None:
-    """All ranks. Step an optimizer on whole matrices: one is gathered at a time, and stepped on all ranks.
+    """All ranks. Step an optimizer on whole matrices: one is gathered at a time, and stepped on all
+    ranks.
 
-    A hook before the step makes it, so that schedulers and scalers see the step that they know. What is in shards then
-    has no gradient for the step itself, which a hook after it puts back.
+    A hook before the step makes it, so that schedulers and scalers see the step that they know.
+    What is in shards then has no gradient for the step itself, which a hook after it puts back.
     """
     taken: list[tuple[DTensor, Tensor]] = []
 
     def step_shards(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
+        # the first one is the optimizer
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:  # makes the gradients
             with torch.enable_grad():
                 loss = closure()

@@ -23,7 +23,13 @@ _log = logging.getLogger(__name__)
 _CALLED_WITH = ("module", "recurse", "nonwrapped_numel")
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
-Policy = Literal["units"] | Callable[..., Any] | CustomPolicy | ModuleWrapPolicy | Iterable[type[nn.Module]]
+Policy = (
+    Literal["units"]
+    | Callable[..., Any]
+    | CustomPolicy
+    | ModuleWrapPolicy
+    | Iterable[type[nn.Module]]
+)
 
 
 def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[nn.Module]:
@@ -31,8 +37,9 @@ def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[
 
     Args:
         root: is never among them.
-        policy: `"units"`, which `core.strategies.find_units` finds; layer classes; a predicate `(module) -> bool`; or
-            one of torch's policies: an object of `torch.distributed.fsdp.wrap`, or a function
+        policy: `"units"`, which `core.strategies.find_units` finds; layer classes; a predicate
+            `(module) -> bool`; or one of torch's policies: an object of
+            `torch.distributed.fsdp.wrap`, or a function
             `(module, recurse, nonwrapped_numel) -> bool`.
         option: that the user wrote it for.
 
@@ -47,11 +54,16 @@ def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[
         return list(found.named.values())[::-1]
     selected = _select(root, policy, option)
     # `modules()` gives a module before its children.
-    chosen = [module for module in reversed(list(root.modules())) if module in selected and module is not root]
+    chosen = [
+        module
+        for module in reversed(list(root.modules()))
+        if module in selected and module is not root
+    ]
     if not chosen:
+        held = {type(module).__name__ for module in root.modules()} - {type(root).__name__}
         raise ConfigurationError(
             f"{option} selects no module of {type(root).__name__}: it holds "
-            f"{', '.join(sorted({type(module).__name__ for module in root.modules()} - {type(root).__name__})[:12])}."
+            f"{', '.join(sorted(held)[:12])}."
         )
     return chosen
 
@@ -71,8 +83,9 @@ def _select(root: nn.Module, policy: Any, option: str) -> set[nn.Module]:
         _recurse(root, policy, selected, is_root=True)
         return selected
     raise ConfigurationError(
-        f"{option}={policy!r}: expected 'units', a set of layer classes such as {{TransformerBlock}}, or a function "
-        "(module, recurse, nonwrapped_numel) -> bool, such as those of torch.distributed.fsdp.wrap."
+        f"{option}={policy!r}: expected 'units', a set of layer classes such as "
+        f"{{TransformerBlock}}, or a function (module, recurse, nonwrapped_numel) -> bool, such as "
+        "those of torch.distributed.fsdp.wrap."
     )
 
 
@@ -89,9 +102,9 @@ def _select_custom(root: nn.Module, policy: CustomPolicy, option: str) -> set[nn
     if with_options := [(module, options) for module, options in selected.items() if options]:
         module, options = with_options[0]
         raise ConfigurationError(
-            f"{option}: the policy gives {type(module).__name__} options of its own ({', '.join(options)}), which "
-            "FSDPStrategy doesn't take. Return True or False; for units of another kind call fully_shard(...) on them "
-            "in configure_model."
+            f"{option}: the policy gives {type(module).__name__} options of its own "
+            f"({', '.join(options)}), which FSDPStrategy doesn't take. Return True or False; for "
+            "units of another kind call fully_shard(...) on them in configure_model."
         )
     return set(selected)
 
@@ -101,10 +114,14 @@ def _num_arguments(policy: Callable[..., Any]) -> int:
 
 
 def _needed(policy: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that a policy needs; `partial` has bound some of those that torch passes."""
+    """Names of the arguments that a policy needs; `partial` has bound some of those that torch
+    passes.
+    """
     parameters = inspect.signature(policy).parameters.values()
     needed = [each for each in parameters if each.default is each.empty]
-    return [each.name for each in needed if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    return [
+        each.name for each in needed if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
 
 
 def _bound(root: nn.Module, policy: Callable[..., Any], option: str) -> Callable[..., Any]:
@@ -118,24 +135,38 @@ def _bound(root: nn.Module, policy: Callable[..., Any], option: str) -> Callable
         return policy
     classes = _transformer_layers(root) if policy is transformer_auto_wrap_policy else set()
     if classes:
-        _log.info("%s: the layers are of %s.", option, ", ".join(sorted(kind.__name__ for kind in classes)))
+        _log.info(
+            "%s: the layers are of %s.",
+            option,
+            ", ".join(sorted(kind.__name__ for kind in classes)),
+        )
         return functools.partial(policy, transformer_layer_cls=classes)
     name = getattr(policy, "__name__", repr(policy))
     searched = policy is transformer_auto_wrap_policy
-    looked = f", and {type(root).__name__} has no list of layers with attention in which to find it" * searched
+    looked = (
+        f", and {type(root).__name__} has no list of layers with attention in which to find it"
+        * searched
+    )
     raise ConfigurationError(
-        f"{option}={name} is called with {', '.join(_CALLED_WITH)}, and needs {missing[0]!r} too{looked}. Bind it: "
-        f"functools.partial({name}, {missing[0]}={'{TransformerBlock}' if searched else '...'})."
+        f"{option}={name} is called with {', '.join(_CALLED_WITH)}, and needs {missing[0]!r} "
+        f"too{looked}. Bind it: functools.partial({name}, "
+        f"{missing[0]}={'{TransformerBlock}' if searched else '...'})."
     )
 
 
 def _transformer_layers(root: nn.Module) -> set[type[nn.Module]]:
-    """Classes of what stands in a list of layers and holds attention; of nested lists the outermost."""
+    """Classes of what stands in a list of layers and holds attention; of nested lists the
+    outermost.
+    """
     found: set[type[nn.Module]] = set()
     pending = [root]
     while pending:
         module = pending.pop()
-        layers = {child for child in module.children() if isinstance(module, _LISTS) and _holds_attention(child)}
+        layers = {
+            child
+            for child in module.children()
+            if isinstance(module, _LISTS) and _holds_attention(child)
+        }
         found |= {type(layer) for layer in layers}
         pending += [child for child in module.children() if child not in layers]
     return found
@@ -143,12 +174,19 @@ def _transformer_layers(root: nn.Module) -> set[type[nn.Module]]:
 
 def _holds_attention(layer: nn.Module) -> bool:
     parts = [part for part in layer.modules() if part is not layer]
-    return not isinstance(layer, _LISTS) and any("attention" in type(part).__name__.lower() for part in parts)
+    return not isinstance(layer, _LISTS) and any(
+        "attention" in type(part).__name__.lower() for part in parts
+    )
 
 
-def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Module], *, is_root: bool) -> int:
-    """Ask a torch policy as the old wrapper did; returns how many elements are in selected modules."""
-    # As torch does: first whether to look inside, then, with what is left over there, whether to wrap this one.
+def _recurse(
+    module: nn.Module, policy: Callable[..., bool], selected: set[nn.Module], *, is_root: bool
+) -> int:
+    """Ask a torch policy as the old wrapper did; returns how many elements are in selected
+    modules.
+    """
+    # As torch does: first whether to look inside, then, with what is left over there, whether to
+    # wrap this one.
     numel = sum(parameter.numel() for parameter in module.parameters())
     if not policy(module=module, recurse=True, nonwrapped_numel=numel):
         return 0
@@ -160,7 +198,8 @@ def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Mo
 
 
 def planned_beside(root: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
-    """The modules beside units, such as an embedding, that plans of transformers (`_fsdp_plan`) free after use.
+    """The modules beside units, such as an embedding, that plans of transformers (`_fsdp_plan`)
+    free after use.
 
     What they keep belongs to the unit of the whole.
     """
@@ -177,8 +216,9 @@ def planned_beside(root: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
 def units_of(root: nn.Module, selected: list[nn.Module]) -> list[nn.Module]:
     """The selected modules that can be units by themselves.
 
-    A container without a forward of its own, such as ModuleList, leaves its parameters to the unit around it. So does a
-    module that shares a parameter with one outside of it: they have to be gathered together.
+    A container without a forward of its own, such as ModuleList, leaves its parameters to the unit
+    around it. So does a module that shares a parameter with one outside of it: they have to be
+    gathered together.
     """
     owners: dict[int, set[int]] = defaultdict(set)
     for module in root.modules():
@@ -193,7 +233,8 @@ def units_of(root: nn.Module, selected: list[nn.Module]) -> list[nn.Module]:
 
 
 def units_for_manual_optimization(root: nn.Module) -> list[nn.Module]:
-    """The children of a module whose step runs several backwards: each is gathered and reduced by itself.
+    """The children of a module whose step runs several backwards: each is gathered and reduced by
+    itself.
 
     The step itself can't be a unit, since its gradients would be reduced after it has used them.
 
@@ -202,8 +243,9 @@ def units_for_manual_optimization(root: nn.Module) -> list[nn.Module]:
     """
     if own := [name for name, _ in root.named_parameters(recurse=False)]:
         raise ModuleError(
-            f"{type(root).__name__} has automatic_optimization = False and holds the parameter {own[0]!r} itself. "
-            "With manual optimization parameters are gathered by the submodule that uses them: put it into one."
+            f"{type(root).__name__} has automatic_optimization = False and holds the parameter "
+            f"{own[0]!r} itself. With manual optimization parameters are gathered by the submodule "
+            "that uses them: put it into one."
         )
     units: list[nn.Module] = []
     for child in root.children():
@@ -213,7 +255,9 @@ def units_for_manual_optimization(root: nn.Module) -> list[nn.Module]:
 
 def has_forward(module: nn.Module) -> bool:
     """True if a module can be called, and so can be gathered when it is."""
-    return type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return type(module).forward is not nn.Module.forward and not isinstance(
+        module, nn.ModuleList | nn.ModuleDict
+    )
 
 
 def sharded_units(root: nn.Module) -> list[FSDPModule]:
@@ -223,11 +267,14 @@ def sharded_units(root: nn.Module) -> list[FSDPModule]:
 
 def is_sharded(root: nn.Module) -> bool:
     """True if a unit or a sharded parameter is in it."""
-    return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
+    return bool(sharded_units(root)) or any(
+        isinstance(parameter, DTensor) for parameter in root.parameters()
+    )
 
 
 def check_all_sharded(root: nn.Module) -> None:
-    """Refuse a module that is sharded in part: the gradients of the rest would be averaged by nobody.
+    """Refuse a module that is sharded in part: the gradients of the rest would be averaged by
+    nobody.
 
     Raises:
         ModuleError: with the parameter that isn't.
@@ -235,14 +282,16 @@ def check_all_sharded(root: nn.Module) -> None:
     for name, parameter in root.named_parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             raise ModuleError(
-                f"{name!r} of {type(root).__name__.removeprefix('FSDP')} isn't sharded, and other parameters are: each "
-                "rank would train its own. If it has come into the module after an earlier set-up, put it in before, "
-                "or make the module anew; where you call fully_shard yourself, call it on the whole module too."
+                f"{name!r} of {type(root).__name__.removeprefix('FSDP')} isn't sharded, and other "
+                "parameters are: each rank would train its own. If it has come into the module "
+                "after an earlier set-up, put it in before, or make the module anew; where you "
+                "call fully_shard yourself, call it on the whole module too."
             )
 
 
 def checkpoint_activations(root: nn.Module, policy: Policy | None) -> Callable[[], None]:
-    """All ranks. Compute the activations of selected layers again in backward, until that is undone.
+    """All ranks. Compute the activations of selected layers again in backward, until that is
+    undone.
 
     Returns:
         Undoes it.
@@ -252,8 +301,8 @@ def checkpoint_activations(root: nn.Module, policy: Policy | None) -> Callable[[
     """
     if policy is None:
         raise ConfigurationError(
-            "activation_checkpointing=True means the units of auto_wrap_policy, which is None. Pass a set of layer "
-            "classes to either of the two."
+            "activation_checkpointing=True means the units of auto_wrap_policy, which is None. "
+            "Pass a set of layer classes to either of the two."
         )
     if policy == "units":
         find_units(root, asked_by="activation_checkpointing=True")
@@ -271,14 +320,21 @@ def check_parameters(root: nn.Module) -> None:
         if problem := _describe_problem(parameter):
             raise ModuleError(f"{name!r} of {type(root).__name__} is a parameter {problem}")
     for name, module in root.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             raise ModuleError(
-                f"{name!r} of {type(root).__name__} is {type(module).__name__}(sparse=True), whose sparse gradients "
-                "can't be reduced to shards. Leave sparse out."
+                f"{name!r} of {type(root).__name__} is {type(module).__name__}(sparse=True), whose "
+                "sparse gradients can't be reduced to shards. Leave sparse out."
             )
 
 
-_HOOKS = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+_HOOKS = {
+    "register_hook": "_backward_hooks",
+    "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks",
+}
 
 
 def check_hooks(root: nn.Module, *methods: str) -> None:
@@ -295,27 +351,41 @@ def check_hooks(root: nn.Module, *methods: str) -> None:
         for method in methods or _HOOKS:
             hooks = getattr(parameter, _HOOKS[method], None) or {}
             # Those of core only refuse a gradient where nothing may learn.
-            own = [hook for hook in hooks.values() if not str(getattr(hook, "__module__", "")).startswith("core.")]
+            own = [
+                hook
+                for hook in hooks.values()
+                if not str(getattr(hook, "__module__", "")).startswith("core.")
+            ]
             if parameter.requires_grad and own:
                 raise ModuleError(
-                    f"{name!r} of {type(root).__name__.removeprefix('FSDP')} has a hook ({method}), which would see no "
-                    "gradient, or a rank's part of it. Mask and scale in forward, as in weight * mask + (weight * (1 - "
-                    "mask)).detach(); change whole gradients in on_before_optimizer_step; leave steps to the optimizer."
+                    f"{name!r} of {type(root).__name__.removeprefix('FSDP')} has a hook "
+                    f"({method}), which would see no gradient, or a rank's part of it. Mask and "
+                    "scale in forward, as in weight * mask + (weight * (1 - mask)).detach(); "
+                    "change whole gradients in on_before_optimizer_step; leave steps to the "
+                    "optimizer."
                 )
 
 
 def _describe_problem(parameter: nn.Parameter) -> str | None:
     if parameter.layout is not torch.strided:
-        return f"of layout {parameter.layout}, which can't be sharded. Hold it dense, or as a buffer."
+        return (
+            f"of layout {parameter.layout}, which can't be sharded. Hold it dense, or as a buffer."
+        )
     if parameter.ndim == 0:
-        return "of shape (), which has no dimension to be sharded along. Give it one: nn.Parameter(torch.ones(1))."
+        return (
+            "of shape (), which has no dimension to be sharded along. Give it one: "
+            "nn.Parameter(torch.ones(1))."
+        )
     if parameter.numel() == 0:
-        return f"of shape {tuple(parameter.shape)}, which has no element to be sharded. Leave it out."
+        return (
+            f"of shape {tuple(parameter.shape)}, which has no element to be sharded. Leave it out."
+        )
     return None
 
 
 def check_formats(root: nn.Module) -> None:
-    """Refuse units whose trainable parameters have several formats: torch gathers and reduces them as one.
+    """Refuse units whose trainable parameters have several formats: torch gathers and reduces them
+    as one.
 
     Raises:
         ModuleError: with the first two of them.
@@ -330,9 +400,10 @@ def check_formats(root: nn.Module) -> None:
         if len(names) > 1:
             (dtype, name), (other, another) = list(names.items())[:2]
             raise ModuleError(
-                f"{name!r} of {type(unit).__name__.removeprefix('FSDP')} is {dtype}, and {another!r} is {other}: the "
-                "parameters of a unit are gathered together, and need one format. Convert them, or name the layer that "
-                "holds the others in auto_wrap_policy."
+                f"{name!r} of {type(unit).__name__.removeprefix('FSDP')} is {dtype}, and "
+                f"{another!r} is {other}: the parameters of a unit are gathered together, and need "
+                "one format. Convert them, or name the layer that holds the others in "
+                "auto_wrap_policy."
             )
 
 

@@ -1,4 +1,6 @@
-"""Averages of weights in shards: those of one device, in checkpoints of either layout and under another strategy."""
+"""Averages of weights in shards: those of one device, in checkpoints of either layout and under
+another strategy.
+"""
 
 import functools
 
@@ -37,7 +39,10 @@ def fit(way, callback, *others, ckpt_path=None, **options):
     }
     trainer = Trainer(**options, strategy=make(), devices=devices, callbacks=[callback, *others])
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
-    return {**module.state_dict(), "loss": torch.as_tensor(trainer.callback_metrics["loss"]).double()}
+    return {
+        **module.state_dict(),
+        "loss": torch.as_tensor(trainer.callback_metrics["loss"]).double(),
+    }
 
 
 def assert_equal(found, expected):

@@ -1,4 +1,6 @@
-"""What ranks write of shards: a file that looks the same whoever wrote it, each thing once, and loads in place."""
+"""What ranks write of shards: a file that looks the same whoever wrote it, each thing once, and
+loads in place.
+"""
 
 import pytest
 import torch
@@ -38,7 +40,12 @@ def fit_and_save(rank, path):
     """One file, of three steps."""
     torch.manual_seed(11)
     saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
-    options = {"precision": "64-true", "max_steps": 3, "plugins": [rank.environment, "torch"], "callbacks": saves}
+    options = {
+        "precision": "64-true",
+        "max_steps": 3,
+        "plugins": [rank.environment, "torch"],
+        "callbacks": saves,
+    }
     rank.trainer(**options).fit(Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size))
 
 
@@ -46,7 +53,9 @@ def fit_and_save(rank, path):
 def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
     for way in ("single_device", writer):
         ranks_of(way).run(fit_and_save, tmp_path / way)
-    expected, found = (torch.load(tmp_path / way, weights_only=True) for way in ("single_device", writer))
+    expected, found = (
+        torch.load(tmp_path / way, weights_only=True) for way in ("single_device", writer)
+    )
     assert list(expected["model"]) == list(found["model"])
     assert found["model"]["head.weight"].data_ptr() == found["model"]["embedding.weight"].data_ptr()
     ours, theirs = expected["optimizers"][0]["state"], found["optimizers"][0]["state"]
@@ -61,7 +70,13 @@ def save_common(rank, path):
     fabric = rank.fabric()
     fabric.barrier()
     shares = fabric.strategy.device_mesh["data_parallel"]
-    fabric.save(path, {name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)]) for name in ("one", "other")})
+    fabric.save(
+        path,
+        {
+            name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)])
+            for name in ("one", "other")
+        },
+    )
 
 
 def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path):
@@ -105,6 +120,10 @@ def load_in_place(rank, halves, whole):
 
 def test_shards_and_their_moments_are_filled_where_they_are(tmp_path):
     """From what two ranks have saved, and from what one process has."""
-    halves, whole, alone = tmp_path / "halves.ckpt", tmp_path / "whole.ckpt", Fabric(accelerator="cpu")
+    halves, whole, alone = (
+        tmp_path / "halves.ckpt",
+        tmp_path / "whole.ckpt",
+        Fabric(accelerator="cpu"),
+    )
     alone.save(whole, trained(alone))
     assert ranks_of("fsdp").run(load_in_place, halves, whole) == [[True, True]] * 2

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.numbers
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 fork = functools.partial(FSDPStrategy, start_method="fork", auto_wrap_policy={Block})
-fork_parallel = functools.partial(ModelParallelStrategy, start_method="fork", auto_wrap_policy={Block})
+fork_parallel = functools.partial(
+    ModelParallelStrategy, start_method="fork", auto_wrap_policy={Block}
+)
 
 WAYS = {
     "full": (fork, 2, 2),
@@ -25,11 +27,16 @@ WAYS = {
     "no_shard": (functools.partial(fork, sharding_strategy="NO_SHARD"), 2, 2),
     "tensor": (functools.partial(fork_parallel, tensor_parallel_size=2), 2, 1),
     "hybrid": (functools.partial(fork, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2)), 4, 4),
-    "data_tensor": (functools.partial(fork_parallel, tensor_parallel_size=2, data_parallel_size=2), 4, 2),
+    "data_tensor": (
+        functools.partial(fork_parallel, tensor_parallel_size=2, data_parallel_size=2),
+        4,
+        2,
+    ),
 }
-# "full" has every case; the others, which share nearly all calls with it, the cases in which gradients are reduced,
-# counted or stored in another way: a norm over ranks, a sum over batches, a weight with two places, and for DTensors
-# optimizers that look at them. On four ranks the norm is over two dimensions. In one unit the kit trains the others.
+# "full" has every case; the others, which share nearly all calls with it, the cases in which
+# gradients are reduced, counted or stored in another way: a norm over ranks, a sum over batches, a
+# weight with two places, and for DTensors optimizers that look at them. On four ranks the norm is
+# over two dimensions. In one unit the kit trains the others.
 KEPT = {
     "full": tuple(CASES),
     "one_unit": ("foreach", "meta"),
@@ -40,7 +47,15 @@ KEPT = {
     "data_tensor": ("clipped",),
 }
 QUICK = {
-    "full": ("plain", "accumulated", "clipped_by_value", "fabric_accumulated", "frozen", "meta", "recurrent"),
+    "full": (
+        "plain",
+        "accumulated",
+        "clipped_by_value",
+        "fabric_accumulated",
+        "frozen",
+        "meta",
+        "recurrent",
+    ),
     "tensor": ("accumulated", "tied"),
 }
 
@@ -56,7 +71,9 @@ def reference(case):
 
 @functools.lru_cache(maxsize=1)
 def ranks_of(way):
-    """Kept for all cases of the way, which come one after the other. As a fixture they would end after each."""
+    """Kept for all cases of the way, which come one after the other. As a fixture they would end
+    after each.
+    """
     end_kept_ranks()
     make, num_processes, data_parallel_size = WAYS[way]
     return Backend(make, "cpu", num_processes, data_parallel_size, timeout_s=120, kept_for=way)
@@ -71,14 +88,20 @@ def no_ranks_left():
 
 @pytest.mark.parametrize(
     ("way", "case"),
-    [pytest.param(way, case, marks=marks_of(way, case)) for way, cases in KEPT.items() for case in cases],
+    [
+        pytest.param(way, case, marks=marks_of(way, case))
+        for way, cases in KEPT.items()
+        for case in cases
+    ],
 )
 def test_losses_and_weights_equal_one_device(way, case):
     ranks = ranks_of(way)
     losses, weights = ranks.run(train_on, case, ranks.data_parallel_size)[0]
     expected_losses, expected_weights = reference(case)
     tolerance = TOLERANCE[CASES[case].dtype]
-    scale = max(value.abs().max().item() for value in expected_weights.values() if value.is_floating_point())
+    scale = max(
+        value.abs().max().item() for value in expected_weights.values() if value.is_floating_point()
+    )
     assert len(losses) == NUM_STEPS
     assert expected_losses[-1] < expected_losses[0], "it trains"
     assert losses == pytest.approx(expected_losses, rel=tolerance * 10)

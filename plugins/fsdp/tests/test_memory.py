@@ -1,4 +1,6 @@
-"""The memory of a rank: half of the model with two ranks, and never the whole one if that is built on meta."""
+"""The memory of a rank: half of the model with two ranks, and never the whole one if that is built
+on meta.
+"""
 
 import functools
 import weakref
@@ -31,10 +33,13 @@ def held_bytes(fabric):
     model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters()))
     fabric.backward(model(torch.randn(2, WIDTH)).pow(2).mean())
     optimizer.step()
-    tensors = [tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)]
+    tensors = [
+        tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)
+    ]
     tensors += [value for entry in optimizer.state.values() for value in entry.values()]
     storages = [local(tensor).untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # gradients may share one
+    # gradients may share one
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +54,9 @@ def call(rank, function, strategy, args):
 
 def run(function, strategy="fsdp", *args):
     """What it returns on rank 0."""
-    return Backend("fsdp", num_processes=2, kept_for=__name__).run(call, function, strategy, args)[0]
+    return Backend("fsdp", num_processes=2, kept_for=__name__).run(call, function, strategy, args)[
+        0
+    ]
 
 
 @pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP"])
@@ -68,7 +75,11 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
         for tensor in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(tensor, DTensor) or not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            if (
+                isinstance(tensor, DTensor)
+                or not isinstance(tensor, torch.Tensor)
+                or tensor.device.type == "meta"
+            ):
                 continue
             storage = tensor.untyped_storage()
             if storage._cdata not in self.alive:
@@ -89,15 +100,20 @@ def setup_on_meta(fabric):
     with Allocations() as allocations:
         fabric.setup(module)
     values = [local(parameter) for parameter in module.parameters()]
-    assert all(value.isfinite().all() and value.abs().sum() > 0 for value in values if value.numel())
+    assert all(
+        value.isfinite().all() and value.abs().sum() > 0 for value in values if value.numel()
+    )
     return allocations.peak, sum(value.untyped_storage().nbytes() for value in values)
 
 
-@pytest.mark.parametrize("make", [FSDPStrategy, functools.partial(ModelParallelStrategy, data_parallel_size=2)])
+@pytest.mark.parametrize(
+    "make", [FSDPStrategy, functools.partial(ModelParallelStrategy, data_parallel_size=2)]
+)
 def test_no_rank_holds_the_whole_model_that_was_built_on_meta(make):
     peak, held = run(setup_on_meta, make(auto_wrap_policy={nn.Linear}))
     assert held == NUM_LAYERS * LAYER_BYTES // 2
-    assert held <= peak <= held + 3 * LAYER_BYTES  # the shards, and one layer with what drawing it takes
+    # the shards, and one layer with what drawing it takes
+    assert held <= peak <= held + 3 * LAYER_BYTES
 
 
 def build_on(fabric, devices):
@@ -111,14 +127,17 @@ def build_on(fabric, devices):
     return whole, fabric.strategy.gather_objects(module[1].running_mean.tolist())
 
 
-@pytest.mark.parametrize(("devices", "synchronizes"), [(("cpu", "cpu"), False), (("cpu", "meta"), True)])
+@pytest.mark.parametrize(
+    ("devices", "synchronizes"), [(("cpu", "cpu"), False), (("cpu", "meta"), True)]
+)
 def test_ranks_that_built_differently_begin_with_the_weights_of_rank_zero(devices, synchronizes):
     whole, means = run(build_on, FSDPStrategy(sync_module_states=synchronizes), devices)
     built = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         built.append(nn.Linear(2, 4).weight)
-    expected = built[0] if synchronizes else torch.cat([built[0][:2], built[1][2:]])  # each rank its own shard
+    # each rank its own shard
+    expected = built[0] if synchronizes else torch.cat([built[0][:2], built[1][2:]])
     assert torch.equal(whole["0.weight"], expected)
     assert means == [[1.0] * 4, [1.0 if synchronizes else 2.0] * 4]
 
@@ -132,9 +151,13 @@ class Scale(nn.Module):
 def fill_on_meta(fabric):
     with fabric.init_module(empty_init=True):
         module = nn.Sequential(nn.Linear(4, 4), Scale())
-    with pytest.warns(UserWarning, match=r"no reset_parameters\(\) that could give them values: 1\. They hold NaN"):
+    with pytest.warns(
+        UserWarning, match=r"no reset_parameters\(\) that could give them values: 1\. They hold NaN"
+    ):
         fabric.setup(module)
-    return bool(local(module[1].factor).isnan().all()), bool(local(module[0].weight).isfinite().all())
+    return bool(local(module[1].factor).isnan().all()), bool(
+        local(module[0].weight).isfinite().all()
+    )
 
 
 def test_what_cannot_fill_itself_holds_nan_and_is_named():

@@ -1,4 +1,6 @@
-"""Parts of a checkpoint of one device go on in shards, under other names and with other parameters."""
+"""Parts of a checkpoint of one device go on in shards, under other names and with other
+parameters.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def fit(rank, names, path, **resumed):
     whole = WholeWeights()
     trainer = rank.trainer(callbacks=whole, max_steps=5 if resumed else 3)
     data = torch.randn(32, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    trainer.fit(Net(*names), DataLoader(data, batch_size=4 // rank.backend.num_processes), **resumed)
+    trainer.fit(
+        Net(*names), DataLoader(data, batch_size=4 // rank.backend.num_processes), **resumed
+    )
     if not resumed:
         trainer.save_checkpoint(path)
     return whole.weights

@@ -1,4 +1,6 @@
-"""core-fsdp beyond equal numbers: options, units, steps of every kind, in real processes over gloo."""
+"""core-fsdp beyond equal numbers: options, units, steps of every kind, in real processes over
+gloo.
+"""
 
 import functools
 import random
@@ -28,7 +30,16 @@ from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel,
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_fsdp
-from core import CombinedLoader, ConfigurationError, CoreError, Fabric, Module, ModuleError, Trainer, WorkerError
+from core import (
+    CombinedLoader,
+    ConfigurationError,
+    CoreError,
+    Fabric,
+    Module,
+    ModuleError,
+    Trainer,
+    WorkerError,
+)
 from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
 from core_fsdp.wrapping import choose_modules
 from core_testing import Backend
@@ -74,14 +85,18 @@ def fit_on(rank, strategy, module, options):
     samples = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(TensorDataset(samples), batch_size=4 // shares)
     whole = WholeWeights()
-    rank.trainer(strategy, callbacks=whole, **{"max_epochs": 2, **options}).fit(module, loader, loader)
+    rank.trainer(strategy, callbacks=whole, **{"max_epochs": 2, **options}).fit(
+        module, loader, loader
+    )
     return whole.weights, getattr(module, "seen", None)
 
 
 def fit(strategy, module, devices=2, is_kept=True, **options):
     """Whole weights, and what the module has noted as `seen`."""
     kept_for = (__name__, devices) if is_kept else None
-    return Backend("fsdp", num_processes=devices, kept_for=kept_for).run(fit_on, strategy, module, options)[0]
+    return Backend("fsdp", num_processes=devices, kept_for=kept_for).run(
+        fit_on, strategy, module, options
+    )[0]
 
 
 def set_up(fabric, make=lambda: nn.Linear(2, 2)):
@@ -90,8 +105,14 @@ def set_up(fabric, make=lambda: nn.Linear(2, 2)):
 
 def test_aliases_and_lazy_names_are_the_package_own():
     assert FSDPStrategy is core_fsdp.FSDPStrategy
-    assert [STRATEGY_REGISTRY.create(name).cpu_offload for name in ("fsdp", "fsdp_cpu_offload")] == [False, True]
-    assert type(STRATEGY_REGISTRY.create("model_parallel")) is ModelParallelStrategy is core_fsdp.ModelParallelStrategy
+    assert [
+        STRATEGY_REGISTRY.create(name).cpu_offload for name in ("fsdp", "fsdp_cpu_offload")
+    ] == [False, True]
+    assert (
+        type(STRATEGY_REGISTRY.create("model_parallel"))
+        is ModelParallelStrategy
+        is core_fsdp.ModelParallelStrategy
+    )
 
 
 def test_objects_of_the_old_wrapper_mean_what_they_meant():
@@ -106,7 +127,9 @@ def test_objects_of_the_old_wrapper_mean_what_they_meant():
         limit_all_gathers=True,
     )
     assert strategy.cpu_offload
-    assert strategy.mixed_precision == MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=True)
+    assert strategy.mixed_precision == MixedPrecisionPolicy(
+        torch.bfloat16, torch.float32, cast_forward_inputs=True
+    )
     assert strategy.sharding.name == "SHARD_GRAD_OP"
     assert strategy.state_dict_type == "sharded"
 
@@ -117,14 +140,20 @@ def test_objects_of_the_old_wrapper_mean_what_they_meant():
         ({"limit_all_gathers": False}, "forward_prefetch=True gathers one unit earlier"),
         ({"backward_prefetch": 1}, "no option 'backward_prefetch' any more: FSDP2 always"),
         ({"param_init_fn": print}, "reset_parameters"),
-        ({"ignored_states": []}, "neither cuts nor reduces what it ignores, so that each rank would train such a"),
+        (
+            {"ignored_states": []},
+            "neither cuts nor reduces what it ignores, so that each rank would train such a",
+        ),
         ({"ignored_params": set()}, "Keep it outside of the module that you train"),
         ({"auto_wrap": None}, "Did you mean 'auto_wrap_policy'"),
         ({"sharding_strategy": "ZERO"}, "expected one of 'FULL_SHARD'"),
         ({"state_dict_type": StateDictType.LOCAL_STATE_DICT}, "every number of processes can load"),
         ({"state_dict_type": "whole"}, "expected 'full' or 'sharded'"),
         ({"mixed_precision": "bf16"}, "pass precision='bf16-mixed'"),
-        ({"mixed_precision": MixedPrecision(keep_low_precision_grads=True)}, "precision='bf16-true'"),
+        (
+            {"mixed_precision": MixedPrecision(keep_low_precision_grads=True)},
+            "precision='bf16-true'",
+        ),
         ({"cpu_offload": "yes"}, "expected True, False"),
         ({"start_method": "thread"}, "expected one of 'subprocess'"),
     ],
@@ -148,7 +177,9 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 def test_transformer_layers_are_found_where_nobody_names_their_class():
-    layers = nn.ModuleDict({"blocks": nn.ModuleList([Layer(), Layer()]), "head": nn.Sequential(nn.Linear(2, 2))})
+    layers = nn.ModuleDict(
+        {"blocks": nn.ModuleList([Layer(), Layer()]), "head": nn.Sequential(nn.Linear(2, 2))}
+    )
     chosen = choose_modules(layers, transformer_auto_wrap_policy, "auto_wrap_policy")
     assert [type(layer) for layer in chosen] == [Layer, Layer]
 
@@ -158,11 +189,15 @@ def test_transformer_layers_are_found_where_nobody_names_their_class():
     [
         (
             transformer_auto_wrap_policy,
-            r"and needs 'transformer_layer_cls' too, and Sequential has no list of layers with attention in which to "
-            r"find it\. Bind it: functools\.partial\(transformer_auto_wrap_policy, transformer_layer_cls=\{Transf",
+            r"and needs 'transformer_layer_cls' too, and Sequential has no list of layers with "
+            r"attention in which to find it\. Bind it: "
+            r"functools\.partial\(transformer_auto_wrap_policy, transformer_layer_cls=\{Transf",
         ),
         ({nn.Conv2d}, "auto_wrap_policy selects no module of Sequential: it holds Linear"),
-        (lambda_auto_wrap_policy, r"lambda_auto_wrap_policy is called with module, recurse, .*needs 'lambda_fn' too\."),
+        (
+            lambda_auto_wrap_policy,
+            r"lambda_auto_wrap_policy is called with module, recurse, .*needs 'lambda_fn' too\.",
+        ),
     ],
 )
 def test_a_policy_that_selects_nothing_or_needs_more_than_it_is_called_with(policy, message):
@@ -173,14 +208,26 @@ def test_a_policy_that_selects_nothing_or_needs_more_than_it_is_called_with(poli
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        (FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(3, 2)), {}, r"whose product is the number .*, 4"),
+        (
+            FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(3, 2)),
+            {},
+            r"whose product is the number .*, 4",
+        ),
         (
             ModelParallelStrategy(tensor_parallel_size=3),
             {},
             "'auto' and tensor_parallel_size=3 make 1 x 3 = 3 processes, ",
         ),
-        (FSDPStrategy(mixed_precision=MixedPrecisionPolicy(torch.bfloat16)), {"precision": "bf16-mixed"}, "Keep one"),
-        (FSDPStrategy(state_dict_type="sharded"), {"plugins": "torch"}, "TorchCheckpointIO stores the full form"),
+        (
+            FSDPStrategy(mixed_precision=MixedPrecisionPolicy(torch.bfloat16)),
+            {"precision": "bf16-mixed"},
+            "Keep one",
+        ),
+        (
+            FSDPStrategy(state_dict_type="sharded"),
+            {"plugins": "torch"},
+            "TorchCheckpointIO stores the full form",
+        ),
         (FSDPStrategy(), {"precision": "16-mixed"}, "Use precision='bf16-mixed'"),
     ],
 )
@@ -192,7 +239,10 @@ def test_what_does_not_fit_is_refused_before_a_process_starts(strategy, options,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sharding_strategy": "HYBRID_SHARD"}, "use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'"),
+        (
+            {"sharding_strategy": "HYBRID_SHARD"},
+            "use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'",
+        ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: expected a positive number"),
     ],
 )
@@ -215,7 +265,10 @@ def test_model_parallel_refuses_what_needs_a_third_axis(options, message):
 )
 def test_every_form_of_policy_selects_units(policy):
     module = Net(CASES["tied"])
-    assert choose_modules(module, policy, "auto_wrap_policy") == [module.blocks[1], module.blocks[0]]
+    assert choose_modules(module, policy, "auto_wrap_policy") == [
+        module.blocks[1],
+        module.blocks[0],
+    ]
 
 
 class ByModule(FSDPStrategy):
@@ -263,7 +316,9 @@ def step_outside(fabric, way):
 
 @pytest.mark.parametrize("way", ["layers of a block", "penalty"])
 def test_parameters_used_outside_of_their_unit(way):
-    with pytest.raises(WorkerError, match=r"(?s)where its unit isn't gathered .*by auto_wrap_policy=None"):
+    with pytest.raises(
+        WorkerError, match=r"(?s)where its unit isn't gathered .*by auto_wrap_policy=None"
+    ):
         on_ranks(step_outside, "fsdp", way, is_kept=False)
 
 
@@ -278,11 +333,21 @@ class Holding(nn.Module):
 
 
 UNFIT = {
-    "'scale' of Holding is a parameter of shape (), which has no dimension": {"scale": torch.tensor(1.0)},
-    "'none' of Holding is a parameter of shape (0, 4), which has no element": {"none": torch.empty(0, 4)},
-    "'eye' of Holding is a parameter of layout torch.sparse_coo, which can't": {"eye": torch.eye(4).to_sparse()},
-    "'words' of Holding is Embedding(sparse=True), whose": {"words": nn.Embedding(8, 4, sparse=True)},
-    "'bag' of Holding is EmbeddingBag(sparse=True), whose": {"bag": nn.EmbeddingBag(8, 4, sparse=True)},
+    "'scale' of Holding is a parameter of shape (), which has no dimension": {
+        "scale": torch.tensor(1.0)
+    },
+    "'none' of Holding is a parameter of shape (0, 4), which has no element": {
+        "none": torch.empty(0, 4)
+    },
+    "'eye' of Holding is a parameter of layout torch.sparse_coo, which can't": {
+        "eye": torch.eye(4).to_sparse()
+    },
+    "'words' of Holding is Embedding(sparse=True), whose": {
+        "words": nn.Embedding(8, 4, sparse=True)
+    },
+    "'bag' of Holding is EmbeddingBag(sparse=True), whose": {
+        "bag": nn.EmbeddingBag(8, 4, sparse=True)
+    },
     "'phase' of Holding is torch.complex64, and 'layer.weight' is torch.float32: the": {
         "phase": torch.ones(4, dtype=torch.complex64)
     },
@@ -293,12 +358,16 @@ UNFIT = {
 
 
 def refusals_to_shard(fabric):
-    return [refusal(fabric, set_up, functools.partial(Holding, **parts)) for parts in UNFIT.values()]
+    return [
+        refusal(fabric, set_up, functools.partial(Holding, **parts)) for parts in UNFIT.values()
+    ]
 
 
 def test_what_cannot_be_sharded_is_named():
     found = on_ranks(refusals_to_shard)
-    assert [message.startswith(begin) for message, begin in zip(found, UNFIT, strict=True)] == [True] * len(UNFIT)
+    assert [message.startswith(begin) for message, begin in zip(found, UNFIT, strict=True)] == [
+        True
+    ] * len(UNFIT)
 
 
 class Turned(Holding):
@@ -314,7 +383,11 @@ class Turned(Holding):
 class Planned(nn.Module):
     """A model in the manner of transformers, whose plan frees the embedding after use."""
 
-    _fsdp_plan = {"embed": "free_full_weight", "blocks.*": "free_full_weight", "head": "keep_full_weight"}
+    _fsdp_plan = {
+        "embed": "free_full_weight",
+        "blocks.*": "free_full_weight",
+        "head": "keep_full_weight",
+    }
 
     def __init__(self, is_tied):
         super().__init__()
@@ -372,8 +445,14 @@ def step_once(fabric, kind):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (torch.optim.LBFGS, "LBFGS can't step parameters in shards: it makes one vector of all parameters. Use an"),
-        (torch.optim.Adafactor, "Adafactor can't step parameters in shards: it looks at whole rows and columns. Use"),
+        (
+            torch.optim.LBFGS,
+            "LBFGS can't step parameters in shards: it makes one vector of all parameters. Use an",
+        ),
+        (
+            torch.optim.Adafactor,
+            "Adafactor can't step parameters in shards: it looks at whole rows and columns. Use",
+        ),
     ],
 )
 def test_optimizers_that_do_not_work_element_by_element(kind, message):
@@ -436,8 +515,9 @@ def choose(fabric):
 
 def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
     assert on_ranks(choose) == (
-        "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and gathers for `forward` "
-        "alone. Call model.mark_forward_method('choose') once after setup; it is then called on all ranks."
+        "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and "
+        "gathers for `forward` alone. Call model.mark_forward_method('choose') once after setup; "
+        "it is then called on all ranks."
     )
 
 
@@ -472,10 +552,22 @@ CHECKPOINTED = {"activation_checkpointing": True}
 @pytest.mark.parametrize(
     ("strategy", "function", "message"),
     [
-        ("fsdp", step_a_stranger, "a parameter of shape (3,) that belongs to no module that was set up"),
-        ("fsdp", set_up_again_with_more, "'1.weight' of Sequential isn't sharded, and other parameters are: each"),
+        (
+            "fsdp",
+            step_a_stranger,
+            "a parameter of shape (3,) that belongs to no module that was set up",
+        ),
+        (
+            "fsdp",
+            set_up_again_with_more,
+            "'1.weight' of Sequential isn't sharded, and other parameters are: each",
+        ),
         ("fsdp", build_differently, "'weight': (4, 6) float32 on rank 0; (6, 4) float32 on rank 1"),
-        ("fsdp", build_on_meta_on_one_rank, "built on the meta device on rank 0 and with values on others"),
+        (
+            "fsdp",
+            build_on_meta_on_one_rank,
+            "built on the meta device on rank 0 and with values on others",
+        ),
         (
             FSDPStrategy(**CHECKPOINTED, auto_wrap_policy=None),
             set_up,
@@ -484,7 +576,8 @@ CHECKPOINTED = {"activation_checkpointing": True}
         (
             FSDPStrategy(**CHECKPOINTED),
             set_up,
-            "activation_checkpointing=True means the repeated blocks of the model, and Linear has no ModuleList",
+            "activation_checkpointing=True means the repeated blocks of the model, and Linear has "
+            "no ModuleList",
         ),
     ],
 )
@@ -497,10 +590,15 @@ def num_reductions(fabric):
     model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
     counts = []
     for ends_window in (False, False, True):
-        with torch.profiler.profile() as profile, fabric.no_backward_sync(model, enabled=not ends_window):
+        with (
+            torch.profiler.profile() as profile,
+            fabric.no_backward_sync(model, enabled=not ends_window),
+        ):
             fabric.backward(model(torch.arange(8)).mean())
         events = [event.name for event in profile.events()]
-        counts.append(sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events))
+        counts.append(
+            sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events)
+        )
     optimizer.step()
     return counts
 
@@ -538,7 +636,10 @@ class SkippedByRankOne(Net):
 
 
 def test_a_step_without_a_loss_on_one_rank_alone_is_named_at_any_batch_of_a_window():
-    message = r"^Rank 1 failed with .*training_step returned None for batch 0 of epoch 0 on rank 1, and not on rank 0: "
+    message = (
+        r"^Rank 1 failed with .*training_step returned None for batch 0 of epoch 0 on rank "
+        r"1, and not on rank 0: "
+    )
     options = {"accumulate_grad_batches": 2, "precision": "64-true"}
     with pytest.raises(WorkerError, match=message):
         fit(FSDPStrategy(timeout=SOON), SkippedByRankOne(CASES["plain"]), is_kept=False, **options)
@@ -558,17 +659,22 @@ class LeavesOutOnRankOne(SkippedByRankOne):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"])
+@pytest.mark.parametrize(
+    "units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"]
+)
 def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
     strategy = FSDPStrategy(auto_wrap_policy=units, timeout=SOON)
     message = (
-        r"^Rank 1 failed with .*ModuleError: The loss does not depend on .*'blocks.1.\w+.weight', .* on rank 1, and on "
-        r"rank 0 it does, or leaves out others: FSDPStrategy exchanges .* by `loss \+ 0 \* layer\(inputs\).sum\(\)` for"
+        r"^Rank 1 failed with .*ModuleError: The loss does not depend on .*'blocks.1.\w+.weight', "
+        r".* on rank 1, and on rank 0 it does, or leaves out others: FSDPStrategy exchanges .* by "
+        r"`loss \+ 0 \* layer\(inputs\).sum\(\)` for"
     )
     with pytest.raises(WorkerError, match=message):
         fit(strategy, LeavesOutOnRankOne(is_alone=True), is_kept=False, precision="64-true")
     sharded, _ = fit(strategy, LeavesOutOnRankOne(is_alone=False), precision="64-true")
-    single, _ = fit("single_device", LeavesOutOnRankOne(is_alone=False), devices=1, precision="64-true")
+    single, _ = fit(
+        "single_device", LeavesOutOnRankOne(is_alone=False), devices=1, precision="64-true"
+    )
     torch.testing.assert_close(sharded, single)
 
 
@@ -585,7 +691,9 @@ class Pair(nn.Module):
 
 
 def leave_out_in_a_window(fabric):
-    """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a window."""
+    """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a
+    window.
+    """
     module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
     model = fabric.setup(module)
     with fabric.no_backward_sync(model):
@@ -596,12 +704,16 @@ def leave_out_in_a_window(fabric):
 
 
 def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
-    strategy = FSDPStrategy(auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1))
+    strategy = FSDPStrategy(
+        auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1)
+    )
     assert on_ranks(leave_out_in_a_window, strategy) == [True] * 8
 
 
 class Regression(Module):
-    """Validates before it trains and within, and keeps a metric by hand: made in one hook, updated in the step."""
+    """Validates before it trains and within, and keeps a metric by hand: made in one hook, updated
+    in the step.
+    """
 
     def __init__(self):
         super().__init__()
@@ -641,7 +753,9 @@ class Regression(Module):
 )
 def test_validation_in_between_sees_the_newest_weights(precision, sharding):
     strategy = FSDPStrategy(sharding_strategy=sharding, auto_wrap_policy={nn.Linear})
-    weights, seen = fit(strategy, Regression(), precision=precision, max_epochs=4, val_check_interval=2)
+    weights, seen = fit(
+        strategy, Regression(), precision=precision, max_epochs=4, val_check_interval=2
+    )
     totals, losses = zip(*seen, strict=True)
     assert set(totals) == {16}
     assert len(set(losses)) == len(losses) > 4
@@ -694,7 +808,11 @@ class Sinking(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.router, self.sinks = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.layer, self.router, self.sinks = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Parameter(torch.ones(4)),
+        )
         self.register_buffer("scale", torch.full((4,), 1.001), persistent=False)
         self.seen = []
 
@@ -712,17 +830,31 @@ class TwoSinking(nn.Sequential):
 
 
 def formats_of(net):
-    return net[1].seen[:3], [net[1].sinks.dtype, net[1].router.weight.dtype, net[1].layer.weight.dtype]
+    return net[1].seen[:3], [
+        net[1].sinks.dtype,
+        net[1].router.weight.dtype,
+        net[1].layer.weight.dtype,
+    ]
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", None])
 def test_what_a_module_keeps_in_float32_is_gathered_so(precision):
     half = torch.bfloat16
-    policy = None if precision else MixedPrecision(param_dtype=half, reduce_dtype=torch.float32, buffer_dtype=half)
+    policy = (
+        None
+        if precision
+        else MixedPrecision(param_dtype=half, reduce_dtype=torch.float32, buffer_dtype=half)
+    )
     strategy, run = FSDPStrategy(mixed_precision=policy), (TwoSinking, formats_of)
-    loss, (seen, held) = on_ranks(train_three_steps, strategy, *run, precision=precision or "32-true")
+    loss, (seen, held) = on_ranks(
+        train_three_steps, strategy, *run, precision=precision or "32-true"
+    )
     assert seen == [half, torch.float32, torch.float32]
-    assert held == [torch.float32, torch.float32, half if precision == "bf16-true" else torch.float32]
+    assert held == [
+        torch.float32,
+        torch.float32,
+        half if precision == "bf16-true" else torch.float32,
+    ]
     expected, _ = on_one_device(train_three_steps, *run, precision=precision or "bf16-mixed")
     assert loss == pytest.approx(expected, rel=2e-2)
 
@@ -733,13 +865,20 @@ class FullPrecisionInputs(nn.Module):
     def __init__(self):
         super().__init__()
         instance = nn.InstanceNorm1d(4, affine=True)
-        self.parts = nn.ModuleList([nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), instance, nn.Bilinear(4, 4, 4)])
+        self.parts = nn.ModuleList(
+            [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), instance, nn.Bilinear(4, 4, 4)]
+        )
         self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
         self.last = nn.Linear(4, 1)
 
     def forward(self, x):
         layer, rms, group, instance, bilinear = self.parts
-        y = layer(x) + rms(x) + group(x) + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
+        y = (
+            layer(x)
+            + rms(x)
+            + group(x)
+            + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
+        )
         y = y + 0.1 * bilinear(x, x)
         assert y.dtype == torch.float32
         return self.last(self.encoder(y.unsqueeze(1))[:, 0])
@@ -751,11 +890,15 @@ def encoded(net):
         return net.eval()(LINE).float()
 
 
-@pytest.mark.parametrize("policy", [{nn.LayerNorm, nn.TransformerEncoderLayer}, None], ids=["units", "one unit"])
+@pytest.mark.parametrize(
+    "policy", [{nn.LayerNorm, nn.TransformerEncoderLayer}, None], ids=["units", "one unit"]
+)
 def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy):
     run = train_three_steps, FullPrecisionInputs, encoded
     expected = on_one_device(*run, precision="bf16-mixed")
-    found = on_ranks(run[0], FSDPStrategy(auto_wrap_policy=policy), *run[1:], precision="bf16-mixed")
+    found = on_ranks(
+        run[0], FSDPStrategy(auto_wrap_policy=policy), *run[1:], precision="bf16-mixed"
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
 
 
@@ -807,10 +950,13 @@ def train_compiled(fabric, layer, counter=None):
         optimizer.zero_grad()
     state = fabric.strategy.get_module_state_dict(module, layout="full")
     assert list(state) == names or not fabric.is_global_zero
-    return counter and counter.frame_count, {key: state[key] for key, _ in module.named_parameters() if key in state}
+    return counter and counter.frame_count, {
+        key: state[key] for key, _ in module.named_parameters() if key in state
+    }
 
 
-# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
+# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error
+# before.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(
@@ -827,8 +973,15 @@ def test_units_are_compiled_once_and_then_cut(layer, checkpointing):
 
 
 def test_two_ways_to_say_what_is_checkpointed():
-    with pytest.raises(ConfigurationError, match=r"activation_checkpointing of FSDPStrategy both say what becomes of"):
-        Trainer(**QUIET, strategy=FSDPStrategy(activation_checkpointing={Block}), activation_checkpointing="units")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"activation_checkpointing of FSDPStrategy both say what becomes of",
+    ):
+        Trainer(
+            **QUIET,
+            strategy=FSDPStrategy(activation_checkpointing={Block}),
+            activation_checkpointing="units",
+        )
 
 
 def batches(fabric):
@@ -839,7 +992,9 @@ def batches(fabric):
 
 
 def test_ranks_of_a_tensor_group_get_the_same_batches():
-    first, second, third, fourth = on_ranks(batches, ModelParallelStrategy(tensor_parallel_size=2), devices=4)
+    first, second, third, fourth = on_ranks(
+        batches, ModelParallelStrategy(tensor_parallel_size=2), devices=4
+    )
     assert first == second
     assert third == fourth
     assert [first[:2], third[:2]] == [(0, 2), (1, 2)]
@@ -864,15 +1019,21 @@ class Counted(SmallNet):
 def num_logged(rank, strategy, path, ckpt_path=None):
     module, trainer = Counted(), rank.trainer(strategy, max_epochs=1)
     module.path = path
-    trainer.fit(module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path)
+    trainer.fit(
+        module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path
+    )
     return trainer.callback_metrics["num"]
 
 
 def test_a_tensor_group_counts_once_in_what_is_logged(tmp_path):
     path, strategy = tmp_path / "middle.ckpt", ModelParallelStrategy(tensor_parallel_size=2)
-    assert Backend("fsdp", num_processes=2, kept_for=(__name__, 2)).run(num_logged, strategy, path) == [8, 8]
+    assert Backend("fsdp", num_processes=2, kept_for=(__name__, 2)).run(
+        num_logged, strategy, path
+    ) == [8, 8]
     # What the group had counted goes on.
-    assert Backend("single_device").run(num_logged, "single_device", tmp_path / "other.ckpt", path) == [8]
+    assert Backend("single_device").run(
+        num_logged, "single_device", tmp_path / "other.ckpt", path
+    ) == [8]
 
 
 def draw(fabric):
@@ -881,7 +1042,9 @@ def draw(fabric):
     return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
 
 
-@pytest.mark.parametrize(("axis", "num_drawn"), [("tensor_parallel_size", 1), ("data_parallel_size", 2)])
+@pytest.mark.parametrize(
+    ("axis", "num_drawn"), [("tensor_parallel_size", 1), ("data_parallel_size", 2)]
+)
 def test_a_tensor_group_draws_the_same_random_numbers(axis, num_drawn):
     assert len(set(on_ranks(draw, ModelParallelStrategy(**{axis: 2})))) == num_drawn
 
@@ -909,7 +1072,10 @@ def train_normed(fabric):
         for _ in range(2):
             fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
         norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
-        placements = {getattr(one, "placements", None) for one in (module.norm.weight, module.norm.weight.grad)}
+        placements = {
+            getattr(one, "placements", None)
+            for one in (module.norm.weight, module.norm.weight.grad)
+        }
         assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
         optimizer.step()
         optimizer.zero_grad()
@@ -917,12 +1083,16 @@ def train_normed(fabric):
 
 
 def test_a_module_that_a_function_cuts_equals_one_device_with_sequence_parallel_norms():
-    found = on_ranks(train_normed, ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut))
+    found = on_ranks(
+        train_normed, ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut)
+    )
     torch.testing.assert_close(found, on_one_device(train_normed), rtol=1e-10, atol=1e-12)
 
 
 def cut_columns(module, mesh):
-    parallelize_module(module, mesh["tensor_parallel"], {"layer": RowwiseParallel(input_layouts=Replicate())})
+    parallelize_module(
+        module, mesh["tensor_parallel"], {"layer": RowwiseParallel(input_layouts=Replicate())}
+    )
 
 
 def save_after_fit(rank, path):
@@ -930,13 +1100,20 @@ def save_after_fit(rank, path):
     trainer, module, weights = rank.trainer(strategy, max_epochs=1), SmallNet(), {}
     trainer.fit(module, LINE.split(1))
     trainer.save_checkpoint(path)
-    at_end = At("on_train_end", lambda module: weights.update(strategy.get_module_state_dict(module, layout="full")))
-    rank.trainer(strategy, max_epochs=2, callbacks=[at_end]).fit(module, LINE.split(1), ckpt_path=path)
+    at_end = At(
+        "on_train_end",
+        lambda module: weights.update(strategy.get_module_state_dict(module, layout="full")),
+    )
+    rank.trainer(strategy, max_epochs=2, callbacks=[at_end]).fit(
+        module, LINE.split(1), ckpt_path=path
+    )
     return weights
 
 
 def test_a_module_that_a_function_cuts_is_saved_after_fit_and_trains_on_in_its_precision(tmp_path):
-    found = Backend("fsdp", num_processes=2, options={"precision": "64-true"}).run(save_after_fit, tmp_path / "a")
+    found = Backend("fsdp", num_processes=2, options={"precision": "64-true"}).run(
+        save_after_fit, tmp_path / "a"
+    )
     alone = SmallNet()
     quiet_trainer(max_epochs=2, precision="64-true").fit(alone, LINE.split(1))
     torch.testing.assert_close(found[0], {**alone.state_dict()}, rtol=1e-12, atol=1e-12)
@@ -952,7 +1129,10 @@ def test_a_function_that_cuts_another_module_is_refused():
 
 
 def run_stages(rank):
-    module, data = Regression(), DataLoader(TensorDataset(torch.arange(48.0).view(12, 4) / 10), batch_size=3)
+    module, data = (
+        Regression(),
+        DataLoader(TensorDataset(torch.arange(48.0).view(12, 4) / 10), batch_size=3),
+    )
     trainer = rank.trainer("fsdp", max_epochs=1)
     trainer.fit(module, data, data)
     trainer.validate(module, data)

@@ -1,4 +1,6 @@
-"""hivemind's classes, where their behavior isn't what a training run can live with. Imports hivemind."""
+"""hivemind's classes, where their behavior isn't what a training run can live with. Imports
+hivemind.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
-from hivemind.optim.state_averager import TrainingStateAverager, dump_optimizer_state, load_optimizer_state
+from hivemind.optim.state_averager import (
+    TrainingStateAverager,
+    dump_optimizer_state,
+    load_optimizer_state,
+)
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
@@ -41,10 +47,15 @@ class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
             super().run()
 
     def shutdown(self) -> None:
-        """End it by the signal that it would get if this process had gone: there is nothing that it has to say."""
+        """End it by the signal that it would get if this process had gone: there is nothing that it
+        has to say.
+        """
         if self.is_alive():
-            with contextlib.suppress(Exception):  # what it was sent before has arrived when it answers
-                self.run_coroutine(self._get_client_mode, return_future=True).result(_ANSWER_TIMEOUT_S)
+            # what it was sent before has arrived when it answers
+            with contextlib.suppress(Exception):
+                self.run_coroutine(self._get_client_mode, return_future=True).result(
+                    _ANSWER_TIMEOUT_S
+                )
             with between_answers():
                 self.terminate()
                 self.join(self.shutdown_timeout)
@@ -54,7 +65,8 @@ class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
 
 
 class _Child:
-    """An averager's process. It ends with its parent, leaves no socket, and the parent's Ctrl-C as it is.
+    """An averager's process. It ends with its parent, leaves no socket, and the parent's Ctrl-C as
+    it is.
 
     It is forked, as the node is, whatever start method the program has set: it can't be pickled.
     """
@@ -73,10 +85,14 @@ class _Child:
             super().run()  # type: ignore[misc]
 
     def shutdown(self) -> None:
-        """Nothing: hivemind's optimizer calls it while the node may still hear of it. `end` follows."""
+        """Nothing: hivemind's optimizer calls it while the node may still hear of it. `end`
+        follows.
+        """
 
     def end(self) -> None:
-        """End the child, by the signal that it would get if this process had gone, and the threads beside it."""
+        """End the child, by the signal that it would get if this process had gone, and the threads
+        beside it.
+        """
         with contextlib.suppress(Exception):  # what it was sent before has arrived when it answers
             self.get_group_bits(wait=False).result(_ANSWER_TIMEOUT_S)  # type: ignore[attr-defined]
         self._inner_pipe.send(("_SHUTDOWN", None))  # type: ignore[attr-defined]  # the thread that hands out the state
@@ -92,7 +108,9 @@ class Gradients(_Child, GradientAverager):  # type: ignore[misc]
     """Gradients of a step: summed here, averaged with peers."""
 
     def load_accumulators_into_averager_(self) -> None:
-        """Average over samples. hivemind averages over batches, and counts a short one as if it were whole."""
+        """Average over samples. hivemind averages over batches, and counts a short one as if it
+        were whole.
+        """
         super().load_accumulators_into_averager_()
         if self.local_times_accumulated and not self.reuse_grad_buffers:
             even = self.local_times_accumulated * self._anchor_batch_size
@@ -115,12 +133,16 @@ class _Noting(DecentralizedAverager):  # type: ignore[misc]
         return self.last_round
 
     def take_group_size(self) -> int | None:
-        """Peers of the round that is over, 0 if it failed; None if there was none since the last call, or it is on."""
+        """Peers of the round that is over, 0 if it failed; None if there was none since the last
+        call, or it is on.
+        """
         control = self.last_round
         if control is None or not control.triggered or not control.done():
             return None
         self.last_round = None
-        return 0 if control.cancelled() or control.exception() is not None else len(control.result())
+        return (
+            0 if control.cancelled() or control.exception() is not None else len(control.result())
+        )
 
 
 class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
@@ -137,7 +159,8 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         self.local_epoch = self.done_epoch = 0
         self.refusal: PeersError | None = None
         self.frozen, self.keeps_options = "", False
-        # hivemind would make a step with zero gradients: weights would decay, and Adam count a step that wasn't.
+        # hivemind would make a step with zero gradients: weights would decay, and Adam count a step
+        # that wasn't.
         super().__init__(**options, initialize_optimizer=False)
 
     def _make_host_tensor(self, source_tensor: Tensor, force_copy: bool = False) -> Tensor:
@@ -157,7 +180,11 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         with self.lock_optimizer:
             metadata, tensors, infos = super().get_current_state()
             epoch = self.done_epoch
-        return {**metadata, "epoch": epoch, "frozen": self.frozen}, [tensor.clone() for tensor in tensors], infos
+        return (
+            {**metadata, "epoch": epoch, "frozen": self.frozen},
+            [tensor.clone() for tensor in tensors],
+            infos,
+        )
 
     def load_state_from_peers(self, **options: Any) -> bool:
         """Load the newest state of the peers.
@@ -174,13 +201,20 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         if not isinstance(metadata.get("epoch"), int) or metadata["epoch"] < self.local_epoch:
             return False
         own = [*(one for group in self._groups for one in group["params"]), *self.extra_tensors]
-        self.refusal = _mismatch(own, tensors[: len(own)]) or _frozen_mismatch(self.frozen, metadata.get("frozen"))
+        self.refusal = _mismatch(own, tensors[: len(own)]) or _frozen_mismatch(
+            self.frozen, metadata.get("frozen")
+        )
         if self.refusal is not None:
             return False
         with torch.no_grad(), self.lock_optimizer:
-            before = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
+            before = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self._groups
+            ]
             _load_optimizer(self.optimizer, metadata["optimizer_metadata"], tensors[len(own) :])
-            for group, ours in zip(self._groups, before if self.keeps_options else [], strict=False):
+            for group, ours in zip(
+                self._groups, before if self.keeps_options else [], strict=False
+            ):
                 group.update(ours)
             for tensor, value in zip(own, tensors, strict=False):
                 tensor.copy_(value)
@@ -204,7 +238,11 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
 
         Each round of averaging would wait for them, until what they have reported expires.
         """
-        others = {peer: when for peer, when in _reachable(self._entries) if peer != self.local_progress.peer_id}
+        others = {
+            peer: when
+            for peer, when in _reachable(self._entries)
+            if peer != self.local_progress.peer_id
+        }
         asked = self.dht.run_coroutine(partial(_answering, peers=list(others)), return_future=True)
         try:
             answering = asked.result(_PING_TIMEOUT_S)
@@ -215,14 +253,20 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
             self.global_progress = self._parse_swarm_progress_data(self._entries)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> Any:
-        """Count our own samples as they are now. What peers have received may be older, and a step be missed."""
+        """Count our own samples as they are now. What peers have received may be older, and a step
+        be missed.
+        """
         self._entries = metadata
         if isinstance(metadata, dict):
             metadata = {
-                key: value for key, value in metadata.items() if _time_of(value) > self._gone.get(_peer_of(value), -1.0)
+                key: value
+                for key, value in metadata.items()
+                if _time_of(value) > self._gone.get(_peer_of(value), -1.0)
             }
             own = self.local_progress
-            entries = {key: value for key, value in metadata.items() if _peer_of(value) != own.peer_id}
+            entries = {
+                key: value for key, value in metadata.items() if _peer_of(value) != own.peer_id
+            }
             mine = ValueWithExpiration(own.dict(), get_dht_time() + self.metadata_expiration)
             metadata = {**entries, self._local_public_key: mine}
         return super()._parse_swarm_progress_data(metadata)
@@ -242,19 +286,27 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
     def _publish(self, value: Any) -> Any:
         until, key = get_dht_time() + self.metadata_expiration, self._local_public_key
         return self.dht.store(
-            self.training_progress_key, subkey=key, value=value, expiration_time=until, return_future=True
+            self.training_progress_key,
+            subkey=key,
+            value=value,
+            expiration_time=until,
+            return_future=True,
         )
 
     @property
     def ready_to_update_epoch(self) -> bool:
-        """True if the step is due. hivemind goes by an estimate, which is of no use to a peer that is alone."""
+        """True if the step is due. hivemind goes by an estimate, which is of no use to a peer that
+        is alone.
+        """
         progress = self.global_progress
         if progress.num_peers <= 1 and progress.epoch <= self.local_progress.epoch:
             return bool(self.local_progress.samples_accumulated >= self.target_batch_size)
         return bool(super().ready_to_update_epoch)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the thread, and take our samples back. hivemind wouldn't wait until that has arrived."""
+        """End the thread, and take our samples back. hivemind wouldn't wait until that has
+        arrived.
+        """
         self.shutdown_triggered.set()
         self.should_report_progress.set()
         self.global_state_updated.set()
@@ -269,7 +321,9 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
-            loop.run_until_complete(asyncio.gather(self._progress_reporter(), self._progress_fetcher()))
+            loop.run_until_complete(
+                asyncio.gather(self._progress_reporter(), self._progress_fetcher())
+            )
             rest = asyncio.all_tasks(loop)
             for task in rest:
                 task.cancel()
@@ -327,7 +381,9 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             super()._maybe_schedule_state_averaging()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        """Begin a round, or step with all that was summed here; without a round, hivemind may use only the last one."""
+        """Begin a round, or step with all that was summed here; without a round, hivemind may use
+        only the last one.
+        """
         self._is_loaded, self.group_size = False, 1
         began = super()._begin_averaging_gradients(grad_scaler)
         if not began and not self._is_loaded:
@@ -342,7 +398,9 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             self.group_size = len(maybe_step_control.result(0))
 
     def _await_round(self, round_: Any) -> None:
-        """Wait for a round, and give it up if nobody is left to meet: hivemind would wait for its whole time limit."""
+        """Wait for a round, and give it up if nobody is left to meet: hivemind would wait for its
+        whole time limit.
+        """
         until_s = time.monotonic() + self.averaging_timeout
         while not round_.done() and time.monotonic() < until_s:
             with contextlib.suppress(Exception):  # the round's own too, which hivemind logs
@@ -365,7 +423,9 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
 
     def end(self) -> None:
         """End the averagers, after their node."""
-        for averager in filter(None, (getattr(self, "state_averager", None), getattr(self, "grad_averager", None))):
+        for averager in filter(
+            None, (getattr(self, "state_averager", None), getattr(self, "grad_averager", None))
+        ):
             averager.end()
         if hasattr(self, "state_averager"):
             self.state_averager.step_executor.shutdown()
@@ -409,10 +469,14 @@ def _mismatch(own: Sequence[Tensor], found: Sequence[Tensor]) -> PeersError | No
     here, there = [tuple(one.shape) for one in own], [tuple(one.shape) for one in found]
     if here == there:
         return None
-    differing = next((pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]), (len(here), len(there)))
+    differing = next(
+        (pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]),
+        (len(here), len(there)),
+    )
     return PeersError(
-        f"A peer trains another model under this run_id: its weights have the shapes {there[:8]}, ours {here[:8]}; the "
-        f"first that differ are {differing[1]} there and {differing[0]} here. Give each run a run_id of its own."
+        f"A peer trains another model under this run_id: its weights have the shapes {there[:8]}, "
+        f"ours {here[:8]}; the first that differ are {differing[1]} there and {differing[0]} here. "
+        "Give each run a run_id of its own."
     )
 
 
@@ -420,13 +484,17 @@ def _frozen_mismatch(own: str, found: str | None) -> PeersError | None:
     if own == found:
         return None
     return PeersError(
-        "A peer has other weights in the part of the model that isn't trained: those aren't exchanged. Load the same "
-        "ones on all peers, or build them from the same seed."
+        "A peer has other weights in the part of the model that isn't trained: those aren't "
+        "exchanged. Load the same ones on all peers, or build them from the same seed."
     )
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, described: Any, tensors: Sequence[Tensor]) -> None:
-    """Load a peer's state. Entries that there are none of here are made first, by a step that changes no weight."""
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, described: Any, tensors: Sequence[Tensor]
+) -> None:
+    """Load a peer's state. Entries that there are none of here are made first, by a step that
+    changes no weight.
+    """
     if len(described) != len(dump_optimizer_state(optimizer)[0]):
         with _untouched(optimizer):
             optimizer.step()

@@ -1,4 +1,6 @@
-"""The conformance suites of core-hivemind. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-hivemind. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core import Capability
 from core_testing import StrategyConformance, StrategySmoke

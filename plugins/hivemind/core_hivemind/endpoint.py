@@ -1,4 +1,6 @@
-"""A peer's addresses at a place that is known beforehand: they themselves are new with each start."""
+"""A peer's addresses at a place that is known beforehand: they themselves are new with each
+start.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Endpoint:
             raise ConfigurationError(
                 f"endpoint={place!r}: {error}. Name a free port, and an address of this machine."
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="endpoint", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -70,8 +74,8 @@ def ask(place: str, *, timeout_s: float) -> tuple[str, ...]:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeersError(
-                    f"peer_endpoint={place!r} did not answer within {timeout_s:g} s: {error}. Start a peer with "
-                    f"endpoint='0.0.0.0:{port}' there, or pass initial_peers."
+                    f"peer_endpoint={place!r} did not answer within {timeout_s:g} s: {error}. "
+                    f"Start a peer with endpoint='0.0.0.0:{port}' there, or pass initial_peers."
                 ) from error
         time.sleep(_PAUSE_S)
 
@@ -84,5 +88,7 @@ def split(place: str, option: str) -> tuple[str, int]:
     """
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigurationError(f"{option}={place!r}: expected 'host:port', such as '10.0.0.1:1440'.")
+        raise ConfigurationError(
+            f"{option}={place!r}: expected 'host:port', such as '10.0.0.1:1440'."
+        )
     return host, int(port)

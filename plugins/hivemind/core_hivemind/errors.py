@@ -4,4 +4,6 @@ from core import CoreError
 
 
 class PeersError(CoreError):
-    """Peers that were asked for don't come, can't be reached, or train something else under the same name."""
+    """Peers that were asked for don't come, can't be reached, or train something else under the
+    same name.
+    """

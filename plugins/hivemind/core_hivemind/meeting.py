@@ -1,4 +1,6 @@
-"""The peers of a run, as they find each other before they train: who is here, and who begins. Imports hivemind."""
+"""The peers of a run, as they find each other before they train: who is here, and who begins.
+Imports hivemind.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Meeting:
         self._await_count(lambda: len(self._present() | self.training() | {self.id}), "came")
 
     def await_start(self, count: Callable[[], int]) -> None:
-        """Wait until as many peers as were asked for have the state: the first would train alone until then.
+        """Wait until as many peers as were asked for have the state: the first would train alone
+        until then.
 
         Args:
             count: reports to the others that this peer begins, and returns how many have.
@@ -58,16 +61,18 @@ class Meeting:
         while (found := count()) < wanted:
             if time.monotonic() > deadline:
                 raise PeersError(
-                    f"min_peers={wanted}, and {found} of run {self._options.run_id!r} {came} within "
-                    f"{self._options.peers_timeout_s:g} s, this one included. Start the others with initial_peers=... "
-                    "of a peer that runs, whose addresses it prints; or wait longer, peers_timeout=timedelta(...); or "
-                    "leave min_peers out, to begin alone."
+                    f"min_peers={wanted}, and {found} of run {self._options.run_id!r} {came} "
+                    f"within {self._options.peers_timeout_s:g} s, this one included. Start the "
+                    "others with initial_peers=... of a peer that runs, whose addresses it prints; "
+                    "or wait longer, peers_timeout=timedelta(...); or leave min_peers out, to "
+                    "begin alone."
                 )
             self._announce()
             time.sleep(_POLL_S)
 
     def await_state(self, load: Callable[[], bool]) -> bool:
-        """Load the run's state from a peer that trains; else find out which of those that wait begins.
+        """Load the run's state from a peer that trains; else find out which of those that wait
+        begins.
 
         Args:
             load: takes the state of a peer; False if that didn't work.
@@ -86,17 +91,21 @@ class Meeting:
                     return True
                 if time.monotonic() > deadline:
                     raise PeersError(
-                        f"Peers train under run_id={self._options.run_id!r}, and none hands out its state: they can't "
-                        "be reached from here, or have gone. Try again in a minute; peers behind a firewall need "
-                        "client_mode=True."
+                        f"Peers train under run_id={self._options.run_id!r}, and none hands out "
+                        "its state: they can't be reached from here, or have gone. Try again in a "
+                        "minute; peers behind a firewall need client_mode=True."
                     )
             elif not self._options.client_mode:
-                if min(self._present(listens=True) | {self.id}) == self.id or time.monotonic() > patience:
+                if (
+                    min(self._present(listens=True) | {self.id}) == self.id
+                    or time.monotonic() > patience
+                ):
                     return False
             elif time.monotonic() > deadline:
                 raise PeersError(
-                    f"No peer of run {self._options.run_id!r} has come within {self._options.peers_timeout_s:g} s that "
-                    "hands out its state, and with client_mode=True this one can't begin: it takes no connections."
+                    f"No peer of run {self._options.run_id!r} has come within "
+                    f"{self._options.peers_timeout_s:g} s that hands out its state, and with "
+                    "client_mode=True this one can't begin: it takes no connections."
                 )
             self._announce()
             time.sleep(_POLL_S)
@@ -123,11 +132,15 @@ class Meeting:
 
     def _store(self, key: str, value: Any, timeout_s: float | None = None) -> None:
         until = get_dht_time() + _EXPIRES_S
-        future = self._dht.store(key, value=value, subkey=self.id, expiration_time=until, return_future=True)
+        future = self._dht.store(
+            key, value=value, subkey=self.id, expiration_time=until, return_future=True
+        )
         future.result(timeout_s)
 
     def _ids(self, key: str, wanted: str | None = None) -> set[bytes]:
         found = self._dht.get(key, latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         values = {peer: getattr(entry, "value", None) for peer, entry in entries.items()}
-        return {peer for peer, value in values.items() if value is not None and wanted in (None, value)} - {self.id}
+        return {
+            peer for peer, value in values.items() if value is not None and wanted in (None, value)
+        } - {self.id}

@@ -27,11 +27,13 @@ _SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 def ends_with_parent() -> Iterator[None]:
     """In a child. A context that leaves no p2pd and no socket, also when the parent is killed.
 
-    hivemind's children would go on without it, and so would p2pd, and be taken for a peer. What is sent to the parent's
-    process group, such as Ctrl-C, or SIGTERM by `timeout`, is the parent's to answer: it still needs them, and p2pd.
+    hivemind's children would go on without it, and so would p2pd, and be taken for a peer. What is
+    sent to the parent's process group, such as Ctrl-C, or SIGTERM by `timeout`, is the parent's to
+    answer: it still needs them, and p2pd.
     """
     made = _note_clients()
-    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own, which would end it under "error"
+    # hivemind's own, which would end it under "error"
+    warnings.simplefilter("ignore", DeprecationWarning)
 
     def end(number: int, frame: Any) -> None:
         _close_all(made)
@@ -64,7 +66,9 @@ def _note_clients() -> list[Any]:
 
 
 def _close_all(clients: list[Any]) -> None:
-    """End the p2pd that they have started, if they have, and remove the sockets to it and to this process."""
+    """End the p2pd that they have started, if they have, and remove the sockets to it and to this
+    process.
+    """
     if (own := resource_sharer._resource_sharer._address) is not None:  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
             os.remove(own)
@@ -81,7 +85,8 @@ def _close_all(clients: list[Any]) -> None:
 
 
 class ChildExits:
-    """Frees this process, when a child has ended, from waiting for its answers: hivemind waits without limit.
+    """Frees this process, when a child has ended, from waiting for its answers: hivemind waits
+    without limit.
 
     Args:
         children: hivemind's processes.
@@ -89,7 +94,9 @@ class ChildExits:
 
     def __init__(self, children: Sequence[Any]) -> None:
         self._children, self._is_over = children, threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watch over hivemind's processes", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="watch over hivemind's processes", daemon=True
+        )
         self._thread.start()
 
     def _watch(self) -> None:
@@ -118,12 +125,15 @@ def _free_waits() -> None:
         future = reference()
         if future is not None and not future.done():
             with contextlib.suppress(Exception):  # an answer that has come meanwhile
-                future.set_exception(PeersError("A process of this peer has ended, which was to answer."))
+                future.set_exception(
+                    PeersError("A process of this peer has ended, which was to answer.")
+                )
 
 
 @contextlib.contextmanager
 def between_answers() -> Iterator[None]:
-    """A context in which no child holds a lock that it shares with the others and with this process.
+    """A context in which no child holds a lock that it shares with the others and with this
+    process.
 
     A child that is killed with one keeps it: no future of the next run would be answered.
     """
@@ -137,13 +147,19 @@ def between_answers() -> Iterator[None]:
 
 
 def end_future_thread() -> None:
-    """End the thread by which this process hears of hivemind's futures; the next future starts another one.
+    """End the thread by which this process hears of hivemind's futures; the next future starts
+    another one.
 
-    To be called when no child is left: locks that they shared are made anew, lest one was killed with them.
+    To be called when no child is left: locks that they shared are made anew, lest one was killed
+    with them.
     """
     from hivemind.utils.mpfuture import MPFuture, UpdateType
 
-    thread, pipe, pid = MPFuture._pipe_waiter_thread, MPFuture._global_sender_pipe, MPFuture._active_pid
+    thread, pipe, pid = (
+        MPFuture._pipe_waiter_thread,
+        MPFuture._global_sender_pipe,
+        MPFuture._active_pid,
+    )
     MPFuture.reset_backend()
     if thread is None or pipe is None or pid != os.getpid():
         return

@@ -1,4 +1,6 @@
-"""Learning rates that follow the run's steps, so that peers agree on them whenever they have joined."""
+"""Learning rates that follow the run's steps, so that peers agree on them whenever they have
+joined.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,21 @@ class Schedules:
     """
 
     def __init__(self, schedulers: Sequence[Any]) -> None:
-        self._schedulers = [(getattr(one, "scheduler", one), getattr(one, "frequency", 1)) for one in schedulers]
+        self._schedulers = [
+            (getattr(one, "scheduler", one), getattr(one, "frequency", 1)) for one in schedulers
+        ]
         for one, (scheduler, _) in zip(schedulers, self._schedulers, strict=True):
             name = type(scheduler).__name__
             if getattr(one, "interval", "step") != "step":
                 raise ConfigurationError(
-                    f"{name} is stepped by epochs, and each peer has epochs of its own: learning rates would differ. "
-                    "Let it follow the run's steps: {'scheduler': ..., 'interval': 'step', 'frequency': n}."
+                    f"{name} is stepped by epochs, and each peer has epochs of its own: learning "
+                    "rates would differ. Let it follow the run's steps: {'scheduler': ..., "
+                    "'interval': 'step', 'frequency': n}."
                 )
             if isinstance(scheduler, ReduceLROnPlateau) or getattr(one, "reduce_on_plateau", False):
                 raise ConfigurationError(
-                    f"{name} goes by a metric, and each peer has one of its own: learning rates would differ. Use a "
-                    "scheduler that goes by steps."
+                    f"{name} goes by a metric, and each peer has one of its own: learning rates "
+                    "would differ. Use a scheduler that goes by steps."
                 )
 
     def __bool__(self) -> bool:

@@ -1,8 +1,9 @@
-"""Training with peers that come and go: gradients are summed until all peers together have seen enough samples.
+"""Training with peers that come and go: gradients are summed until all peers together have seen
+enough samples.
 
-Ryabinin and Gusev, "Towards Crowdsourced Training of Large Neural Networks using Decentralized Mixture-of-Experts",
-NeurIPS 2020; Diskin et al., "Distributed Deep Learning in Open Collaborations", NeurIPS 2021; Ryabinin et al., "Moshpit
-SGD", NeurIPS 2021.
+Ryabinin and Gusev, "Towards Crowdsourced Training of Large Neural Networks using Decentralized
+Mixture-of-Experts", NeurIPS 2020; Diskin et al., "Distributed Deep Learning in Open
+Collaborations", NeurIPS 2021; Ryabinin et al., "Moshpit SGD", NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 class HivemindStrategy(SingleDeviceStrategy):
-    """Trains on one device, together with the peers of a run: programs like this one, here and elsewhere.
+    """Trains on one device, together with the peers of a run: programs like this one, here and
+    elsewhere.
 
-    There is no process group and no world: each peer is a world of one to the core, and knows the others by the run's
-    name. Gradients are summed until `target_batch_size` samples have been seen by all peers together; then they are
-    averaged, and everybody makes the same step. `trainer.global_step` counts those.
+    There is no process group and no world: each peer is a world of one to the core, and knows the
+    others by the run's name. Gradients are summed until `target_batch_size` samples have been seen
+    by all peers together; then they are averaged, and everybody makes the same step.
+    `trainer.global_step` counts those.
     """
 
     def __init__(
@@ -76,37 +79,48 @@ class HivemindStrategy(SingleDeviceStrategy):
         """Create the strategy of one peer of a run.
 
         Args:
-            target_batch_size: samples that all peers together have seen when a step is made. It must be given.
+            target_batch_size: samples that all peers together have seen when a step is made. It
+                must be given.
             run_id: name of the run, the same for all of its peers.
-            batch_size: samples of a batch of this peer. None counts those of each batch in a Trainer, and takes the
-                loader's `batch_size` in a loop by hand.
-            initial_peers: addresses of peers that run, or one string with commas between; None is the variable
-                `CORE_INITIAL_PEERS`, and without it the first peer of a run.
-            min_peers: peers, this one included, that have to be here before the first step. If none of the first three
-                steps could be made with another peer then, that is an error, and so is a shorter run's end.
-            peers_timeout: after which a peer that waits for others, or for their state, gives up with an error.
-            stream: number of this peer's own order of the data. 0 is the order of a run on one device, and that of
-                the first peer. None draws one for every other peer.
-            host_maddrs: where to listen for other peers. The default reaches peers on this machine only;
-                `["/ip4/0.0.0.0/tcp/0"]` all.
-            client_mode: this peer takes no connections from others, as behind a firewall: it makes them itself.
-            dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`.
+            batch_size: samples of a batch of this peer. None counts those of each batch in a
+                Trainer, and takes the loader's `batch_size` in a loop by hand.
+            initial_peers: addresses of peers that run, or one string with commas between; None is
+                the variable `CORE_INITIAL_PEERS`, and without it the first peer of a run.
+            min_peers: peers, this one included, that have to be here before the first step. If none
+                of the first three steps could be made with another peer then, that is an error, and
+                so is a shorter run's end.
+            peers_timeout: after which a peer that waits for others, or for their state, gives up
+                with an error.
+            stream: number of this peer's own order of the data. 0 is the order of a run on one
+                device, and that of the first peer. None draws one for every other peer.
+            host_maddrs: where to listen for other peers. The default reaches peers on this machine
+                only; `["/ip4/0.0.0.0/tcp/0"]` all.
+            client_mode: this peer takes no connections from others, as behind a firewall: it makes
+                them itself.
+            dht_options: further options of `hivemind.DHT`, such as `identity_path`,
+                `announce_maddrs`.
             endpoint: `"host:port"` at which this peer serves its addresses by HTTP.
-            peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the initial peers.
-            matchmaking_time: seconds that a peer waits for others when a step is due: in full, once for gradients
-                and once for weights, also where all are here.
-            averaging_timeout: seconds after which a round of averaging is given up, and the step made with the
-                gradients of this peer alone. Peers that don't answer are waited for less: `matchmaking_time`.
-            delay_state_averaging: average weights while the next batches are computed, rather than before.
+            peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the
+                initial peers.
+            matchmaking_time: seconds that a peer waits for others when a step is due: in full, once
+                for gradients and once for weights, also where all are here.
+            averaging_timeout: seconds after which a round of averaging is given up, and the step
+                made with the gradients of this peer alone. Peers that don't answer are waited for
+                less: `matchmaking_time`.
+            delay_state_averaging: average weights while the next batches are computed, rather than
+                before.
             average_state_every: steps from one averaging of the weights to the next.
             compression: of gradients on their way.
-            state_compression: of weights on their way, when they are averaged. A peer that joins gets them whole.
-            reuse_grad_buffers: sum gradients in `.grad`, where no second set of buffers is needed. `zero_grad` does
-                nothing then, and batches must be of one size.
-            scheduler_fn: makes a learning-rate scheduler of the optimizer, for a loop by hand. It is stepped with the
-                run's steps, as those of a module's `configure_optimizers` are.
-            averager_options: further options of hivemind's averagers, such as `target_group_size`, `request_timeout`.
-            tracker_options: further options of hivemind's `ProgressTracker`, such as `metadata_expiration`.
+            state_compression: of weights on their way, when they are averaged. A peer that joins
+                gets them whole.
+            reuse_grad_buffers: sum gradients in `.grad`, where no second set of buffers is needed.
+                `zero_grad` does nothing then, and batches must be of one size.
+            scheduler_fn: makes a learning-rate scheduler of the optimizer, for a loop by hand. It
+                is stepped with the run's steps, as those of a module's `configure_optimizers` are.
+            averager_options: further options of hivemind's averagers, such as `target_group_size`,
+                `request_timeout`.
+            tracker_options: further options of hivemind's `ProgressTracker`, such as
+                `metadata_expiration`.
             verbose: let hivemind tell what it does.
             parts: `accelerator`, `precision_plugin`, `checkpoint_io`, as every strategy takes them.
 
@@ -115,7 +129,9 @@ class HivemindStrategy(SingleDeviceStrategy):
         """
         super().__init__(None, **parts)
         if getattr(peers_timeout, "total_seconds", float)() <= 0:
-            raise ConfigurationError(f"peers_timeout={peers_timeout!r}: expected a positive datetime.timedelta.")
+            raise ConfigurationError(
+                f"peers_timeout={peers_timeout!r}: expected a positive datetime.timedelta."
+            )
         self.batch_size, self._stream, self.scheduler_fn = batch_size, stream, scheduler_fn
         self.endpoint, self.peer_endpoint = endpoint, peer_endpoint
         self.initial_peers = addresses_in(initial_peers)
@@ -151,7 +167,8 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """A world that grows and shrinks, of one module and one optimizer. Averaged gradients are clipped in the step.
+        """A world that grows and shrinks, of one module and one optimizer. Averaged gradients are
+        clipped in the step.
 
         Resuming alone is bit-exact; what peers do in between is not repeated.
         """
@@ -177,24 +194,27 @@ class HivemindStrategy(SingleDeviceStrategy):
         notices.refuse(self.options, self.batch_size, self.precision_plugin.name)
         if self.peer_endpoint is not None and self.initial_peers:
             raise ConfigurationError(
-                f"peer_endpoint={self.peer_endpoint!r} asks for the initial peers, and initial_peers="
+                f"peer_endpoint={self.peer_endpoint!r} asks for the initial peers, and "
+                "initial_peers="
                 f"{list(self.initial_peers)} names them. Pass one of the two."
             )
         if self.options.client_mode and not self.initial_peers and self.peer_endpoint is None:
             raise ConfigurationError(
-                "client_mode=True takes no connections, so that a run can't begin with this peer. Pass initial_peers, "
-                "or peer_endpoint of one that listens."
+                "client_mode=True takes no connections, so that a run can't begin with this peer. "
+                "Pass initial_peers, or peer_endpoint of one that listens."
             )
         for name in ("endpoint", "peer_endpoint"):
             if (place := getattr(self, name)) is not None:
                 split(place, name)
         library.load()
 
-    # the run ----------------------------------------------------------------------------------------------------------
+    # the run --------------------------------------------------------------------------------------
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of this peer, which others take as their `initial_peers`; none before an optimizer is set up."""
+        """Addresses of this peer, which others take as their `initial_peers`; none before an
+        optimizer is set up.
+        """
         return [] if self._swarm is None else self._swarm.addresses
 
     @property
@@ -216,7 +236,9 @@ class HivemindStrategy(SingleDeviceStrategy):
         return 0 if self._swarm is None else self._swarm.joint_steps
 
     def setup(self, trainer: SetupHost) -> None:
-        """This process. Set up as every strategy does; gradients are clipped by the Trainer's arguments."""
+        """This process. Set up as every strategy does; gradients are clipped by the Trainer's
+        arguments.
+        """
         self._clipping = trainer.clipping
         super().setup(trainer)
 
@@ -249,7 +271,8 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _check_optimizer(optimizer: Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ConfigurationError(
-                "LBFGS evaluates the loss several times a step, and peers make a step together once. Use another."
+                "LBFGS evaluates the loss several times a step, and peers make a step together "
+                "once. Use another."
             )
 
     def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
@@ -263,7 +286,9 @@ class HivemindStrategy(SingleDeviceStrategy):
         return self._data.take(loader)
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """This process, once a stage. Before the first training step, meet the others and take the newest state."""
+        """This process, once a stage. Before the first training step, meet the others and take the
+        newest state.
+        """
         if name == "training_step":
             self._join()
         return super().step_callable(name, module)
@@ -271,7 +296,8 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _join(self) -> Swarm:
         if self._swarm is None:
             raise ConfigurationError(
-                "HivemindStrategy has no optimizer of this module yet. Call fabric.setup(model, optimizer) first."
+                "HivemindStrategy has no optimizer of this module yet. Call fabric.setup(model, "
+                "optimizer) first."
             )
         if not self._swarm.is_joined:
             if self._data is not None:
@@ -280,15 +306,18 @@ class HivemindStrategy(SingleDeviceStrategy):
             self._schedules.advance(self.optimizers[0], self._epoch, self._swarm.epoch)
         return self._swarm
 
-    # steps ------------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
         """This process, each batch. One step, after the batch's samples were counted."""
         self._samples += self.batch_size or _count(batch)
         return super().run_training_step(batch, batch_idx, step)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
-        """This process. Note how to clip: it is done in the step, where gradients are those of all peers.
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
+        """This process. Note how to clip: it is done in the step, where gradients are those of all
+        peers.
 
         Returns:
             None: the norm isn't known yet.
@@ -299,7 +328,8 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _prepare_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             if not parameter.requires_grad:
-                parameter.grad = None  # hivemind makes one of zeros, with which frozen weights would decay
+                # hivemind makes one of zeros, with which frozen weights would decay
+                parameter.grad = None
         if self._clipping is not None:
             super().clip_gradients(self.model, optimizer, self._clipping)
 
@@ -307,12 +337,13 @@ class HivemindStrategy(SingleDeviceStrategy):
         """This process. Hand over gradients, and make the run's step if it is due.
 
         Returns:
-            Number of steps that the run has made since it was asked last: none until enough samples were seen, several
-            where others made some without this peer.
+            Number of steps that the run has made since it was asked last: none until enough samples
+            were seen, several where others made some without this peer.
 
         Raises:
             ConfigurationError: the number of samples of the gradients is unknown.
-            PeersError: a peer trains something else under this name, or `min_peers` were asked for, and none averages.
+            PeersError: a peer trains something else under this name, or `min_peers` were asked for,
+                and none averages.
         """
         swarm = self._join()
         if closure is not None:
@@ -342,7 +373,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         if self._swarm is not None:
             self._swarm.await_averaging()
 
-    # state ------------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """This process. The optimizer's state, with the number of steps that the run has made."""
@@ -351,12 +382,14 @@ class HivemindStrategy(SingleDeviceStrategy):
         return {**state, "param_groups": [{**first, _STEP: self._epoch}, *others]}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """This process. Put back what `get_optimizer_state_dict` gave; what another strategy gave is step 0."""
+        """This process. Put back what `get_optimizer_state_dict` gave; what another strategy gave
+        is step 0.
+        """
         groups = [dict(group) for group in state["param_groups"]]
         self._epoch = int(groups[0].pop(_STEP, 0))
         super().load_optimizer_state_dict(optimizer, {**state, "param_groups": groups})
 
-    # end --------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """This process; idempotent. Leave the run: no process, port or thread stays.
@@ -389,7 +422,7 @@ def _count(batch: Any) -> int:
     size = size_of(batch)
     if size is None or is_ambiguous(batch):
         raise ConfigurationError(
-            f"The number of samples of a {type(batch).__name__} can't be told, by which peers weigh gradients. Pass "
-            "HivemindStrategy(batch_size=...)."
+            f"The number of samples of a {type(batch).__name__} can't be told, by which peers "
+            "weigh gradients. Pass HivemindStrategy(batch_size=...)."
         )
     return size

@@ -47,8 +47,9 @@ class PeerSamples:
         sampler = sampler_of(loader)
         if sampler is None:
             warnings.warn(
-                f"{type(loader).__name__} has no sampler that could give each peer an order of its own: peers may "
-                "read the same samples at the same time. Let your data set draw by trainer.strategy.stream.",
+                f"{type(loader).__name__} has no sampler that could give each peer an order of its "
+                "own: peers may read the same samples at the same time. Let your data set draw by "
+                "trainer.strategy.stream.",
                 stacklevel=3,
             )
             return loader

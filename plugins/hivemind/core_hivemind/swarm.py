@@ -34,11 +34,17 @@ class Swarm:
         addresses: by which others reach this peer: their `initial_peers`. None in client mode.
         joint_steps: steps that were made with others.
         lone_steps: steps that were made without.
-        missed: what was averaged with less than all peers in the last call of `step`, as text; empty if nothing.
+        missed: what was averaged with less than all peers in the last call of `step`, as text;
+            empty if nothing.
     """
 
     def __init__(
-        self, options: SwarmOptions, optimizer: Optimizer, module: nn.Module, *, keeps_rates: bool = False
+        self,
+        options: SwarmOptions,
+        optimizer: Optimizer,
+        module: nn.Module,
+        *,
+        keeps_rates: bool = False,
     ) -> None:
         """Start the node, and what averages.
 
@@ -66,7 +72,9 @@ class Swarm:
             self._hivemind.state_averager.keeps_options = keeps_rates
             trained = {one for group in optimizer.param_groups for one in group["params"]}
             self._frozen = [one for one in module.parameters() if one not in trained]
-            self.addresses = [] if options.client_mode else [str(one) for one in self.dht.get_visible_maddrs()]
+            self.addresses = (
+                [] if options.client_mode else [str(one) for one in self.dht.get_visible_maddrs()]
+            )
             _before_threads_are_awaited(self.leave)
         except BaseException:
             self.leave()
@@ -81,7 +89,11 @@ class Swarm:
                 initial_peers=list(options.initial_peers) or None,
                 host_maddrs=list(options.host_maddrs),
                 start=False,
-                **{"startup_timeout": _TIMEOUT_S, "client_mode": options.client_mode, **options.dht_options},
+                **{
+                    "startup_timeout": _TIMEOUT_S,
+                    "client_mode": options.client_mode,
+                    **options.dht_options,
+                },
             )
             self._node.run_in_background(await_ready=True, timeout=2 * _TIMEOUT_S)
         except (TypeError, ValueError, AssertionError) as error:
@@ -89,9 +101,9 @@ class Swarm:
         except Exception as error:
             peers = ", ".join(options.initial_peers) or "none"
             raise PeersError(
-                f"This peer can't take part: {type(error).__name__}: {str(error)[:400]}. Its initial_peers: {peers}. "
-                "One of them has to run, and to be reachable from here. A running peer prints its addresses, and "
-                "trainer.strategy.addresses has them."
+                f"This peer can't take part: {type(error).__name__}: {str(error)[:400]}. Its "
+                f"initial_peers: {peers}. One of them has to run, and to be reachable from here. A "
+                "running peer prints its addresses, and trainer.strategy.addresses has them."
             ) from error
         return self._node
 
@@ -120,7 +132,7 @@ class Swarm:
             verbose=options.verbose,
         )
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -184,9 +196,14 @@ class Swarm:
         if size := self._hivemind.group_size:
             self.joint_steps += size > 1
             self.lone_steps += size == 1
-        sizes = {"gradients": size or None, "weights": self._hivemind.state_averager.take_group_size()}
+        sizes = {
+            "gradients": size or None,
+            "weights": self._hivemind.state_averager.take_group_size(),
+        }
         short = [
-            f"{name} with {max(1, found)}" for name, found in sizes.items() if found is not None and found < wanted
+            f"{name} with {max(1, found)}"
+            for name, found in sizes.items()
+            if found is not None and found < wanted
         ]
         self.missed = f"{' and '.join(short)} of {wanted} peers" if short else ""
 
@@ -204,23 +221,24 @@ class Swarm:
         parts = (self._node, optimizer.state_averager, optimizer.grad_averager, optimizer.tracker)
         if ended := [type(part).__name__ for part in parts if not part.is_alive()]:
             raise PeersError(
-                f"A part of this peer has ended in the middle of run {self.options.run_id!r}: {', '.join(ended)} of "
-                "core_hivemind.averaging. What it has said stands above. The other peers go on; start this one again, "
-                "and it takes their state."
+                f"A part of this peer has ended in the middle of run {self.options.run_id!r}: "
+                f"{', '.join(ended)} of core_hivemind.averaging. What it has said stands above. "
+                "The other peers go on; start this one again, and it takes their state."
             )
 
     def _raise_refusal(self) -> None:
         if (refusal := self._hivemind.state_averager.refusal) is not None:
             raise refusal
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Leave the swarm, and end all processes and threads; idempotent."""
         optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
         watch = self.__dict__.pop("_watch", None)
         if optimizer is not None:
-            # multiprocessing may have ended the node already. The others learn of it by and by, if not from us.
+            # multiprocessing may have ended the node already. The others learn of it by and by, if
+            # not from us.
             with contextlib.suppress(Exception):
                 if node is not None and node.is_alive():
                     self._meeting.leave()
@@ -238,9 +256,11 @@ class Swarm:
 
 
 def _before_threads_are_awaited(leave: Callable[[], None]) -> None:
-    """Call it when the interpreter ends, if it hasn't been called before, and the swarm still lives.
+    """Call it when the interpreter ends, if it hasn't been called before, and the swarm still
+    lives.
 
-    Functions of `atexit` come after Python has waited for threads, hivemind's too, which would wait for ever.
+    Functions of `atexit` come after Python has waited for threads, hivemind's too, which would wait
+    for ever.
     """
     method = weakref.WeakMethod(leave)
 
@@ -255,7 +275,9 @@ def digest(tensors: Sequence[Tensor]) -> str:
     """A digest of values, by which peers see that theirs are the same."""
     hashed = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        hashed.update(
+            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return hashed.hexdigest()
 
 

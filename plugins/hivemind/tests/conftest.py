@@ -10,9 +10,11 @@ except PackageNotFoundError:
 
 
 def pytest_collection_finish() -> None:
-    """Undo what importing hivemind does to torch: pytest imports it as it looks for the parents of this folder.
+    """Undo what importing hivemind does to torch: pytest imports it as it looks for the parents of
+    this folder.
 
-    Ranks would have it from this process, and their memory would be shared by a manager, a child that outlives a run.
+    Ranks would have it from this process, and their memory would be shared by a manager, a child
+    that outlives a run.
     """
     import torch.multiprocessing
 

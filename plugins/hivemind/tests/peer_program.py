@@ -16,13 +16,22 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import Callback, Module, Trainer
 from core.strategies import HivemindStrategy
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 FAST = {
     "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
     "matchmaking_time": 2.0,
     "averaging_timeout": 10.0,
     "averager_options": {"request_timeout": 1.0},
-    "tracker_options": {"min_refresh_period": 0.1, "default_refresh_period": 0.1, "metadata_expiration": 10.0},
+    "tracker_options": {
+        "min_refresh_period": 0.1,
+        "default_refresh_period": 0.1,
+        "metadata_expiration": 10.0,
+    },
 }
 
 
@@ -30,7 +39,9 @@ class Net(Module):
     def __init__(self, seed, width):
         super().__init__()
         torch.manual_seed(seed)
-        self.layers = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1)).double()
+        self.layers = nn.Sequential(
+            nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1)
+        ).double()
         self.samples = []
 
     def training_step(self, batch, batch_idx):
@@ -40,7 +51,10 @@ class Net(Module):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 class Tells(Callback):
@@ -64,7 +78,9 @@ class Tells(Callback):
         if (part := self.told.get("kills")) and trainer.strategy.num_joint_steps:
             os.kill(getattr(trainer.strategy._swarm._hivemind, part).pid, signal.SIGKILL)
         optimizer = trainer.strategy.optimizers[0]
-        floating = [one.flatten() for one in module.state_dict().values() if one.is_floating_point()]
+        floating = [
+            one.flatten() for one in module.state_dict().values() if one.is_floating_point()
+        ]
         tell(
             "step",
             number=self.step,
@@ -86,12 +102,19 @@ def main():
     told = json.loads(sys.argv[1])
     module = Net(told["seed"], told.get("width", 3))
     data = torch.randn(512, 4, generator=torch.Generator().manual_seed(2)).double()
-    loader = DataLoader(TensorDataset(data, torch.arange(512)), batch_size=8, shuffle=told.get("shuffle", True))
+    loader = DataLoader(
+        TensorDataset(data, torch.arange(512)), batch_size=8, shuffle=told.get("shuffle", True)
+    )
     options = {**FAST, "run_id": "test", "target_batch_size": 64, **told["options"]}
     options["peers_timeout"] = timedelta(seconds=told.get("patience_s", 120))
     strategy = HivemindStrategy(**options)
     trainer = Trainer(
-        strategy=strategy, accelerator="cpu", max_steps=told["steps"], max_epochs=-1, callbacks=[Tells(told)], **QUIET
+        strategy=strategy,
+        accelerator="cpu",
+        max_steps=told["steps"],
+        max_epochs=-1,
+        callbacks=[Tells(told)],
+        **QUIET,
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,6 @@
-"""Peers as tests start them: each a program of its own, as on machines that know nothing of each other."""
+"""Peers as tests start them: each a program of its own, as on machines that know nothing of each
+other.
+"""
 
 import json
 import os
@@ -17,7 +19,13 @@ class Peer:
     """One program, and what it has told so far."""
 
     def __init__(self, *, stop_at, steps=-1, seed=0, options=None, **told):
-        told = {"stop_at": str(stop_at), "steps": steps, "seed": seed, "options": options or {}, **told}
+        told = {
+            "stop_at": str(stop_at),
+            "steps": steps,
+            "seed": seed,
+            "options": options or {},
+            **told,
+        }
         self._process = subprocess.Popen(
             [sys.executable, _PROGRAM, json.dumps(told)],
             stdout=subprocess.PIPE,
@@ -28,7 +36,9 @@ class Peer:
         )
         self.group, self.events, self.errors = self._process.pid, [], ""
         self._news = threading.Condition()
-        self._readers = [threading.Thread(target=one, daemon=True) for one in (self._read, self._read_errors)]
+        self._readers = [
+            threading.Thread(target=one, daemon=True) for one in (self._read, self._read_errors)
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -49,7 +59,8 @@ class Peer:
         """The first event of its kind, of this step or a later one."""
         with self._news:
             self._news.wait_for(
-                lambda: self._has(kind, number) or self._process.poll() is not None, timeout_s * slowness()
+                lambda: self._has(kind, number) or self._process.poll() is not None,
+                timeout_s * slowness(),
             )
             for one in self.events:
                 if one["event"] == kind and one.get("number", 0) >= number:

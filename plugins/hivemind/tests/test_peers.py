@@ -11,7 +11,10 @@ from peers import Peer, alive_in_session
 
 from core_testing.waiting import wait_until
 
-SLOW = {"averaging_timeout": 3600.0, "tracker_options": {"default_refresh_period": 0.1, "metadata_expiration": 3600.0}}
+SLOW = {
+    "averaging_timeout": 3600.0,
+    "tracker_options": {"default_refresh_period": 0.1, "metadata_expiration": 3600.0},
+}
 IN_THREES = {"averager_options": {"request_timeout": 1.0, "target_group_size": 3}}
 
 pytestmark = pytest.mark.timeout(900)  # for programs on two cores that others may use too
@@ -55,7 +58,9 @@ def start_two(start, options, **told):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Two peers begin; a third joins in the middle, and is killed; two more have misunderstood something."""
+    """Two peers begin; a third joins in the middle, and is killed; two more have misunderstood
+    something.
+    """
     stop_at, before = tmp_path_factory.mktemp("run") / "stop", sockets()
     with peers_that_end(stop_at) as start:
         first = start(seed=0, options={**IN_THREES, "min_peers": 2})
@@ -75,13 +80,21 @@ def run(tmp_path_factory):
         stop_at.touch()
         ends = [peer.finish() for peer in (first, second)]
         yield SimpleNamespace(
-            **{"first": first, "second": second, "third": third, "other_run": other_run, "other_model": other_model},
+            **{
+                "first": first,
+                "second": second,
+                "third": third,
+                "other_run": other_run,
+                "other_model": other_model,
+            },
             **{"ends": ends, "begun": begun, "killed_at": killed_at, "sockets_before": before},
         )
 
 
 def await_equal_steps(*peers, count, after, timeout_s=300):
-    """Wait for equal weights after so many later steps; the last step by then. A busy machine misses some rounds."""
+    """Wait for equal weights after so many later steps; the last step by then. A busy machine
+    misses some rounds.
+    """
 
     def have_met():
         peers[0].wait_for("step", number=max(peers[0].steps, default=0) + 1)
@@ -92,14 +105,19 @@ def await_equal_steps(*peers, count, after, timeout_s=300):
 
 
 def equal_steps(*peers):
-    """Steps that all of these peers have made, and after which their weights are equal, but for rounding in float64."""
+    """Steps that all of these peers have made, and after which their weights are equal, but for
+    rounding in float64.
+    """
     return [number for number, furthest in distances(*peers).items() if furthest < 1e-12]
 
 
 def distances(*peers):
     """By step that all of these peers have made, how far their weights are apart."""
     common = set.intersection(*(set(peer.steps) for peer in peers))
-    rows = {number: zip(*(peer.steps[number]["weights"] for peer in peers), strict=True) for number in sorted(common)}
+    rows = {
+        number: zip(*(peer.steps[number]["weights"] for peer in peers), strict=True)
+        for number in sorted(common)
+    }
     return {number: max(max(row) - min(row) for row in weights) for number, weights in rows.items()}
 
 
@@ -107,7 +125,12 @@ def test_weights_are_equal_after_each_joint_step(run):
     pair = equal_steps(run.first, run.second)
     assert len([number for number in pair if number <= run.begun]) >= 2
     apart = set(run.first.steps) & set(run.second.steps) - set(pair)
-    told = [text for end in run.ends for text in end["warnings"] if "weights of peers may differ" in text]
+    told = [
+        text
+        for end in run.ends
+        for text in end["warnings"]
+        if "weights of peers may differ" in text
+    ]
     assert not apart or told, f"weights differ after {sorted(apart)}, and nothing was said"
 
 
@@ -116,12 +139,14 @@ def test_a_peer_joins_in_the_middle_and_gets_the_state(run):
     assert number > run.begun
     assert joined["counted"] == number, "Adam's count is the run's"
     assert joined["rate"] == 0.05 * 0.5 ** (number // 2)
-    assert equal_steps(run.first, run.second, run.third), distances(run.first, run.second, run.third)
+    assert equal_steps(run.first, run.second, run.third), distances(
+        run.first, run.second, run.third
+    )
 
 
 def test_a_peer_is_killed_and_the_others_go_on(run):
-    assert [number for number in equal_steps(run.first, run.second) if number > run.killed_at], distances(
-        run.first, run.second
+    assert [number for number in equal_steps(run.first, run.second) if number > run.killed_at], (
+        distances(run.first, run.second)
     )
     assert max(run.first.steps) >= run.killed_at + 3
 
@@ -142,7 +167,11 @@ def test_a_peer_with_another_model_is_refused(run):
 
 def test_nothing_is_left(run):
     peers = (run.first, run.second, run.third, run.other_run, run.other_model)
-    wait_until(lambda: not any(alive_in_session(peer.group) for peer in peers), "end of all processes", timeout_s=20)
+    wait_until(
+        lambda: not any(alive_in_session(peer.group) for peer in peers),
+        "end of all processes",
+        timeout_s=20,
+    )
     assert sockets() <= run.sockets_before
 
 
@@ -154,7 +183,12 @@ def test_peers_that_do_not_come_are_an_error(start):
 
 def test_quick_steps_are_made_together(start):
     """Steps that are over sooner than peers hear of each other."""
-    options = {"min_peers": 2, "matchmaking_time": 3.0, "averaging_timeout": 30.0, "tracker_options": {}}
+    options = {
+        "min_peers": 2,
+        "matchmaking_time": 3.0,
+        "averaging_timeout": 30.0,
+        "tracker_options": {},
+    }
     peers = start_two(start, options, steps=6, pause=0)
     assert [peer.finish()["step"] for peer in peers] == [6, 6]
     assert [peer.error for peer in peers] == [None, None]
@@ -169,7 +203,11 @@ def test_a_run_of_min_peers_that_nobody_shares_is_an_error(start, steps, made):
     start(dies=True, options={"min_peers": 2, "initial_peers": first.addresses}).wait_for_code()
     warned = first.finish()["warnings"]
     assert f"min_peers=2, and none of the {made} steps of this peer of run 'test'" in first.error
-    assert [text for text in warned if text.startswith("Step 1 of run 'test' has averaged gradients with 1 of 2 peers")]
+    assert [
+        text
+        for text in warned
+        if text.startswith("Step 1 of run 'test' has averaged gradients with 1 of 2 peers")
+    ]
 
 
 @pytest.fixture
@@ -179,7 +217,9 @@ def pair(start):
 
 
 def pair_that_met(start):
-    """Two such peers; None if one makes its first step alone, as on a busy machine, and waits in the second."""
+    """Two such peers; None if one makes its first step alone, as on a busy machine, and waits in
+    the second.
+    """
     peers = start_two(start, {**SLOW, "min_peers": 2})
     if peers[0].wait_for("step")["joint"]:
         return peers
@@ -200,7 +240,9 @@ def test_a_peer_that_was_killed_is_not_waited_for(pair, stop_at):
 
 
 def test_a_signal_to_the_whole_group_ends_the_peer(pair):
-    """As `timeout` sends it, and hivemind's processes would end before the step that they are needed for."""
+    """As `timeout` sends it, and hivemind's processes would end before the step that they are
+    needed for.
+    """
     first, second = pair
     os.kill(second.group, signal.SIGKILL)
     os.killpg(first.group, signal.SIGTERM)
@@ -221,7 +263,9 @@ def test_a_part_that_ends_is_an_error_and_no_wait(start, part):
 def test_a_peer_behind_a_firewall_takes_part(start, stop_at):
     """It connects to the others, and nobody to it; the run can't begin with it."""
     first = start(seed=0, options={"min_peers": 2})
-    second = start(seed=1, options={"min_peers": 2, "initial_peers": first.addresses, "client_mode": True})
+    second = start(
+        seed=1, options={"min_peers": 2, "initial_peers": first.addresses, "client_mode": True}
+    )
     await_equal_steps(first, second, count=2, after=0)
     assert second.addresses == []
     stop_at.touch()
@@ -231,8 +275,14 @@ def test_a_peer_behind_a_firewall_takes_part(start, stop_at):
 
 @pytest.mark.slow
 def test_peers_train_on_with_compression_and_averages_in_the_background(start, stop_at):
-    """Weights of joint steps are near each other, and no longer equal: eight bits and half precision round."""
-    options = {"compression": "uniform_8bit", "state_compression": "float16", "delay_state_averaging": True}
+    """Weights of joint steps are near each other, and no longer equal: eight bits and half
+    precision round.
+    """
+    options = {
+        "compression": "uniform_8bit",
+        "state_compression": "float16",
+        "delay_state_averaging": True,
+    }
     peers = start_two(start, {**options, "min_peers": 2})
     for peer in peers:
         peer.wait_for("step", number=6)

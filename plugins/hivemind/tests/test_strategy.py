@@ -1,4 +1,6 @@
-"""One peer: what is refused before work, and how it differs from a loop on torch alone, which is nowhere."""
+"""One peer: what is refused before work, and how it differs from a loop on torch alone, which is
+nowhere.
+"""
 
 import multiprocessing
 import signal
@@ -39,7 +41,10 @@ class Net(Module):
         if self.schedule is None:
             return optimizer
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule},
+        }
 
 
 def loader(num_samples=40, batch_size=16):
@@ -63,7 +68,9 @@ def changes_by_hand(fabric, samples, before_step=lambda index: None):
 
 
 def fit(strategy, net=None, **options):
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=1, **{"max_epochs": 1, **options}, **QUIET)
+    trainer = Trainer(
+        strategy=strategy, accelerator="cpu", devices=1, **{"max_epochs": 1, **options}, **QUIET
+    )
     trainer.fit(net or Net(), loader())
     return trainer
 
@@ -71,12 +78,18 @@ def fit(strategy, net=None, **options):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"target_batch_size": None}, r"target_batch_size: the samples that all peers together see"),
+        (
+            {"target_batch_size": None},
+            r"target_batch_size: the samples that all peers together see",
+        ),
         ({"run_id": "a.b"}, r"run_id='a.b': a name without dots"),
         ({"min_peers": 0}, r"min_peers=0: at least 1"),
         ({"matchmaking_time": 40.0}, r"matchmaking_time=40.0 and averaging_timeout=30.0"),
         ({"compression": "zip"}, r"compression='zip': one of 'none', 'float16'"),
-        ({"client_mode": True}, r"client_mode=True takes no connections, .* Pass initial_peers, or peer_endpoint"),
+        (
+            {"client_mode": True},
+            r"client_mode=True takes no connections, .* Pass initial_peers, or peer_endpoint",
+        ),
         ({"dht_options": {"client_mode": True}}, r"client_mode=True takes no connections"),
         ({"endpoint": "nowhere"}, r"endpoint='nowhere': expected 'host:port'"),
         ({"peer_endpoint": "a:1", "initial_peers": NOBODY}, r"Pass one of the two"),
@@ -89,22 +102,30 @@ def test_what_cannot_work_is_refused_before_work(options, text):
 
 @pytest.mark.parametrize("timeout", [5, "5", timedelta(0)])
 def test_a_timeout_is_a_duration(timeout):
-    with pytest.raises(ConfigurationError, match=r"peers_timeout=.*: expected a positive datetime.timedelta"):
+    with pytest.raises(
+        ConfigurationError, match=r"peers_timeout=.*: expected a positive datetime.timedelta"
+    ):
         make(peers_timeout=timeout)
 
 
 def test_a_schedule_that_peers_do_not_share_is_refused():
-    with pytest.raises(ConfigurationError, match=r"StepLR is stepped by epochs, .*'interval': 'step'"):
+    with pytest.raises(
+        ConfigurationError, match=r"StepLR is stepped by epochs, .*'interval': 'step'"
+    ):
         fit(make(), Net("epoch"))
 
 
 def test_a_peer_that_cannot_be_reached_is_an_error():
-    with pytest.raises(PeersError, match=r"This peer can't take part: .*Its initial_peers: /ip4/127.0.0.1/tcp/9"):
+    with pytest.raises(
+        PeersError, match=r"This peer can't take part: .*Its initial_peers: /ip4/127.0.0.1/tcp/9"
+    ):
         fit(make(initial_peers=NOBODY))
 
 
 def test_gradients_are_averaged_over_samples():
-    """Batches of 16, 16 and 8 samples make a step of 40, and equal one of 40 on one device; frozen weights stay."""
+    """Batches of 16, 16 and 8 samples make a step of 40, and equal one of 40 on one device; frozen
+    weights stay.
+    """
     alone, whole = Net(), Net()
     alone.layer.bias.requires_grad_(False)
     whole.layer.bias.requires_grad_(False)
@@ -118,7 +139,9 @@ def test_gradients_are_averaged_over_samples():
 
 
 def test_a_peer_that_is_alone_counts():
-    """However long it pauses: hivemind takes a step by an estimate of the samples that were seen meanwhile."""
+    """However long it pauses: hivemind takes a step by an estimate of the samples that were seen
+    meanwhile.
+    """
     often = {"min_refresh_period": 0.1, "default_refresh_period": 0.1}
     fabric = Fabric(strategy=make(target_batch_size=32, tracker_options=often), accelerator="cpu")
     changed = changes_by_hand(fabric, 12 * 16, lambda index: time.sleep(2 if index == 8 else 0.05))
@@ -153,7 +176,9 @@ def test_a_program_whose_processes_are_spawned_is_a_peer_too():
 
 def test_a_run_begins_after_a_child_was_killed_in_an_answer():
     class KillsAnAnswer(Net):
-        """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of answers."""
+        """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of
+        answers.
+        """
 
         def on_train_end(self):
             from hivemind.utils.mpfuture import MPFuture
@@ -167,7 +192,9 @@ def test_a_run_begins_after_a_child_was_killed_in_an_answer():
 
 
 def test_a_process_that_leaves_without_a_word_ends():
-    child = FORK.Process(target=lambda: changes_by_hand(Fabric(strategy=make(), accelerator="cpu"), 40))
+    child = FORK.Process(
+        target=lambda: changes_by_hand(Fabric(strategy=make(), accelerator="cpu"), 40)
+    )
     child.start()
     child.join(60 * slowness())
     hangs = child.is_alive()
@@ -189,7 +216,9 @@ def test_a_script_that_tears_nothing_down_ends():
             fabric.backward(model(torch.ones(2, 2)).sum())
             optimizer.step()
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 

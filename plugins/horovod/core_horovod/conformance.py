@@ -1,4 +1,6 @@
-"""The conformance suites of core-horovod. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-horovod. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import (
     PARALLEL,

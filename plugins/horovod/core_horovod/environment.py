@@ -16,14 +16,16 @@ _FIRST_PORT, _NUM_PORTS = 15_000, 15_000  # below 30000 no system hands out ephe
 
 
 class HorovodEnvironment(ClusterEnvironment):
-    """`horovodrun` with gloo. Where it runs over MPI, MPI has the ranks, and another environment reads them.
+    """`horovodrun` with gloo. Where it runs over MPI, MPI has the ranks, and another environment
+    reads them.
 
     Variables, set by horovodrun:
         HOROVOD_RANK, HOROVOD_SIZE: number of this process, and of all.
         HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE: the same on this node.
         HOROVOD_CROSS_RANK: number of this node.
-        HOROVOD_GLOO_RENDEZVOUS_PORT: port of horovodrun's own server, from which `main_port` is derived.
-        MASTER_ADDR, MASTER_PORT: where strategies other than `horovod` meet; on one node they may be left out.
+        HOROVOD_GLOO_RENDEZVOUS_PORT: port of horovodrun's own server, from which `main_port` is
+        derived. MASTER_ADDR, MASTER_PORT: where strategies other than `horovod` meet; on one node
+        they may be left out.
     """
 
     @classmethod
@@ -45,13 +47,16 @@ class HorovodEnvironment(ClusterEnvironment):
         if _read(_LOCAL_SIZE, minimum=1) == self.world_size():
             return "127.0.0.1"
         raise ConfigurationError(
-            "horovodrun's variables don't name the host of rank 0. strategy='horovod' doesn't need it; for another "
-            "one set MASTER_ADDR for all ranks, as in `MASTER_ADDR=host1 horovodrun ...`."
+            "horovodrun's variables don't name the host of rank 0. strategy='horovod' doesn't need "
+            "it; for another one set MASTER_ADDR for all ranks, as in `MASTER_ADDR=host1 "
+            "horovodrun ...`."
         )
 
     @property
     def main_port(self) -> int:
-        """`MASTER_PORT`; else one that follows from the port of horovodrun's server, which all ranks know."""
+        """`MASTER_PORT`; else one that follows from the port of horovodrun's server, which all
+        ranks know.
+        """
         if os.environ.get("MASTER_PORT", "").strip():
             return _read("MASTER_PORT", minimum=1)
         return _FIRST_PORT + _read(_MEETING_PORT, minimum=1) % _NUM_PORTS
@@ -81,9 +86,10 @@ class HorovodEnvironment(ClusterEnvironment):
         size, local = self.world_size(), _read(_LOCAL_SIZE, minimum=1)
         if size != num_devices * num_nodes or local != num_devices:
             raise ConfigurationError(
-                f"horovodrun started {size} processes ({_SIZE}={size}), {local} of them on this node, but "
-                f"devices={num_devices} and num_nodes={num_nodes} ask for {num_devices * num_nodes}, {num_devices} on "
-                f"each. Pass devices={local} and num_nodes={max(1, size // local)}, or start it with horovodrun -np "
+                f"horovodrun started {size} processes ({_SIZE}={size}), {local} of them on this "
+                f"node, but devices={num_devices} and num_nodes={num_nodes} ask for "
+                f"{num_devices * num_nodes}, {num_devices} on each. Pass devices={local} and "
+                f"num_nodes={max(1, size // local)}, or start it with horovodrun -np "
                 f"{num_devices * num_nodes}."
             )
 
@@ -92,7 +98,8 @@ def _read(name: str, minimum: int = 0) -> int:
     text = os.environ.get(name, "").strip()
     if not (text.isascii() and text.isdigit()) or int(text) < minimum:
         raise ConfigurationError(
-            f"The environment variable {name} must be a number of at least {minimum}, but it is {text!r}. horovodrun "
-            "sets it for every rank: start the script with it, or unset HOROVOD_RANK and HOROVOD_SIZE."
+            f"The environment variable {name} must be a number of at least {minimum}, but it is "
+            f"{text!r}. horovodrun sets it for every rank: start the script with it, or unset "
+            "HOROVOD_RANK and HOROVOD_SIZE."
         )
     return int(text)

@@ -28,7 +28,9 @@ _NEVER = 2**62
 
 @dataclass(eq=False)
 class _Module:
-    """One module that was set up: its parameters by their names in Horovod, and what exchanges their gradients."""
+    """One module that was set up: its parameters by their names in Horovod, and what exchanges
+    their gradients.
+    """
 
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     optimizer: Any = None
@@ -61,10 +63,11 @@ class _Module:
 class Exchange:
     """The gradients of all modules of a run.
 
-    Horovod's DistributedOptimizer is made over parameters, and never makes a step: that is left to the user's own
-    optimizer, which keeps its class, its state, its hooks and its schedulers. Two things are put right here. Horovod
-    takes a gradient that no rank has for zero, and lets it decay weights and move momenta; and it waits for ever where
-    ranks have gradients of different parameters that it groups. So ranks say first what they have.
+    Horovod's DistributedOptimizer is made over parameters, and never makes a step: that is left to
+    the user's own optimizer, which keeps its class, its state, its hooks and its schedulers. Two
+    things are put right here. Horovod takes a gradient that no rank has for zero, and lets it decay
+    weights and move momenta; and it waits for ever where ranks have gradients of different
+    parameters that it groups. So ranks say first what they have.
     """
 
     def __init__(self, options: HorovodOptions, operations: Operations) -> None:
@@ -73,7 +76,9 @@ class Exchange:
         self._hvd = library.load()
 
     def fit(self, modules: Iterable[nn.Module]) -> None:
-        """All ranks, before a backward. Follow changes of the modules, and of which parameters require gradients."""
+        """All ranks, before a backward. Follow changes of the modules, and of which parameters
+        require gradients.
+        """
         claimed: set[Tensor] = set()
         for number, module in enumerate(modules):
             if number == len(self._modules):
@@ -95,8 +100,9 @@ class Exchange:
         for name, own in parameters.items():
             if not own.is_contiguous():
                 raise ConfigurationError(
-                    f"Horovod exchanges contiguous gradients only, and the parameter {name.partition('.')[2]!r} isn't "
-                    "contiguous, such as with memory_format=torch.channels_last. Use .contiguous(), or strategy='ddp'."
+                    "Horovod exchanges contiguous gradients only, and the parameter "
+                    f"{name.partition('.')[2]!r} isn't contiguous, such as with "
+                    "memory_format=torch.channels_last. Use .contiguous(), or strategy='ddp'."
                 )
         options, hvd = self._options, self._hvd
         return hvd.DistributedOptimizer(
@@ -110,13 +116,17 @@ class Exchange:
         )
 
     def prepare(self) -> list[_Module]:
-        """All ranks, before a backward. Returns the modules whose gradients this backward is to exchange."""
+        """All ranks, before a backward. Returns the modules whose gradients this backward is to
+        exchange.
+        """
         due = []
         for one in self._modules:
             if one.optimizer is None:
                 continue
             one.num_passes += 1
-            is_due = not one.stays_local and one.num_passes >= self._options.backward_passes_per_step
+            is_due = (
+                not one.stays_local and one.num_passes >= self._options.backward_passes_per_step
+            )
             one.set_passes(1 if is_due else _NEVER)
             if is_due:
                 self._refuse_second_sum(one)
@@ -124,18 +134,25 @@ class Exchange:
         return due
 
     def _refuse_second_sum(self, one: _Module) -> None:
-        """See that a backward doesn't add to sums over ranks, which would be added up again; means stay as they are.
+        """See that a backward doesn't add to sums over ranks, which would be added up again; means
+        stay as they are.
 
         Raises:
             ConfigurationError: it does.
         """
         for name, added_up in one.added_up:
             own = one.parameters.get(name)
-            if own is not None and own.grad is not None and own.grad is added_up() and own.grad.count_nonzero():
+            if (
+                own is not None
+                and own.grad is not None
+                and own.grad is added_up()
+                and own.grad.count_nonzero()
+            ):
                 raise ConfigurationError(
-                    f"op='Sum': the gradient of {name.partition('.')[2]!r} is a sum over ranks already, and this "
-                    "backward adds to it. Leave earlier backwards of a step in `no_backward_sync`, which accumulation "
-                    "of the Trainer does, or use op='Average'."
+                    f"op='Sum': the gradient of {name.partition('.')[2]!r} is a sum over ranks "
+                    "already, and this backward adds to it. Leave earlier backwards of a step in "
+                    "`no_backward_sync`, which accumulation of the Trainer does, or use "
+                    "op='Average'."
                 )
         one.added_up = []
 
@@ -147,22 +164,35 @@ class Exchange:
         return before
 
     def complete(self) -> None:
-        """All ranks, before a step. Exchange what `backward_passes_per_step` has held back so far."""
+        """All ranks, before a step. Exchange what `backward_passes_per_step` has held back so
+        far.
+        """
         if self._options.backward_passes_per_step > 1:
-            self.finish([one for one in self._modules if one.optimizer is not None and one.num_passes])
+            self.finish(
+                [one for one in self._modules if one.optimizer is not None and one.num_passes]
+            )
 
     def finish(self, due: list[_Module]) -> None:
-        """All ranks, after a backward. Wait for the gradients of modules that it has touched on any rank.
+        """All ranks, after a backward. Wait for the gradients of modules that it has touched on any
+        rank.
 
         Raises:
-            ModuleError: ranks have gradients of different parameters, in a case that Horovod would wait for in vain.
+            ModuleError: ranks have gradients of different parameters, in a case that Horovod would
+                wait for in vain.
         """
         if not due:
             return
         here = [[own.grad is not None for own in one.parameters.values()] for one in due]
-        sparse = [[own.grad is not None and own.grad.is_sparse for own in one.parameters.values()] for one in due]
-        facts = [one.is_touched for one in due] + [fact for facts in (*here, *sparse) for fact in facts]
-        votes = iter(self._operations.reduce(torch.tensor(facts, dtype=torch.int32), "sum").tolist())
+        sparse = [
+            [own.grad is not None and own.grad.is_sparse for own in one.parameters.values()]
+            for one in due
+        ]
+        facts = [one.is_touched for one in due] + [
+            fact for facts in (*here, *sparse) for fact in facts
+        ]
+        votes = iter(
+            self._operations.reduce(torch.tensor(facts, dtype=torch.int32), "sum").tolist()
+        )
         touched = [next(votes) for _ in due]
         present = [[next(votes) for _ in facts] for facts in here]
         as_sparse = [[next(votes) for _ in facts] for facts in sparse]
@@ -178,7 +208,9 @@ class Exchange:
                         own.grad = None
                 if self._options.op == "Sum":
                     grads = ((name, own.grad) for name, own in one.parameters.items())
-                    one.added_up = [(name, weakref.ref(grad)) for name, grad in grads if grad is not None]
+                    one.added_up = [
+                        (name, weakref.ref(grad)) for name, grad in grads if grad is not None
+                    ]
 
     def _refuse_difference(self, one: _Module, have: list[int], have_sparse: list[int]) -> None:
         for name, number, num_sparse in zip(one.parameters, have, have_sparse, strict=True):
@@ -186,9 +218,9 @@ class Exchange:
             if 0 < number < self._operations.size and (self._options.groups or is_sparse):
                 cure = "sparse_as_dense=True" if is_sparse else "groups=None"
                 raise ModuleError(
-                    f"{number} of {self._operations.size} ranks have a gradient of {name.partition('.')[2]!r}, and "
-                    f"Horovod would wait for the others for ever. Let the loss depend on it on all ranks, or pass "
-                    f"HorovodStrategy({cure})."
+                    f"{number} of {self._operations.size} ranks have a gradient of "
+                    f"{name.partition('.')[2]!r}, and Horovod would wait for the others for ever. "
+                    f"Let the loss depend on it on all ranks, or pass HorovodStrategy({cure})."
                 )
 
     def forget(self) -> None:

@@ -1,4 +1,6 @@
-"""The only place that imports Horovod: nothing of it is imported before a process is about to train with it."""
+"""The only place that imports Horovod: nothing of it is imported before a process is about to train
+with it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ without a GPU take torch for CPUs, as pytorch.org describes:
     CXX=$PWD/cxx20 MAKEFLAGS=-j2 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \\
         HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 \\
         pip install --no-cache-dir --no-build-isolation --no-deps --no-binary horovod horovod==0.28.1
-"""
+"""  # noqa: E501
 
 
 @contextmanager
@@ -39,7 +41,8 @@ def naming_lost_ranks() -> Iterator[None]:
     """Distinguish the end of another rank from other errors of Horovod.
 
     Raises:
-        ConnectionError: another rank has ended. By this type, launchers look for the one that failed first.
+        ConnectionError: another rank has ended. By this type, launchers look for the one that
+            failed first.
     """
     errors = load("horovod.common.exceptions")
     try:
@@ -47,7 +50,9 @@ def naming_lost_ranks() -> Iterator[None]:
     except errors.HorovodInternalError as error:
         if not re.search(r"shut down|connection|gloo", str(error), re.IGNORECASE):
             raise
-        raise ConnectionError(f"Connection closed: another rank has ended Horovod. {error}") from error
+        raise ConnectionError(
+            f"Connection closed: another rank has ended Horovod. {error}"
+        ) from error
 
 
 def load(name: str = "horovod.torch") -> Any:

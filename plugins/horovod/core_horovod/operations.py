@@ -1,4 +1,6 @@
-"""The collectives of core's contract, by Horovod's operations. Each has a name, by which Horovod matches ranks."""
+"""The collectives of core's contract, by Horovod's operations. Each has a name, by which Horovod
+matches ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
     from core import Collectives
     from core_horovod.rendezvous import Rendezvous
 
-_OPERATIONS = {"mean": "Sum", "avg": "Sum", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
+_OPERATIONS = {
+    "mean": "Sum",
+    "avg": "Sum",
+    "sum": "Sum",
+    "min": "Min",
+    "max": "Max",
+    "product": "Product",
+}
 _TRAVELS = (torch.float64, torch.float32, torch.int64, torch.int32)
 _PAUSE_S = 2e-4
-# Horovod's thread resizes results, and is outside of the inference mode in which they would be made.
+# Horovod's thread resizes results, and is outside of the inference mode in which they would be
+# made.
 _normal_tensors = torch.inference_mode(False)
 
 
@@ -37,9 +47,18 @@ class Operations:
     """
 
     def __init__(
-        self, name: str, rendezvous: Rendezvous, timeout_s: float, writer: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        rendezvous: Rendezvous,
+        timeout_s: float,
+        writer: Mapping[str, Any] | None = None,
     ) -> None:
-        self._hvd, self._name, self._rendezvous, self._timeout_s = library.load(), name, rendezvous, timeout_s
+        self._hvd, self._name, self._rendezvous, self._timeout_s = (
+            library.load(),
+            name,
+            rendezvous,
+            timeout_s,
+        )
         self.writer: Mapping[str, Any] = writer or {}
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self._num_barriers = 0
@@ -53,7 +72,9 @@ class Operations:
         """
         name = str(operation).lower()
         if name not in _OPERATIONS:
-            raise ConfigurationError(f"reduce_op={operation!r}: expected one of {', '.join(map(repr, _OPERATIONS))}.")
+            raise ConfigurationError(
+                f"reduce_op={operation!r}: expected one of {', '.join(map(repr, _OPERATIONS))}."
+            )
         averages = _OPERATIONS[name] == "Sum" and name != "sum"
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())
@@ -96,9 +117,14 @@ class Operations:
         data = bytearray(pickle.dumps(obj)) if self.rank == src else bytearray()
         size = torch.tensor([len(data)])
         self.broadcast(size, src)
-        message = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(int(size), dtype=torch.uint8)
+        message = (
+            torch.frombuffer(data, dtype=torch.uint8)
+            if data
+            else torch.empty(int(size), dtype=torch.uint8)
+        )
         self.broadcast(message, src)
-        return obj if self.rank == src else pickle.loads(message.numpy().tobytes())  # another rank's of this run
+        # another rank's of this run
+        return obj if self.rank == src else pickle.loads(message.numpy().tobytes())
 
     @_normal_tensors
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
@@ -127,29 +153,41 @@ class Operations:
         return self
 
     @library.naming_lost_ranks()
-    def _all_reduce(self, tensor: Tensor, operation: str, name: str = "reduce", point: str = "") -> Tensor:
+    def _all_reduce(
+        self, tensor: Tensor, operation: str, name: str = "reduce", point: str = ""
+    ) -> Tensor:
         if not tensor.numel():
             return tensor.clone()
         result = tensor.contiguous().clone().reshape(-1)
-        handle = self._hvd.allreduce_async_(result, name=f"{self._name}.{name}", op=getattr(self._hvd, operation))
+        handle = self._hvd.allreduce_async_(
+            result, name=f"{self._name}.{name}", op=getattr(self._hvd, operation)
+        )
         self._wait(handle, point)
         return result.reshape(tensor.shape)
 
     @library.naming_lost_ranks()
     def _all_gather(self, tensor: Tensor) -> Tensor:
-        gathered: Tensor = self._wait(self._hvd.allgather_async(tensor, name=f"{self._name}.gather"))
+        gathered: Tensor = self._wait(
+            self._hvd.allgather_async(tensor, name=f"{self._name}.gather")
+        )
         return gathered
 
     def _wait(self, handle: Any, point: str = "") -> Any:
         deadline = time.monotonic() + self._timeout_s
-        # Horovod's own wait runs no handlers of signals, by which a rank hears that another one has failed.
+        # Horovod's own wait runs no handlers of signals, by which a rank hears that another one has
+        # failed.
         while not self._hvd.poll(handle):
             if time.monotonic() > deadline:
                 absent = self._rendezvous.absent(point) if point else []
-                who = f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "A rank"
+                who = (
+                    f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+                    if absent
+                    else "A rank"
+                )
                 raise WorkerError(
-                    f"{who} did not join the call of rank {self.rank} within timeout={self._timeout_s:g} s. All ranks "
-                    "must make the same calls: look for a rank that hangs, or takes another way.",
+                    f"{who} did not join the call of rank {self.rank} within "
+                    f"timeout={self._timeout_s:g} s. All ranks must make the same calls: look for "
+                    "a rank that hangs, or takes another way.",
                     rank=min(absent, default=self.rank),
                 )
             time.sleep(_PAUSE_S)
@@ -161,7 +199,8 @@ def _wider(dtype: torch.dtype) -> torch.dtype:
 
 
 class HorovodGather(torch.autograd.Function):
-    """`all_gather`, through which gradients flow back: each rank gets the sum of what all ranks want of its tensor.
+    """`all_gather`, through which gradients flow back: each rank gets the sum of what all ranks
+    want of its tensor.
 
     Horovod's own takes the mean.
     """

@@ -1,4 +1,6 @@
-"""Beginning and ending Horovod, again and again within one script, whatever has made the processes."""
+"""Beginning and ending Horovod, again and again within one script, whatever has made the
+processes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _begins = itertools.count()
 class Rendezvous:
     """Horovod, from its beginning to its end, and the server at which its ranks meet.
 
-    Where that server is missing, rank 0 has it until the end. All ranks make one, in the same order.
+    Where that server is missing, rank 0 has it until the end. All ranks make one, in the same
+    order.
 
     Args:
         environment: has the ranks.
@@ -42,7 +45,11 @@ class Rendezvous:
     """
 
     def __init__(
-        self, environment: ClusterEnvironment, num_local: int, timeout_s: float, settings: Mapping[str, str]
+        self,
+        environment: ClusterEnvironment,
+        num_local: int,
+        timeout_s: float,
+        settings: Mapping[str, str],
     ) -> None:
         self._hvd, self._timeout_s, self._number = library.load(), timeout_s, next(_begins)
         self.rank, self.size = environment.global_rank(), environment.world_size()
@@ -58,18 +65,29 @@ class Rendezvous:
         if (found := (self._hvd.rank(), self._hvd.size())) != (self.rank, self.size):
             self.end()
             raise ConfigurationError(
-                f"This process is rank {self.rank} of {self.size}, and Horovod counts it as rank {found[0]} of "
-                f"{found[1]}. Start all ranks by the same means: horovodrun, or the launcher of this strategy."
+                f"This process is rank {self.rank} of {self.size}, and Horovod counts it as rank "
+                f"{found[0]} of {found[1]}. Start all ranks by the same means: horovodrun, or the "
+                "launcher of this strategy."
             )
 
-    def _begin(self, environment: ClusterEnvironment, num_local: int, settings: Mapping[str, str]) -> None:
+    def _begin(
+        self, environment: ClusterEnvironment, num_local: int, settings: Mapping[str, str]
+    ) -> None:
         places: dict[str, str] = {}
         if _has_server(self.rank, self.size):
-            address, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+            address, port = (
+                os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
+                os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"],
+            )
             self._place = f"http://{address}:{port}"
         elif not self._hvd.mpi_built():
-            address = socket.gethostbyname(environment.main_address)  # Horovod's client takes no names of IPv6
-            number = _received_port(environment) if environment.store_is_hosted else environment.main_port
+            # Horovod's client takes no names of IPv6
+            address = socket.gethostbyname(environment.main_address)
+            number = (
+                _received_port(environment)
+                if environment.store_is_hosted
+                else environment.main_port
+            )
             if self.rank == 0:
                 self._server = _HorovodServer(address, number, num_local, self.size, self._number)
             self._place = f"http://{address}:{number}"
@@ -83,20 +101,23 @@ class Rendezvous:
         with _variables({**limits, **places, **settings}):
             try:
                 self._hvd.init()
-            except ValueError as error:  # its own message sends the reader to what its C++ has written to stderr
+            except ValueError as error:
+                # its own message sends the reader to what its C++ has written to stderr
                 raise WorkerError(
-                    f"Horovod could not begin on rank {self.rank} of {self.size}: a rank has ended, or has not come "
-                    f"within {self._timeout_s:g} s. {error}",
+                    f"Horovod could not begin on rank {self.rank} of {self.size}: a rank has "
+                    f"ended, or has not come within {self._timeout_s:g} s. {error}",
                     rank=self.rank,
                 ) from error
 
     def _await_server(self) -> None:
         deadline = time.monotonic() + self._timeout_s
-        while self._ask(str(self._number)) is None:  # an earlier server at this place may not have closed yet
+        # an earlier server at this place may not have closed yet
+        while self._ask(str(self._number)) is None:
             if time.monotonic() > deadline:
                 raise WorkerError(
-                    f"Rank 0 did not start Horovod within {self._timeout_s:g} s, and rank {self.rank} waits for it at "
-                    f"{self._place}. All ranks must make the same calls.",
+                    f"Rank 0 did not start Horovod within {self._timeout_s:g} s, and rank "
+                    f"{self.rank} waits for it at {self._place}. All ranks must make the same "
+                    "calls.",
                     rank=0,
                 )
             time.sleep(_PAUSE_S)
@@ -113,7 +134,9 @@ class Rendezvous:
         """Any rank. Those that haven't come to a point; none if that is unknown."""
         if not self._place:
             return []
-        return [rank for rank in range(self.size) if self._ask(f"{self._number}-{point}-{rank}") is None]
+        return [
+            rank for rank in range(self.size) if self._ask(f"{self._number}-{point}-{rank}") is None
+        ]
 
     def _ask(self, key: str) -> bytes | None:
         try:
@@ -143,7 +166,9 @@ class _HorovodServer:
             place = (address if address.startswith("127.") else "", port)
             self._server = http.RendezvousHTTPServer(place, http.RendezvousHandler, 0)
         except OSError as error:
-            raise ConfigurationError(f"Rank 0 can't listen at {address}:{port}, where ranks meet: {error}") from error
+            raise ConfigurationError(
+                f"Rank 0 can't listen at {address}:{port}, where ranks meet: {error}"
+            ) from error
         plan = ",".join(f"{_host(node)}:{num_local}" for node in range(size // num_local))
         self._server.init(hosts.get_host_assignments(hosts.parse_hosts(plan), size))
         self._server.cache["core"] = {str(number): b"begun"}
@@ -191,16 +216,23 @@ def _host(node: int) -> str:
 
 
 def _interface(address: str) -> str:
-    """Name of the network interface by which this machine reaches `address`; empty if that is unknown."""
+    """Name of the network interface by which this machine reaches `address`; empty if that is
+    unknown.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         probe.connect((address, 9))
         own = probe.getsockname()[0]
     found = library.load("psutil").net_if_addrs()
-    return next((name for name, places in found.items() if any(place.address == own for place in places)), "")
+    return next(
+        (name for name, places in found.items() if any(place.address == own for place in places)),
+        "",
+    )
 
 
 def _received_port(environment: ClusterEnvironment) -> int:
-    """A free port of rank 0, which it sends to the others through the store that listens at the main address."""
+    """A free port of rank 0, which it sends to the others through the store that listens at the
+    main address.
+    """
     from torch._C._distributed_c10d import TCPStore  # torch.distributed's own, with types
 
     store = TCPStore(environment.main_address, environment.main_port, is_master=False)
@@ -219,12 +251,13 @@ def compare(fingerprints: list[Any]) -> None:
     for rank, other in enumerate(fingerprints):
         if other != fingerprints[0]:
             theirs, ours = (
-                sorted({*rows} - {*rest}) for rows, rest in ((other, fingerprints[0]), (fingerprints[0], other))
+                sorted({*rows} - {*rest})
+                for rows, rest in ((other, fingerprints[0]), (fingerprints[0], other))
             )
             raise FingerprintError(
-                f"The ranks of this run don't use the same plugins: rank {rank} has {theirs} where rank 0 has {ours} "
-                "(kind, alias, provider, version). Install the same versions on every node, and start every rank with "
-                "the same arguments."
+                f"The ranks of this run don't use the same plugins: rank {rank} has {theirs} where "
+                f"rank 0 has {ours} (kind, alias, provider, version). Install the same versions on "
+                "every node, and start every rank with the same arguments."
             )
 
 

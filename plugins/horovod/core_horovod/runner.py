@@ -1,4 +1,6 @@
-"""`python -m core_horovod.runner FOLDER NUMBER`: `horovodrun` for the ranks of one launch on this machine."""
+"""`python -m core_horovod.runner FOLDER NUMBER`: `horovodrun` for the ranks of one launch on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def _end_with_the_launcher() -> None:
 
 def _loopback() -> str:
     found = library.load("psutil").net_if_addrs()
-    return next(str(name) for name, places in found.items() if any(place.address == "127.0.0.1" for place in places))
+    return next(
+        str(name)
+        for name, places in found.items()
+        if any(place.address == "127.0.0.1" for place in places)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Most of these tests need Horovod, which `tox run -e horovod` compiles. Elsewhere those aren't collected."""
+"""Most of these tests need Horovod, which `tox run -e horovod` compiles. Elsewhere those aren't
+collected.
+"""
 
 from importlib.metadata import PackageNotFoundError, distribution
 

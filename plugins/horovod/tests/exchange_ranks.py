@@ -1,4 +1,6 @@
-"""The ranks of test_exchange.py: loops by hand, after which they tell their weights or gradients."""
+"""The ranks of test_exchange.py: loops by hand, after which they tell their weights or
+gradients.
+"""
 
 import copy
 
@@ -20,7 +22,9 @@ def net(sparse=False):
 def _set_up(rank, **options):
     fabric = rank.fabric(rank.backend.strategy(**options))
     module = net()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+    model, optimizer = fabric.setup(
+        module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    )
     return fabric, module, model, optimizer
 
 
@@ -40,14 +44,18 @@ def of_two_modules(rank):
     modules = [net(), net()]
     models = [fabric.setup(own, torch.optim.SGD(own.parameters(), lr=0.1))[0] for own in modules]
     batch = data()[fabric.global_rank :: fabric.world_size]
-    fabric.backward(sum(factor * model(batch).square().mean() for factor, model in enumerate(models, 1)))
+    fabric.backward(
+        sum(factor * model(batch).square().mean() for factor, model in enumerate(models, 1))
+    )
     found = [own.weight.grad.clone() for own in modules]
     fabric.teardown()
     return found
 
 
 def step_before_all_passes(rank):
-    """Weights after a step that comes before the third backward, which would have exchanged gradients."""
+    """Weights after a step that comes before the third backward, which would have exchanged
+    gradients.
+    """
     fabric, module, model, optimizer = _set_up(rank, backward_passes_per_step=3)
     for part in data()[fabric.global_rank :: fabric.world_size].chunk(2):
         fabric.backward(model(part).square().mean())
@@ -107,13 +115,20 @@ def state_of_rank_0(rank):
     optimizer.step()
     fabric.setup(module, optimizer)
     moments = optimizer.state[module.weight]
-    found = untouched, optimizer.param_groups[0]["lr"], moments["exp_avg"].clone(), float(moments["step"])
+    found = (
+        untouched,
+        optimizer.param_groups[0]["lr"],
+        moments["exp_avg"].clone(),
+        float(moments["step"]),
+    )
     fabric.teardown()
     return found
 
 
 def scaled_rate(rank, scales):
-    """The learning rate after set-up, or the message of the refusal where a scheduler has noted it."""
+    """The learning rate after set-up, or the message of the refusal where a scheduler has noted
+    it.
+    """
     fabric, module = rank.fabric(rank.backend.strategy(scale_learning_rate=scales)), net()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     fabric.setup(module, optimizer)

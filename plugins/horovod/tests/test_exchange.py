@@ -1,4 +1,6 @@
-"""Gradients and states between two ranks: each option, and what Horovod would do wrong, or wait for in vain."""
+"""Gradients and states between two ranks: each option, and what Horovod would do wrong, or wait for
+in vain.
+"""
 
 import exchange_ranks as ranks
 import pytest
@@ -54,7 +56,9 @@ def test_passes_are_summed_before_they_are_exchanged():
 
 
 def test_a_step_exchanges_what_was_held_back():
-    assert_all(TWO.run(ranks.step_before_all_passes), ranks.net().weight.detach() - 0.1 * 2 * expected())
+    assert_all(
+        TWO.run(ranks.step_before_all_passes), ranks.net().weight.detach() - 0.1 * 2 * expected()
+    )
 
 
 def test_a_second_backward_into_a_sum_is_refused():
@@ -63,7 +67,9 @@ def test_a_second_backward_into_a_sum_is_refused():
 
 
 def test_a_parameter_that_one_rank_uses():
-    """Its gradient is half of that rank's; what nobody uses has none, where Horovod makes zeros of it."""
+    """Its gradient is half of that rank's; what nobody uses has none, where Horovod makes zeros of
+    it.
+    """
     for used, of_one, unused in TWO.run(ranks.parameter_of_one_rank, {}):
         torch.testing.assert_close(used, expected())
         assert of_one is not None
@@ -85,7 +91,9 @@ def test_sparse_gradients(as_dense):
 
 
 def test_an_optimizers_state_is_that_of_rank_0():
-    """And where there is none yet, none is made: Horovod's own function would step, and weights would decay."""
+    """And where there is none yet, none is made: Horovod's own function would step, and weights
+    would decay.
+    """
     first, second = TWO.run(ranks.state_of_rank_0)
     assert first[0]
     assert second[0]

@@ -19,10 +19,25 @@ from core_testing.waiting import slowness, wait_until
 PROGRAM = Path(__file__).parent / "training_program.py"
 PYTHON = [sys.executable, str(PROGRAM)]
 HOROVODRUN = [
-    *(sys.executable, "-m", "horovod.runner.launch", "--gloo", "--disable-cache", "--network-interfaces", "lo"),
+    *(
+        sys.executable,
+        "-m",
+        "horovod.runner.launch",
+        "--gloo",
+        "--disable-cache",
+        "--network-interfaces",
+        "lo",
+    ),
     *("-np", "2", "-H", "localhost:2", *PYTHON),
 ]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node=2",
+    str(PROGRAM),
+]
 
 
 def run(command, how, devices, folder):
@@ -70,7 +85,9 @@ def test_only_a_mean_over_ranks_takes_weighted_losses():
 def test_a_main_process_that_is_ended_leaves_nobody(tmp_path, how):
     """The runner, its server and the ranks end with the process that has launched them."""
     arguments = json.dumps(["horovod", 2, str(tmp_path), 100_000])
-    main = subprocess.Popen([*PYTHON, arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    main = subprocess.Popen(
+        [*PYTHON, arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_until(lambda: sum(map(_is_rank, children_of(main))) == 2, "two ranks that train")
         everybody = children_of(main)
@@ -91,7 +108,8 @@ def children_of(main):
 
 def _is_rank(process):
     try:
-        return "core_horovod.worker" in process.cmdline()[:3] and process.num_threads() > 2  # it trains, or is about to
+        # it trains, or is about to
+        return "core_horovod.worker" in process.cmdline()[:3] and process.num_threads() > 2
     except psutil.Error:
         return False
 
@@ -104,9 +122,18 @@ def _is_rank(process):
         ({"compression": "bf16"}, r"compression='bf16': expected one of 'none', 'fp16'"),
         ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0: at least 1"),
         ({"groups": 0}, r"groups=0: at least 1, or None"),
-        ({"op": "Sum", "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor belongs to op='Average'"),
-        ({"start_method": "mpirun"}, r"start_method='mpirun': expected one of 'horovod', 'subprocess'"),
-        ({"process_group_backend": "gloo"}, r"no option 'process_group_backend'.*horovodrun --check-build"),
+        (
+            {"op": "Sum", "gradient_predivide_factor": 2.0},
+            r"gradient_predivide_factor belongs to op='Average'",
+        ),
+        (
+            {"start_method": "mpirun"},
+            r"start_method='mpirun': expected one of 'horovod', 'subprocess'",
+        ),
+        (
+            {"process_group_backend": "gloo"},
+            r"no option 'process_group_backend'.*horovodrun --check-build",
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused(options, text):
@@ -115,7 +142,9 @@ def test_options_that_cannot_work_are_refused(options, text):
 
 
 def test_bfloat16_is_refused_before_work():
-    with pytest.raises(ConfigurationError, match=r"precision='bf16-true': Horovod has no operation on bfloat16"):
+    with pytest.raises(
+        ConfigurationError, match=r"precision='bf16-true': Horovod has no operation on bfloat16"
+    ):
         Trainer(strategy="horovod", accelerator="cpu", devices=2, precision="bf16-true")
 
 

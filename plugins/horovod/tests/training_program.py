@@ -31,7 +31,9 @@ def main():
     torch.manual_seed(0)
     net, data = Net(), torch.randn(48, 4, generator=torch.Generator().manual_seed(1)).double()
     strategy = HorovodStrategy(start_method=how) if how else "single_device"
-    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=devices, max_epochs=epochs, **QUIET)
+    trainer = Trainer(
+        strategy=strategy, accelerator="cpu", devices=devices, max_epochs=epochs, **QUIET
+    )
     trainer.fit(net, DataLoader(TensorDataset(data), batch_size=8 // devices))
     if trainer.is_global_zero:
         torch.save(net.state_dict(), f"{folder}/weights")

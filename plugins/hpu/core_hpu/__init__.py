@@ -5,4 +5,10 @@ from core_hpu.accelerator import HPUAccelerator
 from core_hpu.presets import hpu_deepspeed
 from core_hpu.strategy import HPUParallelStrategy, SingleHPUStrategy
 
-__all__ = ["HPUAccelerator", "HPUParallelStrategy", "SingleHPUStrategy", "__version__", "hpu_deepspeed"]
+__all__ = [
+    "HPUAccelerator",
+    "HPUParallelStrategy",
+    "SingleHPUStrategy",
+    "__version__",
+    "hpu_deepspeed",
+]

@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 
     from core.accelerators import Absent, Broken, Found
 
-_OWN_STRATEGIES = {"single_device": "hpu_single", "ddp": "hpu_parallel", "deepspeed": "hpu_deepspeed"}
+_OWN_STRATEGIES = {
+    "single_device": "hpu_single",
+    "ddp": "hpu_parallel",
+    "deepspeed": "hpu_deepspeed",
+}
 _FIGURES = {"allocated_bytes": "InUse", "peak_allocated_bytes": "MaxInUse", "limit_bytes": "Limit"}
 
 
 class HPUAccelerator(TorchDeviceAccelerator):
     """Intel Gaudi devices. Each process has one, and calls it `hpu:0`.
 
-    `devices=4` takes the first four modules of the machine, or of those that `HABANA_VISIBLE_MODULES` names;
-    `devices=[2, 3]` takes others, by setting that variable while the run lasts. A single device is the first one that
-    isn't busy, unless an index is given.
+    `devices=4` takes the first four modules of the machine, or of those that
+    `HABANA_VISIBLE_MODULES` names; `devices=[2, 3]` takes others, by setting that variable while
+    the run lasts. A single device is the first one that isn't busy, unless an index is given.
     """
 
     device_type = "hpu"
@@ -37,7 +41,9 @@ class HPUAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def detect(cls) -> Found | Absent | Broken:
-        """Ask `hl-smi` which devices there are, and look for `habana_frameworks.torch`, which isn't imported."""
+        """Ask `hl-smi` which devices there are, and look for `habana_frameworks.torch`, which isn't
+        imported.
+        """
         return detection.detect()
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
@@ -48,7 +54,8 @@ class HPUAccelerator(TorchDeviceAccelerator):
         """
         usable = detection.usable_modules()
         chosen = [usable[index] for index in indices] if isinstance(usable, list) else []
-        # Local rank n gets the n-th module that is visible: only others than the first ones need the variable.
+        # Local rank n gets the n-th module that is visible: only others than the first ones need
+        # the variable.
         self._modules = None if list(indices) == list(range(len(indices))) else chosen
         vendor.load("core")
         return super().torch_devices([0] * len(indices))
@@ -67,13 +74,16 @@ class HPUAccelerator(TorchDeviceAccelerator):
             return _OWN_STRATEGIES[alias]
         if alias.startswith("ddp_"):
             raise ConfigurationError(
-                f"strategy={alias!r} doesn't know Gaudi devices. Use strategy='hpu_parallel', and options for what the "
-                "preset sets: HPUParallelStrategy(start_method='spawn', find_unused_parameters=True)."
+                f"strategy={alias!r} doesn't know Gaudi devices. Use strategy='hpu_parallel', and "
+                "options for what the preset sets: HPUParallelStrategy(start_method='spawn', "
+                "find_unused_parameters=True)."
             )
         return alias
 
     def setup(self) -> None:
-        """All ranks; idempotent. Load the vendor's library, and show it the devices that were asked for."""
+        """All ranks; idempotent. Load the vendor's library, and show it the devices that were asked
+        for.
+        """
         vendor.load("core")
         super().setup()
         if self._modules is not None and self._before is None:

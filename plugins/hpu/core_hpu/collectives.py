@@ -25,7 +25,8 @@ _VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "HLS_MODULE_ID", "ID")
 class HCCLStrategy(ParallelStrategy):
     """One process a Gaudi device, in a process group over HCCL. Meant to be subclassed.
 
-    HCCL sums and compares float32, 16-bit floats and int32. Everything else is gathered, and combined on the CPU.
+    HCCL sums and compares float32, 16-bit floats and int32. Everything else is gathered, and
+    combined on the CPU.
     """
 
     interactive_alias: str | None = None
@@ -41,17 +42,18 @@ class HCCLStrategy(ParallelStrategy):
         """
         if BACKEND not in self.process_group_backend:
             raise ConfigurationError(
-                f"process_group_backend={self.process_group_backend!r} can't send from a Gaudi device. "
-                f"Leave it out, or use {BACKEND!r}."
+                f"process_group_backend={self.process_group_backend!r} can't send from a Gaudi "
+                f"device. Leave it out, or use {BACKEND!r}."
             )
         vendor.load("distributed.hccl")
         super().check()
 
     def setup_distributed(self) -> None:
-        """All ranks; idempotent. Set for the vendor's library which process this is, then join the group.
+        """All ranks; idempotent. Set for the vendor's library which process this is, then join the
+        group.
 
-        By that it chooses the device of the process: the module with the number of the local rank, or the one at that
-        place in `HABANA_VISIBLE_MODULES`.
+        By that it chooses the device of the process: the module with the number of the local rank,
+        or the one at that place in `HABANA_VISIBLE_MODULES`.
         """
         if self.cluster_environment is not None and self._variables is None:
             self._variables = {name: os.environ.get(name) for name in _VARIABLES}
@@ -64,7 +66,11 @@ class HCCLStrategy(ParallelStrategy):
         """All ranks. Combine over ranks; see `Strategy.reduce`."""
         name = reduce_op.lower() if isinstance(reduce_op, str) else None
         averages_integers = name in ("mean", "avg") and not tensor.is_floating_point()
-        if self.world_size == 1 or name is None or (name in _REDUCED_BY and tensor.dtype in _REDUCED_DTYPES):
+        if (
+            self.world_size == 1
+            or name is None
+            or (name in _REDUCED_BY and tensor.dtype in _REDUCED_DTYPES)
+        ):
             return super().reduce(tensor, group, reduce_op)
         if averages_integers and torch.get_default_dtype() in _REDUCED_DTYPES:
             return super().reduce(tensor, group, reduce_op)  # as floats
@@ -72,7 +78,9 @@ class HCCLStrategy(ParallelStrategy):
         return _combine(self.all_gather(tensor, group).detach().cpu(), name).to(tensor.device)
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """All ranks. On rank `dst` everyone's picklable object; HCCL can gather on all ranks only."""
+        """All ranks. On rank `dst` everyone's picklable object; HCCL can gather on all ranks
+        only.
+        """
         if self.world_size == 1:
             return [obj]
         gathered: list[Any] = [None] * self.world_size
@@ -94,18 +102,23 @@ class HCCLStrategy(ParallelStrategy):
                 raise
             who = ", ".join(map(str, absent))
             raise WorkerError(
-                f"Rank {who} did not come to the barrier{f' {name!r}' if name else ''} in time.", rank=absent[0]
+                f"Rank {who} did not come to the barrier{f' {name!r}' if name else ''} in time.",
+                rank=absent[0],
             ) from error
 
     def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, and put back the variables that were set for it."""
+        """All ranks; idempotent. Leave the group, and put back the variables that were set for
+        it.
+        """
         super().leave_group()
         vendor.put_back(self._variables or {})
         self._variables = None
 
 
 def _combine(stacked: Tensor, name: str) -> Tensor:
-    """Values of all ranks, shape (world_size, ...), combined to shape (...), without a change of dtype."""
+    """Values of all ranks, shape (world_size, ...), combined to shape (...), without a change of
+    dtype.
+    """
     if name in ("mean", "avg"):
         floating = stacked if stacked.is_floating_point() else stacked.to(torch.get_default_dtype())
         return floating.mean(0)

@@ -1,7 +1,7 @@
 """The conformance suites of core-hpu. Imported by `core check` and the tests only: it needs pytest.
 
-They need Gaudi devices, two for `hpu_parallel`, and are skipped without. core-hpu's own tests run them on simulated
-ones, whose reports say so.
+They need Gaudi devices, two for `hpu_parallel`, and are skipped without. core-hpu's own tests run
+them on simulated ones, whose reports say so.
 """
 
 import os
@@ -15,11 +15,12 @@ from core_testing import ONE_PROCESS, AcceleratorConformance, StrategyConformanc
 
 _IS_SIMULATED = "SIMULATED_GAUDI_DEVICES" in os.environ
 _NEEDS_PINNED_MEMORY = (
-    "to find unused parameters, torch's DDP wants pinned memory, which a device simulated in Python can't have"
+    "to find unused parameters, torch's DDP wants pinned memory, which a device "
+    "simulated in Python can't have"
 )
 _ENDS_THE_PROCESS = (
-    "torch ends the process where Python raises in a backward on a device simulated in Python: its device guard calls "
-    "Python while that error is under way, from a function that may not throw"
+    "torch ends the process where Python raises in a backward on a device simulated in Python: its "
+    "device guard calls Python while that error is under way, from a function that may not throw"
 )
 
 
@@ -67,8 +68,9 @@ class TestHPUParallel(HPUStrategySuite, StrategyConformance):
     alias = "hpu_parallel"
     expected_capabilities = ONE_PROCESS | Capability.COLLECTIVES | Capability.NO_SYNC
     known_failures = {
-        "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
-        "without find_unused_parameters=True",
+        "test_training_equals_one_device[unused_weights]": (
+            "torch's DDP waits for gradients that don't come, without find_unused_parameters=True"
+        ),
     } | (
         {
             **dict.fromkeys(

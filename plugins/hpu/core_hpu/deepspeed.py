@@ -12,6 +12,7 @@ __all__ = ["HPUDeepSpeedStrategy"]
 class HPUDeepSpeedStrategy(HPUStrategy, HCCLStrategy, DeepSpeedStrategy):
     """DeepSpeed's ZeRO on Gaudi devices, over HCCL. Has not been run on one yet.
 
-    Its options are those of `core_deepspeed.DeepSpeedStrategy`. DeepSpeed has to be the vendor's build:
+    Its options are those of `core_deepspeed.DeepSpeedStrategy`. DeepSpeed has to be the vendor's
+    build:
     https://docs.habana.ai/en/latest/PyTorch/DeepSpeed/Getting_Started_with_DeepSpeed/Getting_Started_with_DeepSpeed.html
     """

@@ -27,8 +27,8 @@ def detect() -> Found | Absent | Broken:
         return modules
     if not is_installed():
         return Broken(
-            f"{TOOL} lists {len(modules)} Gaudi devices, and {LIBRARY} isn't installed, which drives them. Install the "
-            "vendor's PyTorch packages, or choose accelerator='cpu'"
+            f"{TOOL} lists {len(modules)} Gaudi devices, and {LIBRARY} isn't installed, which "
+            "drives them. Install the vendor's PyTorch packages, or choose accelerator='cpu'"
         )
     return Found(len(modules), PRIORITY)
 
@@ -36,7 +36,8 @@ def detect() -> Found | Absent | Broken:
 def is_installed() -> bool:
     """True if the library can be found. Nothing is imported.
 
-    Another package of the vendor's, habana-media-loader, makes the namespace `habana_frameworks` alone.
+    Another package of the vendor's, habana-media-loader, makes the namespace `habana_frameworks`
+    alone.
     """
     namespace, _, name = LIBRARY.partition(".")
     outer = importlib.util.find_spec(namespace)
@@ -67,23 +68,31 @@ def usable_modules() -> list[int] | Absent | Broken:
     except ValueError:
         return Broken(f"{VISIBLE}={visible!r}: expected numbers of modules, as in '0,1,2,3'")
     usable = [module for module in wanted if module in listed]
-    return usable or Absent(f"{VISIBLE}={visible!r} hides every one of the Gaudi devices {list(listed)}")
+    return usable or Absent(
+        f"{VISIBLE}={visible!r} hides every one of the Gaudi devices {list(listed)}"
+    )
 
 
 def _without_tool(reason: str) -> Absent | Broken:
     """The answer where no tool counts the devices: broken if the driver has some."""
     if there := glob.glob(DRIVER_FILES):
-        return Broken(f"the driver has a Gaudi device, {there[0]}, but {reason}. See whether {TOOL} lists it")
+        return Broken(
+            f"the driver has a Gaudi device, {there[0]}, but {reason}. See whether {TOOL} lists it"
+        )
     library = "" if is_installed() else f" and {LIBRARY} isn't installed"
     return Absent(f"{reason}{library}")
 
 
 @functools.cache
 def _modules_by(tool: str) -> tuple[int, ...] | Broken | str:
-    """Asked once a process; the reason if the tool fails. One that doesn't answer may have devices to tell of."""
+    """Asked once a process; the reason if the tool fails. One that doesn't answer may have devices
+    to tell of.
+    """
     command = [tool, "-Q", "module_id", "-f", "csv"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Broken(f"{tool} didn't answer: {error}")
     numbers = [line.strip() for line in done.stdout.splitlines()]

@@ -19,7 +19,9 @@ class HostState(Strategy):
 
     @property
     def capabilities(self) -> Capability:
-        """Without replicated parameters: ranks tell those by their memory, and a copy on the CPU has another one."""
+        """Without replicated parameters: ranks tell those by their memory, and a copy on the CPU
+        has another one.
+        """
         return super().capabilities & ~Capability.REPLICATED_PARAMETERS
 
     def get_module_state_dict(
@@ -34,7 +36,10 @@ class HostState(Strategy):
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. The optimizer's state by parameter names, copied."""
         state = super().get_optimizer_state_dict(optimizer)
-        entries = {name: {key: _on_host(value) for key, value in one.items()} for name, one in state["state"].items()}
+        entries = {
+            name: {key: _on_host(value) for key, value in one.items()}
+            for name, one in state["state"].items()
+        }
         return {**state, "state": entries}
 
 

@@ -1,7 +1,8 @@
 """Training on one Gaudi device, and on several with a replica on each.
 
-In lazy mode the device's operations wait in a graph, until `mark_step` has it compiled and launched:
-https://docs.habana.ai/en/latest/PyTorch/PyTorch_Gaudi_Theory_of_Operations.html. In eager mode it does nothing.
+In lazy mode the device's operations wait in a graph, until `mark_step` has it compiled and
+launched: https://docs.habana.ai/en/latest/PyTorch/PyTorch_Gaudi_Theory_of_Operations.html. In eager
+mode it does nothing.
 """
 
 from __future__ import annotations
@@ -37,19 +38,25 @@ class HPUStrategy(Strategy):
         refuse_sparse_layers(self, module)
         return super().setup_module(module)
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """None: nothing is compared, since these devices have no integers of 64 bits unless they are asked for."""
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """None: nothing is compared, since these devices have no integers of 64 bits unless they
+        are asked for.
+        """
         return None
 
     def mark_step(self) -> None:
         """All ranks. Launch the graph that has been collected so far; in eager mode nothing waits.
 
-        Called after each backward, each optimizer step, and each step of an evaluation. A loop of the user's own that
-        does something else on the device calls it where a piece of it ends.
+        Called after each backward, each optimizer step, and each step of an evaluation. A loop of
+        the user's own that does something else on the device calls it where a piece of it ends.
         """
         vendor.load("core").mark_step()
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Compute gradients, and launch; see `Strategy.backward`."""
         super().backward(loss, module, manual=manual, **kwargs)
         self.mark_step()
@@ -79,7 +86,8 @@ class SingleHPUStrategy(HostState, HPUStrategy, SingleDeviceStrategy):
 
 
 class HPUParallelStrategy(HostState, HPUStrategy, HCCLStrategy, DDPStrategy):
-    """Data parallelism on Gaudi devices: torch's DistributedDataParallel over HCCL, on one node or several.
+    """Data parallelism on Gaudi devices: torch's DistributedDataParallel over HCCL, on one node or
+    several.
 
     Its options are those of `core_ddp.DDPStrategy`.
     """

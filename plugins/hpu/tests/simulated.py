@@ -8,7 +8,9 @@ SIMULATOR = HERE / "simulator"
 
 
 def variables(num_devices=2, lazy=True):
-    """The environment of a machine with simulated Gaudi devices, and the vendor's library for them."""
+    """The environment of a machine with simulated Gaudi devices, and the vendor's library for
+    them.
+    """
     before = os.environ.get("PYTHONPATH")
     return os.environ | {
         "OMP_NUM_THREADS": "1",

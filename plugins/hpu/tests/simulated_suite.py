@@ -1,4 +1,6 @@
-"""On simulated devices, in lazy and in eager mode; collected in a process of its own, by `test_simulated.py`."""
+"""On simulated devices, in lazy and in eager mode; collected in a process of its own, by
+`test_simulated.py`.
+"""
 
 import os
 from dataclasses import replace
@@ -55,7 +57,9 @@ def observe(rank):
 
 
 def assert_launched(launches):
-    """Two graphs a batch, which the library was told to launch; after the second batch none is compiled."""
+    """Two graphs a batch, which the library was told to launch; after the second batch none is
+    compiled.
+    """
     assert launches.waiting == [0] * len(launches.waiting)
     for batch in launches.by_batch:
         assert [each.reason for each in batch if each.reason != "value"] == ["mark_step"] * 2
@@ -67,7 +71,9 @@ class TestLazyMode:
     def test_each_step_launches_two_graphs_and_reads_nothing(self):
         (found,) = SINGLE.run(observe)
         assert_launched(found)
-        assert all(len(batch) == 2 for batch in found.by_batch), "nothing else made the device compute"
+        assert all(len(batch) == 2 for batch in found.by_batch), (
+            "nothing else made the device compute"
+        )
 
     def test_each_step_over_hccl_launches_two_graphs_after_its_gradients(self):
         for found in PARALLEL.run(observe):
@@ -88,7 +94,9 @@ def evaluate(rank):
         def on_validation_batch_end(self, *_):
             waiting.append(graph.num_pending())
 
-    rank.trainer(limit_val_batches=3).validate(Net(CASE), make_loader(replace(CASE, shuffle=False), 1))
+    rank.trainer(limit_val_batches=3).validate(
+        Net(CASE), make_loader(replace(CASE, shuffle=False), 1)
+    )
     return waiting
 
 
@@ -152,7 +160,10 @@ def choose_the_second(rank):
     [
         ({"strategy": "ddp_spawn", "accelerator": "hpu"}, "Use strategy='hpu_parallel'"),
         ({"strategy": "hpu_single", "accelerator": "cpu"}, "Pass accelerator='hpu'"),
-        ({"strategy": HPUParallelStrategy(process_group_backend="gloo"), "devices": 2}, "or use 'hccl'"),
+        (
+            {"strategy": HPUParallelStrategy(process_group_backend="gloo"), "devices": 2},
+            "or use 'hccl'",
+        ),
     ],
     ids=["a preset of ddp", "another device", "another process group"],
 )

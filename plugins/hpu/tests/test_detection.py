@@ -52,7 +52,9 @@ def test_devices_and_their_library_are_found_without_an_import(machine):
 def test_the_name_of_another_package_is_not_the_library(machine):
     """habana-media-loader makes `habana_frameworks`, and no `habana_frameworks.torch`."""
     machine.add_package("medialoaders")
-    assert HPUAccelerator.detect() == Absent("hl-smi isn't on the PATH and habana_frameworks.torch isn't installed")
+    assert HPUAccelerator.detect() == Absent(
+        "hl-smi isn't on the PATH and habana_frameworks.torch isn't installed"
+    )
     machine.add_tool()
     found = HPUAccelerator.detect()
     assert isinstance(found, Broken)
@@ -66,7 +68,10 @@ def test_a_library_without_devices_is_in_order(machine):
 
 @pytest.mark.parametrize(
     ("does", "reason"),
-    [("echo module_id", "hl-smi lists no Gaudi device"), ("echo 'no driver' >&2; exit 9", "no driver")],
+    [
+        ("echo module_id", "hl-smi lists no Gaudi device"),
+        ("echo 'no driver' >&2; exit 9", "no driver"),
+    ],
 )
 def test_a_tool_that_lists_nothing(machine, does, reason):
     """In order without a device of the driver's, and broken with one."""
@@ -91,7 +96,8 @@ def test_a_tool_that_cannot_run_may_have_devices_to_tell_of(machine):
 
 
 @pytest.mark.parametrize(
-    ("told", "modules"), [("2,3", [2, 3]), ("3,9", [3]), ("7", Absent), ("0,x", Broken), ("", [0, 1, 2, 3])]
+    ("told", "modules"),
+    [("2,3", [2, 3]), ("3,9", [3]), ("7", Absent), ("0,x", Broken), ("", [0, 1, 2, 3])],
 )
 def test_some_devices_are_shown(machine, monkeypatch, told, modules):
     machine.add_tool()
@@ -107,8 +113,13 @@ def test_some_devices_are_shown(machine, monkeypatch, told, modules):
 
 def test_the_vendors_deepspeed_is_refused(monkeypatch):
     """Before work, where core-deepspeed isn't installed either."""
-    monkeypatch.setattr("core_hpu.presets.metadata.version", lambda name: "0.14.4+hpu.synapse.v1.23.0")
-    with pytest.raises(ConfigurationError, match=r"needs DeepSpeed 0\.19, and 0\.14\.4\+hpu.* no release serves both"):
+    monkeypatch.setattr(
+        "core_hpu.presets.metadata.version", lambda name: "0.14.4+hpu.synapse.v1.23.0"
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match=r"needs DeepSpeed 0\.19, and 0\.14\.4\+hpu.* no release serves both",
+    ):
         presets.hpu_deepspeed()
 
 

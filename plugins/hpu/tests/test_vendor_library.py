@@ -1,4 +1,6 @@
-"""Side effects of the vendor's library, as its published source has them, and a run that isn't to notice."""
+"""Side effects of the vendor's library, as its published source has them, and a run that isn't to
+notice.
+"""
 
 import json
 import subprocess
@@ -13,10 +15,17 @@ _OF_LAUNCHERS = ("MASTER_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")
 
 
 def told_by(*arguments, **variables):
-    own = {name: value for name, value in simulated.variables().items() if not name.startswith(_OF_LAUNCHERS)}
+    own = {
+        name: value
+        for name, value in simulated.variables().items()
+        if not name.startswith(_OF_LAUNCHERS)
+    }
     command = [sys.executable, simulated.HERE / "vendor_program.py", *arguments]
-    # Not forked from a process that has begun with other variables: which of them it began with is looked at.
-    done = subprocess.run(command, capture_output=True, text=True, env=own | variables, timeout=200, check=False)
+    # Not forked from a process that has begun with other variables: which of them it began with is
+    # looked at.
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=own | variables, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -53,7 +62,9 @@ def test_an_optimizer_made_before_trains_what_the_module_has_now(told):
     assert on_hpu["holds"]
     assert on_hpu["names"] == on_cpu["names"] == ["first.weight", "first.bias", "last.bias"]
     for name, value in on_cpu["weights"].items():
-        torch.testing.assert_close(torch.tensor(on_hpu["weights"][name]), torch.tensor(value), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(on_hpu["weights"][name]), torch.tensor(value), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.slow

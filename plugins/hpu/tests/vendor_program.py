@@ -1,4 +1,5 @@
-"""Runs on simulated Gaudi devices, and prints what the vendor's library has done to the environment and to a module.
+"""Runs on simulated Gaudi devices, and prints what the vendor's library has done to the environment
+and to a module.
 
 python vendor_program.py
 """
@@ -11,7 +12,12 @@ from torch import nn
 
 from core import Fabric, Trainer
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "HLS_MODULE_ID", "ID")
 
 
@@ -43,7 +49,9 @@ def port_of_a_run():
 
 
 def train(accelerator):
-    """Three steps of an optimizer that was made, and has stepped, before its module was set up; by two runs."""
+    """Three steps of an optimizer that was made, and has stepped, before its module was set up; by
+    two runs.
+    """
     module = Tied()
     before = module.first.weight
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]

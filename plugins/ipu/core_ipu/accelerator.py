@@ -19,9 +19,11 @@ _OF_OTHER_DEVICES = ("ddp", "deepspeed", "dp", "fsdp", "model_parallel")
 
 
 class IPUAccelerator(Accelerator):
-    """Graphcore's IPUs. They take whole programs, with tensors from the host: no tensor is made on one.
+    """Graphcore's IPUs. They take whole programs, with tensors from the host: no tensor is made on
+    one.
 
-    `devices=8` replicates the model over 8 IPUs of one machine or partition, and PopTorch decides which.
+    `devices=8` replicates the model over 8 IPUs of one machine or partition, and PopTorch decides
+    which.
     """
 
     name = "ipu"
@@ -32,7 +34,9 @@ class IPUAccelerator(Accelerator):
         return detection.detect()
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
-        """One of torch's type `ipu` an index: a name, on which torch by itself can't make tensors."""
+        """One of torch's type `ipu` an index: a name, on which torch by itself can't make
+        tensors.
+        """
         import torch
 
         return [torch.device("ipu", index) for index in indices]
@@ -41,18 +45,20 @@ class IPUAccelerator(Accelerator):
         """Number the IPUs.
 
         Raises:
-            DeviceError: more than there are; not a power of two; or a list that names anything but the first ones.
+            DeviceError: more than there are; not a power of two; or a list that names anything but
+                the first ones.
         """
         indices = super().parse_devices(devices)
         if indices != list(range(len(indices))):
             raise DeviceError(
-                f"devices={devices!r}: PopTorch chooses the IPUs itself. Write devices={len(indices)} for "
-                f"{len(indices)} of them; poptorch.Options().useIpuId(...) as training_opts names a group of them."
+                f"devices={devices!r}: PopTorch chooses the IPUs itself. Write "
+                f"devices={len(indices)} for {len(indices)} of them; "
+                "poptorch.Options().useIpuId(...) as training_opts names a group of them."
             )
         if len(indices) & (len(indices) - 1):
             raise DeviceError(
-                f"devices={devices!r}: PopTorch uses IPUs in powers of two, and {len(indices)} is none. "
-                f"Use devices={1 << len(indices).bit_length() - 1}."
+                f"devices={devices!r}: PopTorch uses IPUs in powers of two, and {len(indices)} is "
+                f"none. Use devices={1 << len(indices).bit_length() - 1}."
             )
         return indices
 
@@ -70,8 +76,9 @@ class IPUAccelerator(Accelerator):
             return _ALIAS
         if alias.split("_")[0] in _OF_OTHER_DEVICES or alias in _OF_OTHER_DEVICES:
             raise ConfigurationError(
-                f"strategy={alias!r} computes with tensors on its devices, and IPUs run compiled programs only. Leave "
-                f"the strategy out, or use strategy={_ALIAS!r}, which replicates a model over the devices."
+                f"strategy={alias!r} computes with tensors on its devices, and IPUs run compiled "
+                f"programs only. Leave the strategy out, or use strategy={_ALIAS!r}, which "
+                "replicates a model over the devices."
             )
         return alias
 

@@ -1,7 +1,8 @@
 """The conformance suites of core-ipu. Imported by `core check` and the tests only: it needs pytest.
 
-They need IPUs, two for `ipu_strategy`, and are skipped without. core-ipu's own tests run them on simulated ones, whose
-reports say so: `POPTORCH_SIMULATED_IPUS=2 PYTHONPATH=plugins/ipu/tests/simulator core check ipu_strategy`.
+They need IPUs, two for `ipu_strategy`, and are skipped without. core-ipu's own tests run them on
+simulated ones, whose reports say so:
+`POPTORCH_SIMULATED_IPUS=2 PYTHONPATH=plugins/ipu/tests/simulator core check ipu_strategy`.
 """
 
 import os
@@ -13,9 +14,12 @@ from core import Capability
 from core_testing import AcceleratorConformance, StrategyConformance, StrategySmoke
 
 _WHOLE_BATCHES = (
-    "a compiled program takes batches of one size: the rest of an epoch is left out of training, and said so"
+    "a compiled program takes batches of one size: the rest of an epoch is left out "
+    "of training, and said so"
 )
-_BY_NUMBER = "the kit's step fails in its third batch, by batch_idx, which a compiled program doesn't follow"
+_BY_NUMBER = (
+    "the kit's step fails in its third batch, by batch_idx, which a compiled program doesn't follow"
+)
 
 
 class OnIPU:
@@ -51,7 +55,10 @@ class TestIPUStrategy(IPUStrategySuite, StrategyConformance):
     alias = "ipu_strategy"
     num_devices = data_parallel_size = 2
     expected_capabilities = (
-        Capability.COMPILED_STEP | Capability.JOINT_SETUP | Capability.OWNS_ACCUMULATION | Capability.OWNS_CLIPPING
+        Capability.COMPILED_STEP
+        | Capability.JOINT_SETUP
+        | Capability.OWNS_ACCUMULATION
+        | Capability.OWNS_CLIPPING
     )
     known_failures = {
         "test_uneven_lengths_lose_nothing": _WHOLE_BATCHES,

@@ -29,11 +29,15 @@ print(json.dumps(count))
 
 
 def detect() -> Found | Absent | Broken:
-    """Look for PopTorch, and only where it is installed ask it for IPUs, in a process of its own."""
+    """Look for PopTorch, and only where it is installed ask it for IPUs, in a process of its
+    own.
+    """
     spec = find_spec("poptorch")
     if spec is None:
         return Absent("the package poptorch is not installed")
-    return _ask(spec.origin, tuple(pair for pair in os.environ.items() if pair[0].startswith(_VARIABLES)))
+    return _ask(
+        spec.origin, tuple(pair for pair in os.environ.items() if pair[0].startswith(_VARIABLES))
+    )
 
 
 @functools.cache
@@ -43,12 +47,23 @@ def _ask(origin: str | None, variables: tuple[tuple[str, str], ...]) -> Found | 
     command = [sys.executable, "-P", "-c", _PROGRAM]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=_TIME_LIMIT_S
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIME_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
         return Broken(f"poptorch did not say within {_TIME_LIMIT_S} s how many IPUs there are")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        return Broken(f"poptorch is installed, and can't be used: {last.rstrip('.')}. {HOW_TO_INSTALL}")
+        return Broken(
+            f"poptorch is installed, and can't be used: {last.rstrip('.')}. {HOW_TO_INSTALL}"
+        )
     count = int(json.loads(done.stdout.splitlines()[-1]))
-    return Found(count) if count else Absent("poptorch counts no IPU (ipuHardwareIsAvailable() is False)")
+    return (
+        Found(count)
+        if count
+        else Absent("poptorch counts no IPU (ipuHardwareIsAvailable() is False)")
+    )

@@ -1,4 +1,6 @@
-"""Changes on the host between two calls of a training program, which has the weights on the device."""
+"""Changes on the host between two calls of a training program, which has the weights on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
 class HostChanges:
     """Looks at parameters and buffers of the host without touching them.
 
-    PopTorch copies all weights to the host when an attribute of a parameter is read in the usual way, so that a look at
-    each step has to go past that.
+    PopTorch copies all weights to the host when an attribute of a parameter is read in the usual
+    way, so that a look at each step has to go past that.
     """
 
     def __init__(self, module: nn.Module) -> None:
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        self._parameters, self._tensors = list(parameters.values()), [*parameters.values(), *buffers.values()]
+        self._parameters, self._tensors = (
+            list(parameters.values()),
+            [*parameters.values(), *buffers.values()],
+        )
         self._names = [*parameters, *buffers]
         self._flags = self._requires_grad()
         self.note()
@@ -43,7 +48,11 @@ class HostChanges:
         now = self._versions_now()
         if now == self._versions:
             return None
-        return next(name for name, old, new in zip(self._names, self._versions, now, strict=True) if old != new)
+        return next(
+            name
+            for name, old, new in zip(self._names, self._versions, now, strict=True)
+            if old != new
+        )
 
     def refuse_other_flags(self) -> None:
         """The program goes on with the gradients that it was compiled with.
@@ -55,10 +64,12 @@ class HostChanges:
         if now == self._flags:
             return
         pairs = zip(self._names, self._flags, now, strict=False)
-        name, verb = next((name, "unfrozen" if new else "frozen") for name, old, new in pairs if old != new)
+        name, verb = next(
+            (name, "unfrozen" if new else "frozen") for name, old, new in pairs if old != new
+        )
         raise ConfigurationError(
-            f"Parameter {name!r} was {verb} between two steps, and a compiled program goes on as it was compiled. Do "
-            "it in on_train_epoch_start: then the program is compiled anew."
+            f"Parameter {name!r} was {verb} between two steps, and a compiled program goes on as "
+            "it was compiled. Do it in on_train_epoch_start: then the program is compiled anew."
         )
 
     def _requires_grad(self) -> list[bool]:

@@ -1,4 +1,6 @@
-"""The loader of joined batches: as many of the user's batches in one as a call of the program takes."""
+"""The loader of joined batches: as many of the user's batches in one as a call of the program
+takes.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,20 @@ from core_ipu.structure import put_together, take_apart
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_KEPT = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+)
 
 
 def join(poptorch: Any, loader: Any, options: Any, num_joined: int, *, trains: bool) -> Any:
-    """A loader whose batches have one size, if it trains; in evaluation the last one may be smaller.
+    """A loader whose batches have one size, if it trains; in evaluation the last one may be
+    smaller.
 
     Args:
         poptorch: the library.
@@ -35,22 +46,33 @@ def join(poptorch: Any, loader: Any, options: Any, num_joined: int, *, trains: b
     if isinstance(loader, poptorch.DataLoader):
         if sampler_of(loader) is not None:
             raise ConfigurationError(
-                "A poptorch.DataLoader joins its batches itself, by its own options. Pass a torch DataLoader, which "
-                "core-ipu makes into one, or Trainer(use_distributed_sampler=False)."
+                "A poptorch.DataLoader joins its batches itself, by its own options. Pass a torch "
+                "DataLoader, which core-ipu makes into one, or "
+                "Trainer(use_distributed_sampler=False)."
             )
         return loader
-    if not isinstance(loader, DataLoader) or (loader.batch_sampler is None and not _is_iterable(loader)):
+    if not isinstance(loader, DataLoader) or (
+        loader.batch_sampler is None and not _is_iterable(loader)
+    ):
         return JoinedBatches(loader, num_joined, trains=trains)
-    set_epoch(loader, 0)  # gives it the worker_init_fn by which workers that persist learn of epochs
+    # gives it the worker_init_fn by which workers that persist learn of epochs
+    set_epoch(loader, 0)
     kept = {name: getattr(loader, name) for name in _KEPT}
     if loader.num_workers:
-        kept |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+        kept |= {
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+        }
     if _is_iterable(loader):
-        made = poptorch.DataLoader(options, loader.dataset, batch_size=loader.batch_size, drop_last=trains, **kept)
+        made = poptorch.DataLoader(
+            options, loader.dataset, batch_size=loader.batch_size, drop_last=trains, **kept
+        )
         made.num_joined_batches = num_joined
         return made
     sampler = _whole_batches(loader) if trains else loader.batch_sampler
-    made = poptorch.DataLoader(options, loader.dataset, batch_sampler=sampler, drop_last=trains, **kept)
+    made = poptorch.DataLoader(
+        options, loader.dataset, batch_sampler=sampler, drop_last=trains, **kept
+    )
     if trains:
         _warn_of_rest(loader, num_joined)
     return Counted(made, sampler, num_joined, trains=trains)
@@ -61,7 +83,9 @@ def _is_iterable(loader: DataLoader[Any]) -> bool:
 
 
 def _whole_batches(loader: DataLoader[Any]) -> Any:
-    """The loader's sampler of batches, without a short last one. One of the user's own isn't changed."""
+    """The loader's sampler of batches, without a short last one. One of the user's own isn't
+    changed.
+    """
     sampler: Any = loader.batch_sampler
     if sampler_of(loader) is None:
         sampler = copy.copy(sampler)
@@ -71,22 +95,27 @@ def _whole_batches(loader: DataLoader[Any]) -> Any:
 
 
 def _warn_of_rest(loader: Any, num_joined: int) -> None:
-    """Warn of samples that no whole batch takes, unless the user has said that they may be left out."""
-    order: Any = getattr(loader.batch_sampler, "order", getattr(loader.batch_sampler, "sampler", None))
+    """Warn of samples that no whole batch takes, unless the user has said that they may be left
+    out.
+    """
+    order: Any = getattr(
+        loader.batch_sampler, "order", getattr(loader.batch_sampler, "sampler", None)
+    )
     size = getattr(loader.batch_sampler, "batch_size", None)
     if loader.drop_last or not isinstance(size, int) or not hasattr(order, "__len__"):
         return
     if rest := len(order) % (size * num_joined):
         warnings.warn(
-            f"A compiled program takes whole batches, here {num_joined} x {size} samples: the last {rest} of "
-            f"{len(order)} samples of an epoch are left out of training. DataLoader(..., drop_last=True) says that "
-            "this is meant.",
+            f"A compiled program takes whole batches, here {num_joined} x {size} samples: the last "
+            f"{rest} of {len(order)} samples of an epoch are left out of training. DataLoader(..., "
+            "drop_last=True) says that this is meant.",
             stacklevel=2,
         )
 
 
 class Counted:
-    """PopTorch's loader with a length: with a batch sampler, its own counts batches before they are joined.
+    """PopTorch's loader with a length: with a batch sampler, its own counts batches before they are
+    joined.
 
     Attributes:
         num_joined_batches: of the user's, in one; the core asks for it.
@@ -122,8 +151,8 @@ class JoinedBatches:
                 held = []
         if held and self._trains:
             warnings.warn(
-                f"A compiled program takes {self.num_joined_batches} batches at once: the last {len(held)} of an epoch "
-                "are left out of training.",
+                f"A compiled program takes {self.num_joined_batches} batches at once: the last "
+                f"{len(held)} of an epoch are left out of training.",
                 stacklevel=2,
             )
         elif held:

@@ -1,7 +1,7 @@
 """PopTorch's optimizers in the place of torch's, and their state in core's canonical form.
 
-The device computes the update, by what it reads of the optimizer in Python: its class, its groups and a few attributes.
-Only of PopTorch's own classes can the state be read back.
+The device computes the update, by what it reads of the optimizer in Python: its class, its groups
+and a few attributes. Only of PopTorch's own classes can the state be read back.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _IGNORED_BY_THE_DEVICE = ("amsgrad", "maximize", "capturable", "differentiable")
 _WRAPPER = "module."
 _CLIPPED = ("AdamW", "Adam", "SGD")
 
-# Names of the device's state tensors are these and the parameter's, as in the vendor's tests/optimizers_test.py
-# (poptorch) and include/popart/tensornames.hpp (popart). The documentation says that they are others than torch's, and
-# not which.
+# Names of the device's state tensors are these and the parameter's, as in the vendor's
+# tests/optimizers_test.py (poptorch) and include/popart/tensornames.hpp (popart). The documentation
+# says that they are others than torch's, and not which.
 _STATE = {
     "AdamW": {"exp_avg": "Accl1___", "exp_avg_sq": "Accl2___", "step": "Step___"},
     "Adam": {"exp_avg": "Accl1___", "exp_avg_sq": "Accl2___", "step": "Step___"},
@@ -41,13 +41,15 @@ _STATE = {
 
 
 def convert(poptorch: Any, optimizer: Optimizer, clipping: GradientClipping | None) -> Any:
-    """PopTorch's optimizer of the same kind, with the same groups, so that schedulers of the given one change it.
+    """PopTorch's optimizer of the same kind, with the same groups, so that schedulers of the given
+    one change it.
 
     One of PopTorch's own comes back as it is.
 
     Raises:
         UnsupportedError: the device has no such optimizer, or not this option of it.
-        ConfigurationError: the user's own optimizer of PopTorch's clips otherwise than the Trainer says.
+        ConfigurationError: the user's own optimizer of PopTorch's clips otherwise than the Trainer
+            says.
     """
     kind = kind_of(optimizer)
     if isinstance(optimizer, poptorch.optim.Optimizer):
@@ -56,11 +58,16 @@ def convert(poptorch: Any, optimizer: Optimizer, clipping: GradientClipping | No
     for option in _IGNORED_BY_THE_DEVICE:
         if any(group.get(option) for group in optimizer.param_groups):
             raise UnsupportedError(
-                f"{kind}({option}=True): IPUs compute the update themselves, and don't know {option}."
+                f"{kind}({option}=True): IPUs compute the update themselves, and don't know "
+                f"{option}."
             )
     limit = {"max_grad_norm": _limit(kind, clipping)} if clipping is not None else {}
-    groups = [{"params": group["params"], **_options(kind, group)} for group in optimizer.param_groups]
-    converted = getattr(poptorch.optim, kind)(groups, **_options(kind, optimizer.param_groups[0]), **limit)
+    groups = [
+        {"params": group["params"], **_options(kind, group)} for group in optimizer.param_groups
+    ]
+    converted = getattr(poptorch.optim, kind)(
+        groups, **_options(kind, optimizer.param_groups[0]), **limit
+    )
     converted.param_groups = optimizer.param_groups
     return _standing_for(kind, converted)
 
@@ -83,24 +90,32 @@ def kind_of(optimizer: Optimizer) -> str:
         if kind is base or (isinstance(optimizer, base) and kind.__module__.startswith("poptorch")):
             return name
     raise UnsupportedError(
-        f"{kind.__qualname__}: IPUs compute the update themselves, and nothing of its own code runs. Use one "
-        f"of {', '.join(f'torch.optim.{name}' for name in _NAMES)}, itself and not a subclass."
+        f"{kind.__qualname__}: IPUs compute the update themselves, and nothing of its own code "
+        f"runs. Use one of {', '.join(f'torch.optim.{name}' for name in _NAMES)}, itself and not a "
+        "subclass."
     )
 
 
 def _options(kind: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that are given are variable, all others are compiled into the program; momentum costs memory."""
+    """Options that are given are variable, all others are compiled into the program; momentum costs
+    memory.
+    """
     options = {name: group[name] for name in _OPTIONS[kind]}
     if kind in ("SGD", "RMSprop") and not options["momentum"]:
-        options = {name: value for name, value in options.items() if name not in ("momentum", "dampening", "nesterov")}
+        options = {
+            name: value
+            for name, value in options.items()
+            if name not in ("momentum", "dampening", "nesterov")
+        }
     return options
 
 
 def _limit(kind: str, clipping: GradientClipping) -> float:
     if kind not in _CLIPPED or clipping.algorithm != "norm" or clipping.norm_type != 2.0:
         raise UnsupportedError(
-            f"gradient_clip_val={clipping.value}: on IPUs gradients are clipped by their 2-norm, and with "
-            f"{', '.join(_CLIPPED)} only; this is {kind}, and the {clipping.norm_type:g}-{clipping.algorithm}."
+            f"gradient_clip_val={clipping.value}: on IPUs gradients are clipped by their 2-norm, "
+            f"and with {', '.join(_CLIPPED)} only; this is {kind}, and the "
+            f"{clipping.norm_type:g}-{clipping.algorithm}."
         )
     return clipping.value
 
@@ -109,14 +124,17 @@ def _check_own_clipping(optimizer: Any, clipping: GradientClipping | None) -> No
     own = getattr(optimizer, "max_grad_norm", float("inf"))
     if clipping is not None and own != clipping.value:
         raise ConfigurationError(
-            f"gradient_clip_val={clipping.value}, and {type(optimizer).__name__} was made with max_grad_norm={own}. "
-            "Leave out gradient_clip_val: the optimizer's own limit holds."
+            f"gradient_clip_val={clipping.value}, and {type(optimizer).__name__} was made with "
+            f"max_grad_norm={own}. Leave out gradient_clip_val: the optimizer's own limit holds."
         )
 
 
 def values_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The options of all groups, to tell whether the device must be given a change."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def to_canonical(optimizer: Any, names: Sequence[str], num_updates: int) -> dict[str, Any]:
@@ -129,9 +147,15 @@ def to_canonical(optimizer: Any, names: Sequence[str], num_updates: int) -> dict
     """
     state, kind = optimizer.state_dict(), kind_of(optimizer)
     given, rest = state["ipu_state"] or {}, iter(names)
-    groups = [{**group, "params": [next(rest) for _ in group["params"]]} for group in state["param_groups"]]
+    groups = [
+        {**group, "params": [next(rest) for _ in group["params"]]}
+        for group in state["param_groups"]
+    ]
     entries = {name: _entry(given, kind, name, num_updates) for name in names}
-    return {"state": {name: entry for name, entry in entries.items() if entry}, "param_groups": groups}
+    return {
+        "state": {name: entry for name, entry in entries.items() if entry},
+        "param_groups": groups,
+    }
 
 
 def _entry(state: Mapping[str, Any], kind: str, name: str, num_updates: int) -> dict[str, Any]:
@@ -142,7 +166,9 @@ def _entry(state: Mapping[str, Any], kind: str, name: str, num_updates: int) -> 
     return entry
 
 
-def load_canonical(optimizer: Any, entries: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+def load_canonical(
+    optimizer: Any, entries: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> None:
     """Load a state by parameter names into the optimizer, which brings it to the device.
 
     Args:
@@ -158,7 +184,9 @@ def load_canonical(optimizer: Any, entries: Mapping[str, Any], groups: list[dict
         if entry.get(key) is not None
     }
     if state:
-        optimizer.load_state_dict({"ipu_state": state, "ipu_param": {}, "state": {}, "param_groups": groups})
+        optimizer.load_state_dict(
+            {"ipu_state": state, "ipu_param": {}, "state": {}, "param_groups": groups}
+        )
     for group, saved in zip(own, groups, strict=True):
         group.update({key: value for key, value in saved.items() if key != "params"})
     optimizer.param_groups = own

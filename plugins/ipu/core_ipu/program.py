@@ -1,4 +1,6 @@
-"""One of the user's steps as a compiled program: traced once, then run on the device batch after batch."""
+"""One of the user's steps as a compiled program: traced once, then run on the device batch after
+batch.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ class Trace:
 
 
 class Traced(nn.Module):
-    """The module that PopTorch compiles: takes the tensors of a batch, returns those of the step and of its logs."""
+    """The module that PopTorch compiles: takes the tensors of a batch, returns those of the step
+    and of its logs.
+    """
 
-    def __init__(self, module: nn.Module, name: str, structure: Any, numbers: tuple[int, ...], mark: Any) -> None:
+    def __init__(
+        self, module: nn.Module, name: str, structure: Any, numbers: tuple[int, ...], mark: Any
+    ) -> None:
         """Keep what the trace needs.
 
         Args:
@@ -65,8 +71,8 @@ class Traced(nn.Module):
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ModuleError(
-                f"training_step returned {_describe(output)}; a compiled step needs a scalar tensor, or a dict with "
-                "one under 'loss', for every batch."
+                f"training_step returned {_describe(output)}; a compiled step needs a scalar "
+                "tensor, or a dict with one under 'loss', for every batch."
             )
         marked = self._mark(loss.reshape(()), reduction="none")
         return {**output, "loss": marked} if isinstance(output, dict) else marked
@@ -80,7 +86,13 @@ class CompiledProgram:
     """
 
     def __init__(
-        self, module: nn.Module, name: str, *, make: Callable[[Traced], Any], num_joined: int, mark: Any = None
+        self,
+        module: nn.Module,
+        name: str,
+        *,
+        make: Callable[[Traced], Any],
+        num_joined: int,
+        mark: Any = None,
     ) -> None:
         """Create a program, which is compiled when it first runs.
 
@@ -99,7 +111,9 @@ class CompiledProgram:
         self._trace = Trace()
 
     def prepare(self, batch: Any, numbers: tuple[int, ...]) -> list[torch.Tensor] | None:
-        """The tensors for a call; None if the batch isn't like the compiled one, or can't be cut into micro-batches."""
+        """The tensors for a call; None if the batch isn't like the compiled one, or can't be cut
+        into micro-batches.
+        """
         tensors, structure = tensors_of_batch(batch)
         shapes = [tensor.shape for tensor in tensors]
         if self.executor is None:
@@ -113,12 +127,14 @@ class CompiledProgram:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the device, log what the step logs, and return its output.
 
-        Scalars of several micro-batches are averaged, and everything else is joined along the first dimension.
+        Scalars of several micro-batches are averaged, and everything else is joined along the first
+        dimension.
         """
         returned = list(self.executor(*tensors))
         number = len(self._trace.num_dims)
         outputs = [
-            _scalar(value) if not dims else value for value, dims in zip(returned, self._trace.num_dims, strict=False)
+            _scalar(value) if not dims else value
+            for value, dims in zip(returned, self._trace.num_dims, strict=False)
         ]
         replay(self._module, self._trace.calls, returned[number:])
         return put_together(self._trace.output, outputs)
@@ -129,16 +145,17 @@ class CompiledProgram:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         if self._shapes and structure != self._structure:
             return ConfigurationError(
-                "A training batch has other containers, or other keys, or the same in another order, than the one for "
-                f"which the program was compiled ({type(batch).__name__}). Let collate_fn make all of them alike."
+                "A training batch has other containers, or other keys, or the same in another "
+                f"order, than the one for which the program was compiled ({type(batch).__name__}). "
+                "Let collate_fn make all of them alike."
             )
         if self._shapes:
             expected = f"the program was compiled for {[tuple(shape) for shape in self._shapes]}"
         else:
             expected = f"the first dimension of each must be a multiple of {self._num_joined}"
         return ConfigurationError(
-            f"A training batch has tensors of shapes {shapes}, and {expected}. A compiled program takes batches of one "
-            "size: use drop_last=True, and pad what differs."
+            f"A training batch has tensors of shapes {shapes}, and {expected}. A compiled program "
+            "takes batches of one size: use drop_last=True, and pad what differs."
         )
 
     def destroy(self) -> None:
@@ -149,28 +166,70 @@ class CompiledProgram:
 
 
 def _scalar(value: torch.Tensor) -> torch.Tensor:
-    return value.mean() if value.is_floating_point() else value.reshape(()) if value.numel() == 1 else value
+    return (
+        value.mean()
+        if value.is_floating_point()
+        else value.reshape(())
+        if value.numel() == 1
+        else value
+    )
 
 
 def _describe(output: Any) -> str:
     if isinstance(output, torch.Tensor):
         return f"a tensor of shape {tuple(output.shape)}"
-    return f"a dict with {sorted(map(str, output))}" if isinstance(output, dict) else f"{output!r}"[:80]
+    return (
+        f"a dict with {sorted(map(str, output))}"
+        if isinstance(output, dict)
+        else f"{output!r}"[:80]
+    )
 
 
 class _Constant(int):
-    """The number of a batch or loader in a trace, which would be that of all batches: any use is refused."""
+    """The number of a batch or loader in a trace, which would be that of all batches: any use is
+    refused.
+    """
 
 
 def _refuse(self: _Constant, *others: Any) -> Any:
     raise UnsupportedError(
-        "The step uses batch_idx or dataloader_idx, and it is a compiled program: they would be the first ones for all "
-        "batches. Count in on_train_batch_end, or in a buffer of the module."
+        "The step uses batch_idx or dataloader_idx, and it is a compiled program: they would be "
+        "the first ones for all batches. Count in on_train_batch_end, or in a buffer of the module."
     )
 
 
 for _operator in (
-    *("add", "and", "bool", "divmod", "eq", "float", "floordiv", "format", "ge", "gt", "index", "int", "le", "lt"),
-    *("mod", "mul", "ne", "neg", "or", "pow", "radd", "rmod", "rmul", "rsub", "rtruediv", "str", "sub", "truediv"),
+    *(
+        "add",
+        "and",
+        "bool",
+        "divmod",
+        "eq",
+        "float",
+        "floordiv",
+        "format",
+        "ge",
+        "gt",
+        "index",
+        "int",
+        "le",
+        "lt",
+    ),
+    *(
+        "mod",
+        "mul",
+        "ne",
+        "neg",
+        "or",
+        "pow",
+        "radd",
+        "rmod",
+        "rmul",
+        "rsub",
+        "rtruediv",
+        "str",
+        "sub",
+        "truediv",
+    ),
 ):
     setattr(_Constant, f"__{_operator}__", _refuse)

@@ -1,4 +1,6 @@
-"""The values that a user's step logs while it is traced: outputs of the program, logged after each call."""
+"""The values that a user's step logs while it is traced: outputs of the program, logged after each
+call.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Logged(NamedTuple):
-    """One call of `log`: its name and options, and a constant value; None for one that the program returns."""
+    """One call of `log`: its name and options, and a constant value; None for one that the program
+    returns.
+    """
 
     name: str
     constant: Any
@@ -42,8 +46,9 @@ def recorded(module: nn.Module) -> Iterator[tuple[list[Logged], list[torch.Tenso
     def log(name: str, value: Any, *options: Any, **named: Any) -> None:
         if isinstance(value, torch.nn.Module):
             raise UnsupportedError(
-                f"self.log({name!r}, ...) got a {type(value).__name__}, which keeps values of its own, and the step is "
-                "a compiled program. Log the numbers, or update it in on_train_batch_end from what the step returns."
+                f"self.log({name!r}, ...) got a {type(value).__name__}, which keeps values of its "
+                "own, and the step is a compiled program. Log the numbers, or update it in "
+                "on_train_batch_end from what the step returns."
             )
         given = {**dict(zip(_OPTIONS, options, strict=False)), **named}
         is_tensor = isinstance(value, torch.Tensor)
@@ -59,7 +64,16 @@ def recorded(module: nn.Module) -> Iterator[tuple[list[Logged], list[torch.Tenso
 
 
 _OPTIONS = (
-    *("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "batch_size", "add_dataloader_idx"),
+    *(
+        "prog_bar",
+        "logger",
+        "on_step",
+        "on_epoch",
+        "reduce_fx",
+        "sync_dist",
+        "batch_size",
+        "add_dataloader_idx",
+    ),
     "rank_zero_only",
 )
 
@@ -88,7 +102,9 @@ def _reduce(name: str, values: torch.Tensor, reduce_fx: Any) -> torch.Tensor:
     reduction = _REDUCTIONS.get(getattr(reduce_fx, "__name__", reduce_fx))
     if reduction is None:
         raise UnsupportedError(
-            f"self.log({name!r}, reduce_fx={reduce_fx!r}): a compiled step returns values of several micro-batches, "
-            f"which are joined by one of {', '.join(_REDUCTIONS)}."
+            f"self.log({name!r}, reduce_fx={reduce_fx!r}): a compiled step returns values of "
+            f"several micro-batches, which are joined by one of {', '.join(_REDUCTIONS)}."
         )
-    return reduction(values if values.is_floating_point() or reduction is not torch.mean else values.float())
+    return reduction(
+        values if values.is_floating_point() or reduction is not torch.mean else values.float()
+    )

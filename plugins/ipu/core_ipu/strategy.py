@@ -1,4 +1,6 @@
-"""Training and inference on Graphcore's IPUs: PopTorch compiles the user's steps, and runs them whole."""
+"""Training and inference on Graphcore's IPUs: PopTorch compiles the user's steps, and runs them
+whole.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,11 @@ _METHODS = {"validation_step", "test_step", "predict_step", "forward"}
 class IPUStrategy(Strategy):
     """Compiles the user's steps for IPUs, and replicates the model over them.
 
-    A call of the training program is forward, backward and update for `device_iterations` accumulation windows on all
-    replicas. What the core hands over as one batch is all that such a call takes: `device_iterations` x replicas x
-    accumulated batches of the user's loader, whose `batch_size` is what one replica computes at once. Weights live on
-    the device while it trains, and are copied to the host when the host needs them; see `synchronize_model`.
+    A call of the training program is forward, backward and update for `device_iterations`
+    accumulation windows on all replicas. What the core hands over as one batch is all that such a
+    call takes: `device_iterations` x replicas x accumulated batches of the user's loader, whose
+    `batch_size` is what one replica computes at once. Weights live on the device while it trains,
+    and are copied to the host when the host needs them; see `synchronize_model`.
     """
 
     def __init__(
@@ -53,23 +56,31 @@ class IPUStrategy(Strategy):
 
         Args:
             given: parts without their names, as every strategy takes them.
-            device_iterations: updates of the parameters in one call of the training program, and batches in one call of
-                a program for inference, before control returns to the host.
-            ipus_per_replica: IPUs of one copy of the model, which its `poptorch.Block`s divide among them.
-            training_opts: `poptorch.Options` in the place of those that are made here. Their replication must agree
-                with `devices`; accumulation stands there or in the Trainer's `accumulate_grad_batches`, not in both.
+            device_iterations: updates of the parameters in one call of the training program, and
+                batches in one call of a program for inference, before control returns to the host.
+            ipus_per_replica: IPUs of one copy of the model, which its `poptorch.Block`s divide
+                among them.
+            training_opts: `poptorch.Options` in the place of those that are made here. Their
+                replication must agree with `devices`; accumulation stands there or in the Trainer's
+                `accumulate_grad_batches`, not in both.
             inference_opts: the same for validation, test and prediction.
             autoreport: write PopVision's reports of what is compiled.
             autoreport_dir: where; the current folder if it is None.
             parts: `accelerator`, `parallel_devices`, `checkpoint_io`, `precision_plugin`.
 
         Raises:
-            ConfigurationError: a number below 1, or two places that say how many iterations there are.
+            ConfigurationError: a number below 1, or two places that say how many iterations there
+                are.
         """
         super().__init__(*given, **parts)
-        for name, number in (("device_iterations", device_iterations), ("ipus_per_replica", ipus_per_replica)):
+        for name, number in (
+            ("device_iterations", device_iterations),
+            ("ipus_per_replica", ipus_per_replica),
+        ):
             if type(number) is not int or number < 1:
-                raise ConfigurationError(f"IPUStrategy({name}={number!r}): expected an integer of at least 1.")
+                raise ConfigurationError(
+                    f"IPUStrategy({name}={number!r}): expected an integer of at least 1."
+                )
         if (
             device_iterations != 1
             and training_opts is not None
@@ -100,16 +111,20 @@ class IPUStrategy(Strategy):
         self._num_updates = 0
         self._is_ahead = self._trains = False
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """One module and one optimizer, whose steps are compiled as a whole: windows and clipping are inside.
+        """One module and one optimizer, whose steps are compiled as a whole: windows and clipping
+        are inside.
 
         `INFERENCE_MODE` isn't among them: PopTorch writes into the module's own tensors.
         """
         return (
-            Capability.COMPILED_STEP | Capability.JOINT_SETUP | Capability.OWNS_ACCUMULATION | Capability.OWNS_CLIPPING
+            Capability.COMPILED_STEP
+            | Capability.JOINT_SETUP
+            | Capability.OWNS_ACCUMULATION
+            | Capability.OWNS_CLIPPING
         )
 
     @property
@@ -131,11 +146,13 @@ class IPUStrategy(Strategy):
         """
         if self.accelerator.name != "ipu":
             raise ConfigurationError(
-                f"IPUStrategy trains on IPUs, and accelerator={self.accelerator.name!r} was asked for. Use "
-                "accelerator='ipu', or another strategy."
+                f"IPUStrategy trains on IPUs, and accelerator={self.accelerator.name!r} was asked "
+                "for. Use accelerator='ipu', or another strategy."
             )
         if self.num_nodes > 1:
-            raise ConfigurationError(f"num_nodes={self.num_nodes}: IPUStrategy trains in one process. Use num_nodes=1.")
+            raise ConfigurationError(
+                f"num_nodes={self.num_nodes}: IPUStrategy trains in one process. Use num_nodes=1."
+            )
         if len(self.parallel_devices) % self.ipus_per_replica:
             raise ConfigurationError(
                 f"devices={len(self.parallel_devices)} are no multiple of "
@@ -143,7 +160,8 @@ class IPUStrategy(Strategy):
             )
         if self.precision_plugin.name not in _PRECISIONS:
             raise ConfigurationError(
-                f"precision={self.precision_plugin.name!r}: on IPUs use one of {', '.join(map(repr, _PRECISIONS))}."
+                f"precision={self.precision_plugin.name!r}: on IPUs use one of "
+                f"{', '.join(map(repr, _PRECISIONS))}."
             )
         poptorch = library.load()
         self._check_options("training_opts", self.training_opts, poptorch)
@@ -158,11 +176,13 @@ class IPUStrategy(Strategy):
         if options.replication_factor != self.num_replicas:
             raise ConfigurationError(
                 f"{name} say replicationFactor({options.replication_factor}), and devices="
-                f"{len(self.parallel_devices)} with ipus_per_replica={self.ipus_per_replica} are {self.num_replicas} "
-                "replicas. Make them agree."
+                f"{len(self.parallel_devices)} with ipus_per_replica={self.ipus_per_replica} are "
+                f"{self.num_replicas} replicas. Make them agree."
             )
         if name == "inference_opts" and options.Training.gradient_accumulation != 1:
-            raise ConfigurationError("inference_opts have gradientAccumulation, which is for training. Leave it out.")
+            raise ConfigurationError(
+                "inference_opts have gradientAccumulation, which is for training. Leave it out."
+            )
 
     def setup_environment(self) -> None:
         """Make Poplar write reports, if that was asked for."""
@@ -172,30 +192,36 @@ class IPUStrategy(Strategy):
             report = {"autoReport.all": "true"}
             if self.autoreport_dir is not None:
                 report["autoReport.directory"] = os.fspath(self.autoreport_dir)
-            os.environ[_ENGINE_OPTIONS] = json.dumps({**json.loads(self._engine_options or "{}"), **report})
+            os.environ[_ENGINE_OPTIONS] = json.dumps(
+                {**json.loads(self._engine_options or "{}"), **report}
+            )
 
-    # options --------------------------------------------------------------------------------------------------------
+    # options --------------------------------------------------------------------------------------
 
     def training_options(self) -> Any:
         """PopTorch's options of the training program. Override it to change them.
 
         Raises:
-            ConfigurationError: the given ones and the Trainer both say how many batches are accumulated.
+            ConfigurationError: the given ones and the Trainer both say how many batches are
+                accumulated.
         """
         poptorch, number = library.load(), self._accumulated
         options = self._options(self.training_opts, poptorch)
         if (given := options.Training.gradient_accumulation) > 1 and number > 1:
             raise ConfigurationError(
-                f"training_opts say gradientAccumulation({given}), and accumulate_grad_batches={number}. Leave one of "
-                "them out."
+                f"training_opts say gradientAccumulation({given}), and "
+                f"accumulate_grad_batches={number}. Leave one of them out."
             )
         options.Training.gradientAccumulation(max(given, number))
         if options.defaultOutputMode():
-            options.outputMode(poptorch.OutputMode.All)  # what is logged counts every batch, as on other devices
+            # what is logged counts every batch, as on other devices
+            options.outputMode(poptorch.OutputMode.All)
         return options
 
     def inference_options(self) -> Any:
-        """PopTorch's options of the programs for validation, test and prediction. Override it to change them."""
+        """PopTorch's options of the programs for validation, test and prediction. Override it to
+        change them.
+        """
         return self._options(self.inference_opts, library.load())
 
     def _options(self, given: Any, poptorch: Any) -> Any:
@@ -205,12 +231,13 @@ class IPUStrategy(Strategy):
         options.deviceIterations(self.device_iterations)
         options.replicationFactor(self.num_replicas)
         if self.num_replicas > 1:
-            options.broadcastBuffers(False)  # else PopTorch compiles no model that writes into buffers
+            # else PopTorch compiles no model that writes into buffers
+            options.broadcastBuffers(False)
         with torch.random.fork_rng(devices=[]):  # it seeds torch too
             options.randomSeed(torch.initial_seed() % 2**31)
         return options
 
-    # module and optimizer -------------------------------------------------------------------------------------------
+    # module and optimizer -------------------------------------------------------------------------
 
     def setup(self, trainer: SetupHost) -> None:
         """Set up as every strategy does, and keep what the Trainer says of a step."""
@@ -230,17 +257,24 @@ class IPUStrategy(Strategy):
         """
         if self.session.compiles:
             raise UnsupportedError(
-                "PopTorch compiles the steps itself, and not what torch.compile gives: leave out compile."
+                "PopTorch compiles the steps itself, and not what torch.compile gives: leave out "
+                "compile."
             )
         super().setup_module(module)
-        if name := next((name for name, each in module.named_parameters() if each.dtype == torch.float64), None):
+        if name := next(
+            (name for name, each in module.named_parameters() if each.dtype == torch.float64), None
+        ):
             raise ConfigurationError(
-                f"Parameter {name!r} is of float64, which IPUs don't have: build the module in float32."
+                f"Parameter {name!r} is of float64, which IPUs don't have: build the module in "
+                "float32."
             )
-        if name := next((name for name, each in module.named_parameters() if _has_hooks(each)), None):
+        if name := next(
+            (name for name, each in module.named_parameters() if _has_hooks(each)), None
+        ):
             raise UnsupportedError(
-                f"Parameter {name!r} has a hook, which a compiled program wouldn't call: its gradients stay on the "
-                "device. Mask and scale in forward, as in weight * mask + (weight * (1 - mask)).detach()."
+                f"Parameter {name!r} has a hook, which a compiled program wouldn't call: its "
+                "gradients stay on the device. Mask and scale in forward, as in weight * mask + "
+                "(weight * (1 - mask)).detach()."
             )
         self._module = module
         return module
@@ -256,7 +290,8 @@ class IPUStrategy(Strategy):
         module = self.setup_module(module)
         if not optimizers and self._trains:
             raise UnsupportedError(
-                "configure_optimizers returned no optimizer, and a training program on IPUs needs one. Return one."
+                "configure_optimizers returned no optimizer, and a training program on IPUs needs "
+                "one. Return one."
             )
         if not optimizers:
             return module, [], scheduler
@@ -264,15 +299,17 @@ class IPUStrategy(Strategy):
         self._optimizer = conversion.convert(library.load(), optimizers[0], self._clipping)
         return module, [self._optimizer], scheduler
 
-    # data -----------------------------------------------------------------------------------------------------------
+    # data -----------------------------------------------------------------------------------------
 
     def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
-        """PopTorch's loader, which joins batches; a DataLoader of PopTorch's own stays what it is."""
+        """PopTorch's loader, which joins batches; a DataLoader of PopTorch's own stays what it
+        is.
+        """
         trains = stage == "fit"
         options = self.training_options() if trains else self.inference_options()
         return loading.join(library.load(), loader, options, _num_joined(options), trains=trains)
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """The user's method as a compiled program; compiled when it is called first."""
@@ -287,12 +324,16 @@ class IPUStrategy(Strategy):
         return evaluate
 
     def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
-        """One call of the training program: forward, backward and update, as often as its options say."""
+        """One call of the training program: forward, backward and update, as often as its options
+        say.
+        """
         loss = step.compute_loss(batch, batch_idx)
         self._num_updates += self.updates_per_batch
         return StepOutput(loss, num_optimizer_steps=self.updates_per_batch)
 
-    def backward(self, loss: torch.Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: torch.Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """Not here: the program runs it.
 
         Raises:
@@ -312,11 +353,13 @@ class IPUStrategy(Strategy):
             self._update_device(program.executor)
         output = program.run(tensors)
         self._is_ahead = True
-        self._given_optimizer._opt_called = True  # the device has stepped: torch's schedulers look here, and would warn
+        # the device has stepped: torch's schedulers look here, and would warn
+        self._given_optimizer._opt_called = True
         return output
 
     def _update_device(self, executor: Any) -> None:
-        """Bring to the device what was changed on the host since the last call: the optimizer's options, weights.
+        """Bring to the device what was changed on the host since the last call: the optimizer's
+        options, weights.
 
         Raises:
             ConfigurationError: what can't be brought there.
@@ -331,8 +374,9 @@ class IPUStrategy(Strategy):
             return
         if self._is_ahead:
             raise ConfigurationError(
-                f"{changed!r} was changed on the host, and the device has trained since the weights were copied there. "
-                "Call trainer.strategy.synchronize_model() before you change weights in a hook."
+                f"{changed!r} was changed on the host, and the device has trained since the "
+                "weights were copied there. Call trainer.strategy.synchronize_model() before you "
+                "change weights in a hook."
             )
         executor.copyWeightsToDevice()
         watch.note()
@@ -374,16 +418,20 @@ class IPUStrategy(Strategy):
         return self.session.handle_of().module
 
     def refresh_modules(self) -> bool:
-        """Compile anew if other parameters require gradients than those that were compiled. The wrapper stays."""
+        """Compile anew if other parameters require gradients than those that were compiled. The
+        wrapper stays.
+        """
         if self._watch is not None and self._watch.has_other_flags:
             self._destroy(("training_step",))
             self._watch = None
         return False
 
-    # weights --------------------------------------------------------------------------------------------------------
+    # weights --------------------------------------------------------------------------------------
 
     def synchronize_model(self) -> None:
-        """Copy the weights from the device to the user's module, if a step was made since the last time."""
+        """Copy the weights from the device to the user's module, if a step was made since the last
+        time.
+        """
         program = self._programs.get(("training_step",))
         if self._is_ahead and program is not None and program.executor is not None:
             program.executor.copyWeightsToHost()
@@ -407,7 +455,7 @@ class IPUStrategy(Strategy):
             self._attached.detachFromDevice()
         self._attached = None
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
@@ -416,25 +464,32 @@ class IPUStrategy(Strategy):
         self.synchronize_model()
         return super().get_module_state_dict(module, layout=layout)
 
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_module_state_dict(
+        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
         """Load a state into the module, and from there onto the device."""
         self.synchronize_model()
         super().load_module_state_dict(module, state, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """The optimizer's state by parameter names, as torch's own optimizer has it."""
-        return conversion.to_canonical(optimizer, self.parameter_names(optimizer), self._num_updates)
+        return conversion.to_canonical(
+            optimizer, self.parameter_names(optimizer), self._num_updates
+        )
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Restore a state by parameter names, of this strategy or of another one."""
         names = self.parameter_names(optimizer)
         order = {name: index for index, name in enumerate(names)}
-        groups = [{**group, "params": [order[name] for name in group["params"]]} for group in state["param_groups"]]
+        groups = [
+            {**group, "params": [order[name] for name in group["params"]]}
+            for group in state["param_groups"]
+        ]
         conversion.load_canonical(optimizer, state["state"], groups)
         steps = [float(entry["step"]) for entry in state["state"].values() if "step" in entry]
         self._num_updates = int(max(steps, default=0))
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def _destroy(self, key: tuple[Any, ...]) -> None:
         program = self._programs[key]
@@ -465,10 +520,16 @@ class IPUStrategy(Strategy):
 
 def _num_joined(options: Any) -> int:
     """Micro-batches in one call of a program: iterations x replicas x accumulation."""
-    return int(options.device_iterations * options.replication_factor * options.Training.gradient_accumulation)
+    return int(
+        options.device_iterations
+        * options.replication_factor
+        * options.Training.gradient_accumulation
+    )
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:
-    """True if it has hooks other than those by which core refuses a gradient where nothing may learn."""
+    """True if it has hooks other than those by which core refuses a gradient where nothing may
+    learn.
+    """
     hooks = [hook for name in _HOOKS for hook in (getattr(parameter, name, None) or {}).values()]
     return any(not str(getattr(hook, "__module__", "")).startswith("core.") for hook in hooks)

@@ -1,4 +1,6 @@
-"""Nested data as a flat list of tensors and back: a compiled program takes and returns tensors only."""
+"""Nested data as a flat list of tensors and back: a compiled program takes and returns tensors
+only.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """The place of a tensor in a structure. There is one for each number, so that structures can be compared."""
+    """The place of a tensor in a structure. There is one for each number, so that structures can be
+    compared.
+    """
 
 
 _slots: list[Slot] = []
 
 
-def take_apart(data: Any, other: Callable[[Any], Any] | None = None) -> tuple[list[torch.Tensor], Any]:
+def take_apart(
+    data: Any, other: Callable[[Any], Any] | None = None
+) -> tuple[list[torch.Tensor], Any]:
     """The tensors of a structure, in order, and the structure with a `Slot` in the place of each.
 
     Args:
@@ -53,7 +59,8 @@ def tensors_of_batch(batch: Any) -> tuple[list[torch.Tensor], Any]:
     """The same for a batch, in which nothing but tensors may change from one to the next.
 
     Raises:
-        ConfigurationError: it holds something else, which would be compiled into the program as it is in this batch.
+        ConfigurationError: it holds something else, which would be compiled into the program as it
+            is in this batch.
     """
     tensors, structure = take_apart(batch, _refuse)
     if not tensors:
@@ -66,7 +73,8 @@ def tensors_of_batch(batch: Any) -> tuple[list[torch.Tensor], Any]:
 def _refuse(leaf: Any) -> Any:
     if leaf is not None:
         raise ConfigurationError(
-            f"A batch holds {leaf!r:.80} ({type(leaf).__name__}), and a compiled program takes tensors only. "
-            "Leave it out in the loader's collate_fn, or make it a tensor with a row for each sample."
+            f"A batch holds {leaf!r:.80} ({type(leaf).__name__}), and a compiled program takes "
+            "tensors only. Leave it out in the loader's collate_fn, or make it a tensor with a row "
+            "for each sample."
         )
     return leaf

@@ -10,7 +10,9 @@ SIMULATOR = str(Path(__file__).parent / "simulator")
 
 
 class Gone:
-    """The base of the simulator's optimizers when it is gone: torch's own would still name them as subclasses."""
+    """The base of the simulator's optimizers when it is gone: torch's own would still name them as
+    subclasses.
+    """
 
 
 @pytest.fixture(autouse=True, scope="module")

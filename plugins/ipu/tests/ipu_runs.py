@@ -1,4 +1,6 @@
-"""A small network, and a way to train it on simulated IPUs or on another device, with all that can be compared."""
+"""A small network, and a way to train it on simulated IPUs or on another device, with all that can
+be compared.
+"""
 
 import torch
 from torch import nn
@@ -7,7 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module, Trainer
 
-QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+QUIET = dict.fromkeys(
+    ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+)
 GLOBAL_BATCH_SIZE = 8
 ADAMW = torch.optim.AdamW
 
@@ -68,21 +72,30 @@ def train(*, batch_size=GLOBAL_BATCH_SIZE, num_batches=10, module=None, **option
     data = make_data(num_batches * GLOBAL_BATCH_SIZE)
     trainer = Trainer(**{"max_epochs": 2, "callbacks": [records], **QUIET, **options})
     torch.manual_seed(3)
-    loaders = (DataLoader(data, batch_size=batch_size, shuffle=True), DataLoader(data, batch_size=7))
+    loaders = (
+        DataLoader(data, batch_size=batch_size, shuffle=True),
+        DataLoader(data, batch_size=7),
+    )
     trainer.fit(module, *loaders)
     return trainer, module, records
 
 
 def assert_same(found, expected, tolerance=2e-6):
-    """Weights, epoch values, learning rates at the end, steps and the optimizer's state of two runs."""
+    """Weights, epoch values, learning rates at the end, steps and the optimizer's state of two
+    runs.
+    """
     (trainer, module, records), (other, wanted, wanted_records) = found, expected
     assert trainer.global_step == other.global_step
     assert records.rates[-1] == wanted_records.rates[-1]
-    torch.testing.assert_close(module.state_dict(), wanted.state_dict(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(
+        module.state_dict(), wanted.state_dict(), atol=tolerance, rtol=tolerance
+    )
     if len(records.losses) == len(wanted_records.losses):
         torch.testing.assert_close(records.losses, wanted_records.losses, atol=1e-5, rtol=1e-5)
     for name in ("loss_epoch", "error"):
-        assert abs(trainer.callback_metrics[name] - other.callback_metrics[name]) < 10 * tolerance, name
+        assert (
+            abs(trainer.callback_metrics[name] - other.callback_metrics[name]) < 10 * tolerance
+        ), name
     state, wanted_state = records.state["state"], wanted_records.state["state"]
     assert sorted(state) == sorted(wanted_state)
     for name, entry in wanted_state.items():

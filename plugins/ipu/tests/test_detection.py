@@ -13,7 +13,10 @@ def test_ipus_are_counted_and_win():
     assert IPUAccelerator.detect() == Found(16)
     assert not any(name.startswith("poptorch") for name in set(sys.modules) - before)
     fabric = Fabric(accelerator="auto")
-    assert (fabric.strategy.accelerator.name, type(fabric.strategy).__name__) == ("ipu", "IPUStrategy")
+    assert (fabric.strategy.accelerator.name, type(fabric.strategy).__name__) == (
+        "ipu",
+        "IPUStrategy",
+    )
     assert fabric.strategy.num_replicas == 16
 
 
@@ -36,5 +39,8 @@ def test_a_broken_library_is_an_error_and_not_the_cpu(monkeypatch):
     detection = IPUAccelerator.detect()
     assert isinstance(detection, Broken)
     assert "ImportError: Unable to import PopTorch" in detection.reason
-    with pytest.raises(ConfigurationError, match=r"'ipu' .* is here, but it can't be used: poptorch is installed, and"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'ipu' .* is here, but it can't be used: poptorch is installed, and",
+    ):
         Fabric(accelerator="auto")

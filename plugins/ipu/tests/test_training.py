@@ -1,4 +1,6 @@
-"""Training on simulated IPUs equals that on one CPU, in every way that runs; and what can't run is refused."""
+"""Training on simulated IPUs equals that on one CPU, in every way that runs; and what can't run is
+refused.
+"""
 
 import functools
 
@@ -7,7 +9,15 @@ import torch
 from ipu_runs import GLOBAL_BATCH_SIZE, QUIET, Net, assert_same, make_data, train
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from core import Callback, ConfigurationError, DeviceError, Fabric, ModuleError, Trainer, UnsupportedError
+from core import (
+    Callback,
+    ConfigurationError,
+    DeviceError,
+    Fabric,
+    ModuleError,
+    Trainer,
+    UnsupportedError,
+)
 from core.callbacks import ModelCheckpoint
 from core_ipu import IPUStrategy
 
@@ -17,7 +27,12 @@ FIT = {**QUIET, "limit_val_batches": 0}
 @functools.cache
 def on_cpu(accumulated=1, **options):
     number = 10 * accumulated
-    return train(accelerator="cpu", num_batches=number, accumulate_grad_batches=accumulated, module=Net(**options))
+    return train(
+        accelerator="cpu",
+        num_batches=number,
+        accumulate_grad_batches=accumulated,
+        module=Net(**options),
+    )
 
 
 def on_ipus(devices, accumulate_grad_batches=1, strategy=None, module=None, **options):
@@ -34,7 +49,9 @@ def on_ipus(devices, accumulate_grad_batches=1, strategy=None, module=None, **op
 
 @pytest.mark.parametrize(("devices", "accumulated", "iterations"), [(1, 1, 5), (4, 2, 5)])
 def test_it_equals_one_cpu_over_twenty_steps(devices, accumulated, iterations):
-    """Weights, losses, learning rates, moments: with validation, of which the last batch is smaller, in between."""
+    """Weights, losses, learning rates, moments: with validation, of which the last batch is
+    smaller, in between.
+    """
     found = on_ipus(devices, accumulate_grad_batches=accumulated, device_iterations=iterations)
     expected = on_cpu(accumulated)
     assert_same(found, expected)
@@ -42,7 +59,9 @@ def test_it_equals_one_cpu_over_twenty_steps(devices, accumulated, iterations):
     assert found[1].num_traces == 1, "the step is traced once, and not run by Python"
     if accumulated == 1:
         means = torch.tensor(expected[2].losses).view(-1, iterations).mean(1).tolist()
-        assert found[2].losses == pytest.approx(means, abs=1e-5), "of several updates in a call, their mean"
+        assert found[2].losses == pytest.approx(means, abs=1e-5), (
+            "of several updates in a call, their mean"
+        )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +69,9 @@ def test_it_equals_one_cpu_over_twenty_steps(devices, accumulated, iterations):
     [
         (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
         pytest.param(torch.optim.Adam, {"betas": (0.8, 0.9)}, marks=pytest.mark.slow),
-        pytest.param(torch.optim.RMSprop, {"momentum": 0.5, "centered": True}, marks=pytest.mark.slow),
+        pytest.param(
+            torch.optim.RMSprop, {"momentum": 0.5, "centered": True}, marks=pytest.mark.slow
+        ),
     ],
     ids=["nesterov", "adam", "rmsprop"],
 )
@@ -88,12 +109,17 @@ def test_weights_that_are_changed_on_the_host_reach_the_device():
 
     def run(accelerator, **options):
         module = Net()
-        trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, callbacks=Halves(**options), **FIT)
+        trainer = Trainer(
+            accelerator=accelerator, devices=1, max_epochs=1, callbacks=Halves(**options), **FIT
+        )
         trainer.fit(module, DataLoader(make_data(64), batch_size=8))
         return module.state_dict()
 
     torch.testing.assert_close(run("ipu"), run("cpu"), atol=2e-6, rtol=2e-6)
-    with pytest.raises(ConfigurationError, match=r"'layers\.0\.weight' was changed on the host.*synchronize_model\(\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'layers\.0\.weight' was changed on the host.*synchronize_model\(\)",
+    ):
         run("ipu", synchronizes=False)
 
 
@@ -112,7 +138,9 @@ def test_what_is_frozen_changes_between_epochs_only():
             self.layers[0].requires_grad_(True)
 
     assert_same(on_ipus(2, module=Thaws()), train(accelerator="cpu", module=Thaws()))
-    with pytest.raises(ConfigurationError, match=r"'layers\.0\.weight' was unfrozen between two steps.*epoch_start"):
+    with pytest.raises(
+        ConfigurationError, match=r"'layers\.0\.weight' was unfrozen between two steps.*epoch_start"
+    ):
         on_ipus(2, module=ThawsAmidst())
 
 
@@ -121,16 +149,24 @@ def test_options_of_poptorch_take_the_place_of_ours():
 
     options = poptorch.Options().deviceIterations(5).replicationFactor(2)
     options.Training.gradientAccumulation(2)
-    strategy = IPUStrategy(training_opts=options, inference_opts=poptorch.Options().replicationFactor(2))
-    trainer, module, records = train(accelerator="ipu", devices=2, strategy=strategy, batch_size=4, num_batches=20)
+    strategy = IPUStrategy(
+        training_opts=options, inference_opts=poptorch.Options().replicationFactor(2)
+    )
+    trainer, module, records = train(
+        accelerator="ipu", devices=2, strategy=strategy, batch_size=4, num_batches=20
+    )
     assert_same((trainer, module, records), on_cpu(2))
-    assert options.output_mode == poptorch.OutputMode.Default, "the user's own options stay as they are"
+    assert options.output_mode == poptorch.OutputMode.Default, (
+        "the user's own options stay as they are"
+    )
 
 
 def test_the_rest_of_an_epoch_is_left_out_with_a_warning():
     loader = DataLoader(make_data(35), batch_size=2)
     trainer = Trainer(accelerator="ipu", devices=4, max_epochs=1, **FIT)
-    with pytest.warns(UserWarning, match=r"here 4 x 2 samples: the last 3 of 35 samples of an epoch are left out"):
+    with pytest.warns(
+        UserWarning, match=r"here 4 x 2 samples: the last 3 of 35 samples of an epoch are left out"
+    ):
         trainer.fit(Net(), loader)
     assert trainer.global_step == 4
     Trainer(accelerator="ipu", devices=4, max_epochs=1, **FIT).fit(
@@ -200,7 +236,7 @@ def test_ipus_are_free_after_a_run_and_after_an_exception():
     assert POOL.in_use == 0
 
 
-# what is refused -----------------------------------------------------------------------------------------------------
+# what is refused ----------------------------------------------------------------------------------
 
 
 class UsesNumber(Net):
@@ -221,14 +257,20 @@ class ByHand(Net):
 
 class WithTwo(Net):
     def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+        return [
+            torch.optim.SGD(self.parameters(), lr=0.1),
+            torch.optim.SGD(self.parameters(), lr=0.1),
+        ]
 
 
 class SchedulesSteps(Net):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 class Hooked(Net):
@@ -237,23 +279,63 @@ class Hooked(Net):
 
 
 REFUSED = {
-    "manual": ({"module": ByHand}, UnsupportedError, "IPUStrategy can't leave backward and the optimizers"),
+    "manual": (
+        {"module": ByHand},
+        UnsupportedError,
+        "IPUStrategy can't leave backward and the optimizers",
+    ),
     "two optimizers": ({"module": WithTwo}, ModuleError, "2 optimizers"),
     "hook": ({"module": Hooked}, UnsupportedError, "Hooked has the hook on_before_optimizer_step"),
     "number": ({"module": UsesNumber}, UnsupportedError, "uses batch_idx or dataloader_idx"),
-    "no loss": ({"module": ReturnsNothing}, ModuleError, "training_step returned None; a compiled step needs"),
-    "scheduler": ({"module": SchedulesSteps, "device_iterations": 2}, ConfigurationError, "interval='step'"),
-    "steps": ({"max_steps": 5, "device_iterations": 2}, ConfigurationError, "max_steps=5, and IPUStrategy makes 2"),
-    "optimizer": ({"module": lambda: Net(torch.optim.Adagrad)}, UnsupportedError, "Adagrad: IPUs compute the update"),
+    "no loss": (
+        {"module": ReturnsNothing},
+        ModuleError,
+        "training_step returned None; a compiled step needs",
+    ),
+    "scheduler": (
+        {"module": SchedulesSteps, "device_iterations": 2},
+        ConfigurationError,
+        "interval='step'",
+    ),
+    "steps": (
+        {"max_steps": 5, "device_iterations": 2},
+        ConfigurationError,
+        "max_steps=5, and IPUStrategy makes 2",
+    ),
+    "optimizer": (
+        {"module": lambda: Net(torch.optim.Adagrad)},
+        UnsupportedError,
+        "Adagrad: IPUs compute the update",
+    ),
     "amsgrad": ({"module": lambda: Net(amsgrad=True)}, UnsupportedError, r"AdamW\(amsgrad=True\)"),
-    "by value": ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, UnsupportedError, "Use 'norm'"),
-    "precision": ({"precision": "bf16-mixed"}, ConfigurationError, "on IPUs use one of '32-true', '16-true'"),
-    "float64": ({"module": lambda: Net().double()}, ConfigurationError, r"'layers\.0\.weight' is of float64"),
+    "by value": (
+        {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
+        UnsupportedError,
+        "Use 'norm'",
+    ),
+    "precision": (
+        {"precision": "bf16-mixed"},
+        ConfigurationError,
+        "on IPUs use one of '32-true', '16-true'",
+    ),
+    "float64": (
+        {"module": lambda: Net().double()},
+        ConfigurationError,
+        r"'layers\.0\.weight' is of float64",
+    ),
     "three": ({"devices": 3}, DeviceError, r"powers of two, and 3 is none\. Use devices=2"),
     "which": ({"devices": [1]}, DeviceError, r"PopTorch chooses the IPUs itself\. Write devices=1"),
     "too many": ({"devices": 32}, DeviceError, "there are 16 here"),
-    "ddp": ({"strategy": "ddp"}, ConfigurationError, "'ddp' computes with tensors .* strategy='ipu_strategy'"),
-    "iterations": ({"device_iterations": 0}, ConfigurationError, r"device_iterations=0\): expected an integer"),
+    "ddp": (
+        {"strategy": "ddp"},
+        ConfigurationError,
+        "'ddp' computes with tensors .* strategy='ipu_strategy'",
+    ),
+    "iterations": (
+        {"device_iterations": 0},
+        ConfigurationError,
+        r"device_iterations=0\): expected an integer",
+    ),
 }
 
 
@@ -272,16 +354,22 @@ def test_two_places_that_say_the_same_are_refused():
 
     accumulates = poptorch.Options()
     accumulates.Training.gradientAccumulation(2)
-    with pytest.raises(ConfigurationError, match=r"gradientAccumulation\(2\), and accumulate_grad_batches=4"):
+    with pytest.raises(
+        ConfigurationError, match=r"gradientAccumulation\(2\), and accumulate_grad_batches=4"
+    ):
         on_ipus(1, training_opts=accumulates, accumulate_grad_batches=4)
-    with pytest.raises(ConfigurationError, match=r"replicationFactor\(1\), and devices=4 .* are 4 replicas"):
+    with pytest.raises(
+        ConfigurationError, match=r"replicationFactor\(1\), and devices=4 .* are 4 replicas"
+    ):
         on_ipus(4, training_opts=poptorch.Options())
     with pytest.raises(ConfigurationError, match=r"device_iterations=2\), and training_opts say 1"):
         IPUStrategy(device_iterations=2, training_opts=poptorch.Options())
 
 
 def test_a_cpu_and_a_loop_by_hand_are_refused():
-    with pytest.raises(ConfigurationError, match="IPUStrategy trains on IPUs, and accelerator='cpu'"):
+    with pytest.raises(
+        ConfigurationError, match="IPUStrategy trains on IPUs, and accelerator='cpu'"
+    ):
         Trainer(accelerator="cpu", strategy="ipu_strategy", **QUIET)
     fabric, module = Fabric(accelerator="ipu", devices=1), Net()
     with pytest.raises(UnsupportedError, match="no training in a loop of your own"):
@@ -295,9 +383,15 @@ def test_model_checkpoint_saves_what_the_device_has(tmp_path):
     saves = ModelCheckpoint(tmp_path, filename="best", monitor="error")
     module = Net()
     trainer = Trainer(
-        accelerator="ipu", devices=2, max_epochs=2, callbacks=saves, **{**QUIET, "enable_checkpointing": True}
+        accelerator="ipu",
+        devices=2,
+        max_epochs=2,
+        callbacks=saves,
+        **{**QUIET, "enable_checkpointing": True},
     )
-    trainer.fit(module, DataLoader(make_data(64), batch_size=4), DataLoader(make_data(64), batch_size=4))
+    trainer.fit(
+        module, DataLoader(make_data(64), batch_size=4), DataLoader(make_data(64), batch_size=4)
+    )
     loaded = Net()
     [metrics] = Trainer(accelerator="cpu", **QUIET).validate(
         loaded, DataLoader(make_data(64), batch_size=4), ckpt_path=saves.best_model_path

@@ -54,7 +54,9 @@ class Arguments:
 
     def parser(self) -> tuple[Any, dict[str, Any]]:
         """The parser of the whole command line, and those of the stages, by name."""
-        parser = ArgumentParser(description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False)
+        parser = ArgumentParser(
+            description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False
+        )
         subcommands = parser.add_subcommands(required=True, dest="stage")
         stages = {stage: self.stage_parser(stage) for stage in STAGES}
         for stage, own in stages.items():
@@ -66,7 +68,9 @@ class Arguments:
         _import_short_names()
         description = STAGES.get(stage or "", "Make the parts of a run.")
         parser = ArgumentParser(usage=_USAGE, description=description, allow_abbrev=False)
-        parser.add_argument("--config", action="config", help="a config file; arguments after it override it")
+        parser.add_argument(
+            "--config", action="config", help="a config file; arguments after it override it"
+        )
         parser.add_argument(
             "--seed_everything",
             type=bool | int,
@@ -81,8 +85,12 @@ class Arguments:
         if stage is not None:
             parser.add_method_arguments(Trainer, stage, skip=_MADE, as_group=False)
         if stage not in (None, "fit"):
-            parser.add_argument("--resume", default="all", help="In configs of fit; other stages take the weights.")
-        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+            parser.add_argument(
+                "--resume", default="all", help="In configs of fit; other stages take the weights."
+            )
+        parser.set_defaults(
+            {f"trainer.{name}": value for name, value in self.trainer_defaults.items()}
+        )
         if self.configure is not None:
             self.configure(parser)
         return parser
@@ -112,12 +120,17 @@ def _add_optimizers(parser: Any) -> None:
         help="when the scheduler steps: after every epoch, or every optimizer step",
     )
     parser.add_argument(
-        "--lr_scheduler_monitor", type=str | None, default=None, help="name of the metric that the scheduler watches"
+        "--lr_scheduler_monitor",
+        type=str | None,
+        default=None,
+        help="name of the metric that the scheduler watches",
     )
 
 
 def _import_short_names() -> None:
-    """Import the callbacks of `core.callbacks`: a class that is imported may be named without its package."""
+    """Import the callbacks of `core.callbacks`: a class that is imported may be named without its
+    package.
+    """
     callbacks = importlib.import_module("core.callbacks")
     exports = [spec for provider in discover().providers for spec in provider.by_name]
     targets = [spec.target for spec in exports if spec.alias.startswith("core.callbacks.")]

@@ -27,7 +27,8 @@ class ConfiguredRun:
         module: made of the section `model`.
         datamodule: made of the section `data`; None if there is none.
         config: all values by section, as parsed: nothing is made of them here.
-        result: of the stage: None of `fit`, metrics of `validate` and `test`, predictions of `predict`.
+        result: of the stage: None of `fit`, metrics of `validate` and `test`, predictions of
+            `predict`.
     """
 
     trainer: Trainer
@@ -51,19 +52,22 @@ def cli_for(
 ) -> ConfiguredRun:
     """Read command line and config files, make trainer, module and data module, and run the stage.
 
-    The first argument of the program is the stage: `fit`, `validate`, `test` or `predict`. The others are those of
-    Trainer (`--trainer.max_epochs`), the module's `__init__` (`--model.width`), the data module's (`--data.batch_size`)
-    and the stage (`--ckpt_path`), by their type hints; `--config` reads them from a YAML file, and `--print_config`
-    prints one. A module without `configure_optimizers` is given `--optimizer` and `--lr_scheduler`.
+    The first argument of the program is the stage: `fit`, `validate`, `test` or `predict`. The
+    others are those of Trainer (`--trainer.max_epochs`), the module's `__init__` (`--model.width`),
+    the data module's (`--data.batch_size`) and the stage (`--ckpt_path`), by their type hints;
+    `--config` reads them from a YAML file, and `--print_config` prints one. A module without
+    `configure_optimizers` is given `--optimizer` and `--lr_scheduler`.
 
     Args:
-        module: class of the module; None for any `core.Module`, which the config names (`model.class_path`).
+        module: class of the module; None for any `core.Module`, which the config names
+            (`model.class_path`).
         datamodule: class of the data module; None for any, or none.
         subclasses: let the config name subclasses of both.
         trainer_defaults: arguments of Trainer in place of its own defaults.
-        configure: called with the jsonargparse parser of each stage, to add arguments, set defaults, and
-            `parser.link_arguments("data.batch_size", "model.batch_size")`.
-        save_config: write the whole config to `config.yaml` in `trainer.log_dir` when `fit` begins, on rank 0.
+        configure: called with the jsonargparse parser of each stage, to add arguments, set
+            defaults, and `parser.link_arguments("data.batch_size", "model.batch_size")`.
+        save_config: write the whole config to `config.yaml` in `trainer.log_dir` when `fit` begins,
+            on rank 0.
         overwrite_config: let it replace that of another run. Without it, that is an error.
         args: in place of the program's own arguments.
         run: False to make everything and run nothing; `args` then begin without a stage.
@@ -85,11 +89,15 @@ def cli_for(
     trainer = _make_trainer(made.trainer.as_dict(), text, overwrite=overwrite_config)
     result = None
     if stage is not None:
-        result = getattr(trainer, stage)(made.model, datamodule=made.get("data"), **stage_options(stage, config))
+        result = getattr(trainer, stage)(
+            made.model, datamodule=made.get("data"), **stage_options(stage, config)
+        )
     return ConfiguredRun(trainer, made.model, made.get("data"), config, result)
 
 
-def _parse(arguments: Arguments, args: Sequence[str] | None, *, run: bool) -> tuple[str | None, Any, Any]:
+def _parse(
+    arguments: Arguments, args: Sequence[str] | None, *, run: bool
+) -> tuple[str | None, Any, Any]:
     """The stage, its parser, and its values."""
     if not run:
         parser = arguments.stage_parser(None)

@@ -54,7 +54,8 @@ def makes_optimizers(module: object) -> bool:
 
 
 def give_optimizers(module: Any, config: Mapping[str, Any]) -> None:
-    """Set a module's `configure_optimizers` to the optimizer and the scheduler of a config, if it names any.
+    """Set a module's `configure_optimizers` to the optimizer and the scheduler of a config, if it
+    names any.
 
     Raises:
         ConfigurationError: the module makes them itself, or there is a scheduler alone.
@@ -64,13 +65,17 @@ def give_optimizers(module: Any, config: Mapping[str, Any]) -> None:
         return
     if makes_optimizers(module):
         raise ConfigurationError(
-            f"The config names an optimizer or a scheduler, and {type(module).__name__} makes its own in "
-            "configure_optimizers. Leave one of them out."
+            f"The config names an optimizer or a scheduler, and {type(module).__name__} makes its "
+            "own in configure_optimizers. Leave one of them out."
         )
     if optimizer is None:
-        raise ConfigurationError("The config names an lr_scheduler without an optimizer. Add one: --optimizer SGD.")
+        raise ConfigurationError(
+            "The config names an lr_scheduler without an optimizer. Add one: --optimizer SGD."
+        )
     interval, monitor = config["lr_scheduler_interval"], config["lr_scheduler_monitor"]
-    module.configure_optimizers = ConfiguredOptimizers(module, optimizer, scheduler, interval, monitor)
+    module.configure_optimizers = ConfiguredOptimizers(
+        module, optimizer, scheduler, interval, monitor
+    )
 
 
 def _make(described: Mapping[str, Any], first: Any) -> Any:

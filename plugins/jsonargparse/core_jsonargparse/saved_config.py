@@ -17,9 +17,11 @@ FILE = "config.yaml"
 
 
 class SavedConfig(Callback):
-    """Writes the config of a run to `config.yaml` in `trainer.log_dir`, beside the folder of checkpoints, on rank 0.
+    """Writes the config of a run to `config.yaml` in `trainer.log_dir`, beside the folder of
+    checkpoints, on rank 0.
 
-    A run that goes on in its folder leaves the first config there, and writes its own as `config_1.yaml`, and so on.
+    A run that goes on in its folder leaves the first config there, and writes its own as
+    `config_1.yaml`, and so on.
     """
 
     def __init__(self, text: str, *, overwrite: bool) -> None:
@@ -32,7 +34,9 @@ class SavedConfig(Callback):
         self._text, self._overwrite = text, overwrite
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Write the config before anything is done, unless the folder follows from the checkpoint."""
+        """Write the config before anything is done, unless the folder follows from the
+        checkpoint.
+        """
         if stage == "fit" and trainer.ckpt_path is None:
             self._save_once(trainer)
 
@@ -57,9 +61,9 @@ class SavedConfig(Callback):
         if files.exists(path) and files.cat(path).decode() != self._text and not self._overwrite:
             if not goes_on:
                 return (
-                    f"{posixpath.join(folder, FILE)} holds the config of another run, and would be overwritten. Use "
-                    "another default_root_dir, or a logger with a folder for each run; or pass overwrite_config=True "
-                    "to cli_for."
+                    f"{posixpath.join(folder, FILE)} holds the config of another run, and would be "
+                    "overwritten. Use another default_root_dir, or a logger with a folder for each "
+                    "run; or pass overwrite_config=True to cli_for."
                 )
             path = _free(files, root)
         files.makedirs(root, exist_ok=True)

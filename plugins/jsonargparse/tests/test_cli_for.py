@@ -16,7 +16,12 @@ QUIET = {
     "num_sanity_val_steps": 0,
     "max_epochs": 2,
 }
-SGD = ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=StepLR", "--lr_scheduler.step_size=1"]
+SGD = [
+    "--optimizer=SGD",
+    "--optimizer.lr=0.1",
+    "--lr_scheduler=StepLR",
+    "--lr_scheduler.step_size=1",
+]
 
 
 class Points(DataModule):
@@ -26,7 +31,9 @@ class Points(DataModule):
 
     def train_dataloader(self):
         points = torch.randn(16, 2, generator=torch.Generator().manual_seed(1))
-        return DataLoader(TensorDataset(points, torch.arange(16) % self.num_classes), self.batch_size)
+        return DataLoader(
+            TensorDataset(points, torch.arange(16) % self.num_classes), self.batch_size
+        )
 
     val_dataloader = predict_dataloader = train_dataloader
 
@@ -41,7 +48,9 @@ class Net(Module):
 
     def __init__(self, width: int = 4, num_classes: int = 2):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.Linear(width, num_classes))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, width), torch.nn.Linear(width, num_classes)
+        )
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
@@ -66,14 +75,24 @@ def link(parser):
 def run(tmp_path):
     def call(*args, **options):
         defaults = {**QUIET, "default_root_dir": str(tmp_path)}
-        given = {"module": Net, "datamodule": Points, "configure": link, "trainer_defaults": defaults, **options}
+        given = {
+            "module": Net,
+            "datamodule": Points,
+            "configure": link,
+            "trainer_defaults": defaults,
+            **options,
+        }
         return cli_for(args=args, **given)
 
     return call
 
 
 def test_a_saved_config_is_the_run(run, tmp_path):
-    own = ("--model.width=5", "--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=2")
+    own = (
+        "--model.width=5",
+        "--trainer.check_val_every_n_epoch=null",
+        "--trainer.val_check_interval=2",
+    )
     stops = ("--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss")
     first = run("fit", *SGD, *own, *stops, "--trainer.callbacks+=LearningRateMonitor")
     assert first.module.layers[0].out_features == 5
@@ -93,10 +112,14 @@ def test_a_saved_config_is_the_run(run, tmp_path):
     assert groups[0]["params"][0] is next(copied.parameters()), "as for ranks that are spawned"
     # The same file serves the other stages; nothing is saved by them.
     checkpoint = first.trainer.checkpoint_callbacks[0].best_model_path
-    predicted = run("predict", f"--config={path}", f"--ckpt_path={checkpoint}", "--seed_everything=7").result
+    predicted = run(
+        "predict", f"--config={path}", f"--ckpt_path={checkpoint}", "--seed_everything=7"
+    ).result
     points = next(iter(Points(16).train_dataloader()))[0]
     torch.testing.assert_close(torch.cat(predicted), first.module.layers(points))
-    assert set(run("validate", f"--config={path}", f"--ckpt_path={checkpoint}").result[0]) == {"val_loss"}
+    assert set(run("validate", f"--config={path}", f"--ckpt_path={checkpoint}").result[0]) == {
+        "val_loss"
+    }
     assert len(list(tmp_path.rglob("config.yaml"))) == 2
 
 
@@ -111,11 +134,23 @@ def test_a_config_is_saved_in_a_folder_that_a_url_names(run, tmp_path):
 @pytest.mark.slow
 def test_a_config_is_never_lost(run, tmp_path):
     """Not for another run in its folder, and not when the run goes on; not on two ranks."""
-    plain = ("--trainer.logger=false", "--trainer.strategy=ddp_fork", "--trainer.devices=2", "--trainer.max_epochs=1")
+    plain = (
+        "--trainer.logger=false",
+        "--trainer.strategy=ddp_fork",
+        "--trainer.devices=2",
+        "--trainer.max_epochs=1",
+    )
     run("fit", *SGD, *plain, "--data.batch_size=2")
     text = (tmp_path / "config.yaml").read_text()
     assert "logger: false" in text
-    other = ("fit", *SGD, *plain, "--data.batch_size=4", "--trainer.strategy=auto", "--trainer.devices=1")
+    other = (
+        "fit",
+        *SGD,
+        *plain,
+        "--data.batch_size=4",
+        "--trainer.strategy=auto",
+        "--trainer.devices=1",
+    )
     with pytest.raises(ConfigurationError, match=r"config.yaml holds the config of another run"):
         run(*other)
     checkpoint = next(tmp_path.rglob("*.ckpt"))
@@ -141,7 +176,9 @@ def test_classes_by_dotted_name(run):
     assert made.module.layers[0].out_features == 3
     assert type(made.datamodule) is Points
     assert made.result is None
-    without = run(f"--model={name}", module=Net, datamodule=None, subclasses=True, configure=None, run=False)
+    without = run(
+        f"--model={name}", module=Net, datamodule=None, subclasses=True, configure=None, run=False
+    )
     assert without.datamodule is None
 
 

@@ -27,12 +27,14 @@ _TOKEN_FILE = Path("/var/run/secrets/kubeflow/trainer/token")
 
 @dataclass(frozen=True)
 class StatusServer:
-    """A server of Kubeflow Trainer's control plane, which writes what it gets to `TrainJob.status.trainerStatus`.
+    """A server of Kubeflow Trainer's control plane, which writes what it gets to
+    `TrainJob.status.trainerStatus`.
 
     Variables, which Kubeflow Trainer sets in each container with its feature gate `TrainJobStatus`:
         KUBEFLOW_TRAINER_SERVER_URL: that of this TrainJob's status.
         KUBEFLOW_TRAINER_SERVER_CA_CERT: file with the certificate that the server's is signed with.
-        KUBEFLOW_TRAINER_SERVER_TOKEN: file with the token of a pod of this TrainJob. It is renewed, and read each time.
+        KUBEFLOW_TRAINER_SERVER_TOKEN: file with the token of a pod of this TrainJob. It is renewed,
+        and read each time.
 
     Attributes:
         url: of the TrainJob's status.
@@ -46,13 +48,17 @@ class StatusServer:
 
     @classmethod
     def from_environment(cls) -> StatusServer | None:
-        """The server of the TrainJob that this process is in; None if it is in none, or that reports no status."""
+        """The server of the TrainJob that this process is in; None if it is in none, or that
+        reports no status.
+        """
         if not (url := os.environ.get(_URL)):
             return None
         ca_cert, token = os.environ.get(_CA_CERT), os.environ.get(_TOKEN)
         return cls(url, Path(ca_cert) if ca_cert else None, Path(token) if token else _TOKEN_FILE)
 
-    def post(self, fraction: float | None, remaining_s: float | None, metrics: Mapping[str, float]) -> None:
+    def post(
+        self, fraction: float | None, remaining_s: float | None, metrics: Mapping[str, float]
+    ) -> None:
         """Write the status, and wait for the answer, up to five seconds.
 
         Args:
@@ -64,29 +70,39 @@ class StatusServer:
             CoreError: the server refuses the status; the message is the server's.
             OSError: it isn't reached, or one of the files can't be read.
         """
-        status: dict[str, object] = {"lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")}
+        status: dict[str, object] = {
+            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds")
+        }
         if fraction is not None:
             status["progressPercentage"] = int(100 * min(max(fraction, 0), 1))
         if remaining_s is not None and math.isfinite(remaining_s):
             status["estimatedRemainingSeconds"] = min(max(round(remaining_s), 0), _MAX_SECONDS)
-        named = [(name[:_MAX_CHARACTERS], value) for name, value in metrics.items() if name][:_MAX_METRICS]
+        named = [(name[:_MAX_CHARACTERS], value) for name, value in metrics.items() if name][
+            :_MAX_METRICS
+        ]
         status["metrics"] = [{"name": name, "value": f"{value:.6g}"} for name, value in named]
         self._send(json.dumps({"trainerStatus": status}).encode())
 
     def _send(self, body: bytes) -> None:
         token = self.token.read_text(encoding="utf-8").strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        context = ssl.create_default_context(cafile=None if self.ca_cert is None else str(self.ca_cert))
+        context = ssl.create_default_context(
+            cafile=None if self.ca_cert is None else str(self.ca_cert)
+        )
         # A proxy that the pod has for the outside doesn't know the cluster's own services.
         opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
         try:
             opener.open(Request(self.url, body, headers, method="POST"), timeout=_ANSWERS_S).close()
         except HTTPError as error:
-            raise CoreError(f"HTTP {error.code} {HTTPStatus(error.code).phrase}: {_message(error)}") from None
+            raise CoreError(
+                f"HTTP {error.code} {HTTPStatus(error.code).phrase}: {_message(error)}"
+            ) from None
 
 
 def _message(error: HTTPError) -> str:
-    """The words of the server: the message of a `Status` of Kubernetes, or the beginning of whatever it sent."""
+    """The words of the server: the message of a `Status` of Kubernetes, or the beginning of
+    whatever it sent.
+    """
     text = error.read(2000).decode(errors="replace")
     try:
         return str(json.loads(text)["message"])

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class TrainJobProgress(Callback):
-    """Writes progress, the seconds that are left, and metrics to the status of the TrainJob that the run is in.
+    """Writes progress, the seconds that are left, and metrics to the status of the TrainJob that
+    the run is in.
 
-    Rank 0 sends, in a thread of its own, so that training waits for no answer. A server that refuses or isn't there is
-    a warning, once a fit. Outside of a TrainJob, and in one that reports no status, the callback does nothing.
+    Rank 0 sends, in a thread of its own, so that training waits for no answer. A server that
+    refuses or isn't there is a warning, once a fit. Outside of a TrainJob, and in one that reports
+    no status, the callback does nothing.
 
-    Progress is that of whichever of `max_steps`, `max_epochs` and `max_time` is nearest to its end, and 100 % is the
-    end of `fit`. Metrics are the newest values of all that was logged.
+    Progress is that of whichever of `max_steps`, `max_epochs` and `max_time` is nearest to its end,
+    and 100 % is the end of `fit`. Metrics are the newest values of all that was logged.
     """
 
     def __init__(self, *, every_s: float = 5.0) -> None:
@@ -37,7 +39,9 @@ class TrainJobProgress(Callback):
             ConfigurationError: no such number of seconds.
         """
         if not every_s > 0:
-            raise ConfigurationError(f"TrainJobProgress(every_s={every_s}): expected seconds above 0.")
+            raise ConfigurationError(
+                f"TrainJobProgress(every_s={every_s}): expected seconds above 0."
+            )
         self.every_s = every_s
         self._server: StatusServer | None = None
         self._sender: ThreadPoolExecutor | None = None
@@ -47,7 +51,8 @@ class TrainJobProgress(Callback):
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Report what the run begins with."""
-        steps = trainer.estimated_stepping_batches  # asked for on all ranks, since a loader may be set up for it
+        # asked for on all ranks, since a loader may be set up for it
+        steps = trainer.estimated_stepping_batches
         self._is_due_s = math.inf
         self._server = StatusServer.from_environment() if trainer.is_global_zero else None
         if self._server is None:
@@ -58,13 +63,21 @@ class TrainJobProgress(Callback):
         self._began_s, self._began_at = time.monotonic(), self._fraction(trainer)
         self._report(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. Report, if it is time to."""
         if time.monotonic() >= self._is_due_s:
             self._report(trainer)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """All ranks. Report, if it is time to: a long validation is no standstill."""
         if time.monotonic() >= self._is_due_s:
@@ -106,10 +119,15 @@ class TrainJobProgress(Callback):
         error = sent.exception()
         if error is not None and not self._has_warned:
             self._has_warned = True
-            warn_caller(f"The progress of this TrainJob isn't reported, and training goes on. The server: {error}")
+            warn_caller(
+                "The progress of this TrainJob isn't reported, and training goes on. The server: "
+                f"{error}"
+            )
 
     def _estimate(self, trainer: Trainer) -> tuple[float | None, float | None]:
-        """The fraction that is done, below 1 before the end; and the seconds that are left at this run's speed."""
+        """The fraction that is done, below 1 before the end; and the seconds that are left at this
+        run's speed.
+        """
         if (fraction := self._fraction(trainer)) is None or self._began_at is None:
             return None, None
         done = fraction - self._began_at

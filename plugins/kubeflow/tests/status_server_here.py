@@ -28,7 +28,10 @@ def write_certificate(folder):
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -41,7 +44,12 @@ def write_certificate(folder):
 def complaint(body):
     """What the schema of a TrainJob's status refuses; nothing if it is one."""
     status = json.loads(body)["trainerStatus"]
-    if status.keys() - {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}:
+    if status.keys() - {
+        "progressPercentage",
+        "estimatedRemainingSeconds",
+        "metrics",
+        "lastUpdatedTime",
+    }:
         return "unknown field"
     if datetime.datetime.fromisoformat(status["lastUpdatedTime"]).tzinfo is None:
         return "lastUpdatedTime has no zone"
@@ -99,7 +107,9 @@ def running(folder):
     server.statuses, server.token, server.may_answer = [], "of-the-pod", threading.Event()
     server.may_answer.set()
     server.url = f"https://127.0.0.1:{server.server_port}{PATH}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield server

@@ -26,7 +26,9 @@ class Patient(Tiny):
     """Waits in each step for the answer to what was sent."""
 
     def on_train_batch_start(self, batch, batch_idx):
-        (progress,) = [each for each in self.trainer.callbacks if isinstance(each, TrainJobProgress)]
+        (progress,) = [
+            each for each in self.trainer.callbacks if isinstance(each, TrainJobProgress)
+        ]
         progress._sent.exception(timeout=20)
 
 
@@ -50,7 +52,9 @@ def test_progress_and_metrics_reach_the_server(tmp_path, server):
     assert all(0 <= status["estimatedRemainingSeconds"] < 100 for status in server.statuses[1:])
     (metric,) = last["metrics"]
     assert metric["name"] == "train_loss"
-    assert float(metric["value"]) == pytest.approx(float(trainer.callback_metrics["train_loss"]), rel=1e-5)
+    assert float(metric["value"]) == pytest.approx(
+        float(trainer.callback_metrics["train_loss"]), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,9 @@ def test_a_refusal_is_one_warning(tmp_path, server):
         ("TOKEN", "nowhere", "No such file"),
     ],
 )
-def test_a_server_that_cannot_be_used_ends_no_run(tmp_path, server, monkeypatch, variable, value, message):
+def test_a_server_that_cannot_be_used_ends_no_run(
+    tmp_path, server, monkeypatch, variable, value, message
+):
     monkeypatch.setenv(f"KUBEFLOW_TRAINER_SERVER_{variable}", value.format(url=server.url))
     with pytest.warns(UserWarning, match=message) as told:
         fit(tmp_path)
@@ -153,7 +159,10 @@ def test_what_the_server_takes_of_metrics(server):
     StatusServer.from_environment().post(2.0, 1e12, metrics)
     (status,) = server.statuses
     assert len(status["metrics"]) == 256
-    assert status["metrics"][:2] == [{"name": "x" * 64, "value": "nan"}, {"name": "m0", "value": "1e+300"}]
+    assert status["metrics"][:2] == [
+        {"name": "x" * 64, "value": "nan"},
+        {"name": "m0", "value": "1e+300"},
+    ]
     assert (status["progressPercentage"], status["estimatedRemainingSeconds"]) == (100, 2**31 - 1)
 
 

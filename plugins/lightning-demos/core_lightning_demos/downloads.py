@@ -18,6 +18,8 @@ def fetched(url: str, path: Path) -> Path:
             urllib.request.urlretrieve(url, temporary)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise ConfigurationError(f"{url} can't be fetched: {error}. Put that file at {path}.") from error
+            raise ConfigurationError(
+                f"{url} can't be fetched: {error}. Put that file at {path}."
+            ) from error
         temporary.replace(path)
     return path

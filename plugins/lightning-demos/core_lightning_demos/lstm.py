@@ -20,7 +20,12 @@ class SimpleLSTM(nn.Module):
     """An LSTM between an embedding and a layer of as many answers as there are words."""
 
     def __init__(
-        self, vocab_size: int = 33278, ninp: int = 512, nhid: int = 512, nlayers: int = 4, dropout: float = 0.2
+        self,
+        vocab_size: int = 33278,
+        ninp: int = 512,
+        nhid: int = 512,
+        nlayers: int = 4,
+        dropout: float = 0.2,
     ) -> None:
         super().__init__()
         self.vocab_size, self.nlayers, self.nhid = vocab_size, nlayers, nhid

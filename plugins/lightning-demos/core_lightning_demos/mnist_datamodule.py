@@ -23,7 +23,9 @@ _SOURCE = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _Files(Dataset[tuple["Tensor", int]]):
-    """Digits in `root/MNIST/complete`, in `training.pt` and `test.pt`, each of images and classes."""
+    """Digits in `root/MNIST/complete`, in `training.pt` and `test.pt`, each of images and
+    classes.
+    """
 
     def __init__(
         self,
@@ -41,7 +43,9 @@ class _Files(Dataset[tuple["Tensor", int]]):
                 fetched(f"{_SOURCE}/{name}", path)
             elif not path.is_file():
                 raise RuntimeError(f"Dataset not found: there is no {path}.")
-        self.data, self.targets = torch.load(paths["training.pt" if train else "test.pt"], weights_only=True)
+        self.data, self.targets = torch.load(
+            paths["training.pt" if train else "test.pt"], weights_only=True
+        )
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = self.data[index].float().unsqueeze(0)
@@ -55,7 +59,9 @@ class _Files(Dataset[tuple["Tensor", int]]):
 
 
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
-    """The data set of torchvision; that of files if `PL_USE_MOCKED_MNIST` is set, or its own can't be downloaded."""
+    """The data set of torchvision; that of files if `PL_USE_MOCKED_MNIST` is set, or its own can't
+    be downloaded.
+    """
     if not os.environ.get("PL_USE_MOCKED_MNIST"):
         TorchvisionMNIST = import_module("torchvision.datasets").MNIST  # a class
 
@@ -63,7 +69,10 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
             TorchvisionMNIST(_FOLDER, download=True)
             return TorchvisionMNIST(*args, **kwargs)  # type: ignore[no-any-return]
         except HTTPError as error:
-            rank_zero_warn(f"torchvision can't download MNIST: {error}. Files with the same digits are used instead.")
+            rank_zero_warn(
+                f"torchvision can't download MNIST: {error}. Files with the same digits are used "
+                "instead."
+            )
     return _Files(*args, **kwargs)
 
 
@@ -102,7 +111,9 @@ class MNISTDataModule(LightningDataModule):
         """Split the training digits."""
         whole: Any = self._part(train=True)
         sizes = [len(whole) - self.val_split, self.val_split]
-        self.dataset_train, self.dataset_val = random_split(whole, sizes, torch.Generator().manual_seed(42))
+        self.dataset_train, self.dataset_val = random_split(
+            whole, sizes, torch.Generator().manual_seed(42)
+        )
 
     def train_dataloader(self) -> Any:
         """The training digits, shuffled."""
@@ -130,9 +141,19 @@ class MNISTDataModule(LightningDataModule):
 
     def _part(self, *, train: bool) -> Dataset[Any]:
         transform = self.default_transforms
-        return MNIST(self.data_dir, train=train, download=False, **({"transform": transform} if transform else {}))
+        return MNIST(
+            self.data_dir,
+            train=train,
+            download=False,
+            **({"transform": transform} if transform else {}),
+        )
 
     def _loader(self, dataset: Dataset[Any], *, shuffle: bool = False) -> DataLoader[Any]:
         return DataLoader(
-            dataset, self.batch_size, shuffle=shuffle, num_workers=self.num_workers, drop_last=True, pin_memory=True
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            drop_last=True,
+            pin_memory=True,
         )

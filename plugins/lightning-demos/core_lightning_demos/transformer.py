@@ -18,7 +18,9 @@ _TEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_m
 
 
 class PositionalEncoding(nn.Module):
-    """Adds sines to a sequence of features: those of the position that is its length, and drops some."""
+    """Adds sines to a sequence of features: those of the position that is its length, and drops
+    some.
+    """
 
     def __init__(self, dim: int, dropout: float = 0.1, max_len: int = 5000) -> None:
         super().__init__()
@@ -43,7 +45,9 @@ class PositionalEncoding(nn.Module):
 
 
 class Transformer(nn.Module):
-    """torch's Transformer between an embedding and a layer of as many answers as there are words."""
+    """torch's Transformer between an embedding and a layer of as many answers as there are
+    words.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,10 @@ class Transformer(nn.Module):
             self.src_mask = self.generate_square_subsequent_mask(length).to(inputs.device)
         if mask is None:
             mask = self.generate_square_subsequent_mask(length).to(inputs.device)
-        source, wanted = (self.pos_encoder(self.embedding(each) * math.sqrt(self.ninp)) for each in (inputs, target))
+        source, wanted = (
+            self.pos_encoder(self.embedding(each) * math.sqrt(self.ninp))
+            for each in (inputs, target)
+        )
         decoded = self.decoder(self.transformer(source, wanted, tgt_mask=mask))
         return functional.log_softmax(decoded, dim=-1).view(-1, self.vocab_size)
 
@@ -106,9 +113,13 @@ def tokenize(path: Path) -> tuple[Tensor, Dictionary]:
 
 
 class WikiText2(Dataset[tuple["Tensor", "Tensor"]]):
-    """Pieces of `block_size` words of WikiText-2, in `data_dir/wikitext-2.txt`, each with the same one word later."""
+    """Pieces of `block_size` words of WikiText-2, in `data_dir/wikitext-2.txt`, each with the same
+    one word later.
+    """
 
-    def __init__(self, data_dir: Path = Path("./data"), block_size: int = 35, download: bool = True) -> None:
+    def __init__(
+        self, data_dir: Path = Path("./data"), block_size: int = 35, download: bool = True
+    ) -> None:
         self.path = Path(data_dir) / "wikitext-2.txt"
         if download:
             self.download(self.path)

@@ -1,10 +1,12 @@
-"""Lightning's public names on `core`, for programs that import them, and checkpoints in Lightning's form.
+"""Lightning's public names on `core`, for programs that import them, and checkpoints in Lightning's
+form.
 
     import core_lightning
 
     core_lightning.install()  # from here on, `import lightning` means core
 
-Nothing is put in the place of Lightning until `install` is called. A name is imported when it is first used.
+Nothing is put in the place of Lightning until `install` is called. A name is imported when it is
+first used.
 """
 
 from __future__ import annotations

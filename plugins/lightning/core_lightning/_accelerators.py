@@ -1,4 +1,6 @@
-"""Accelerators in Lightning's form: a program's own has Lightning's methods, and core calls them under its names."""
+"""Accelerators in Lightning's form: a program's own has Lightning's methods, and core calls them
+under its names.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ class _Indices(list[int]):
 class Accelerator(CoreAccelerator, metaclass=KnowsCores):
     """The base of a program's own accelerator. Meant to be subclassed, with Lightning's methods.
 
-    core calls them under its own names: `detect` calls `is_available` and `auto_device_count`, `torch_devices` calls
-    `get_parallel_devices`, `memory_stats` calls `get_device_stats`. `setup` gets the Trainer, on each rank.
+    core calls them under its own names: `detect` calls `is_available` and `auto_device_count`,
+    `torch_devices` calls `get_parallel_devices`, `memory_stats` calls `get_device_stats`. `setup`
+    gets the Trainer, on each rank.
     """
 
     _core_class = CoreAccelerator
@@ -118,7 +121,9 @@ def _parsing(cls: type[Accelerator], parse: Callable[[Any], Any]) -> Callable[[A
     @functools.wraps(parse)
     def parse_devices(devices: Any) -> _Indices:
         parsed = parse(cls.auto_device_count() if devices in ("auto", -1) else devices)
-        if not isinstance(parsed, int | list | tuple) or any(not isinstance(index, int) for index in _listed(parsed)):
+        if not isinstance(parsed, int | list | tuple) or any(
+            not isinstance(index, int) for index in _listed(parsed)
+        ):
             raise ConfigurationError(
                 f"{cls.__name__}.parse_devices({devices!r}) returned {parsed!r}. "
                 "Expected indices of devices, such as [0, 1], or their number."

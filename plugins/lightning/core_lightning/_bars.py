@@ -16,7 +16,8 @@ class RichProgressBarTheme:
 
 
 class RichProgressBar(CoreRichProgressBar):
-    """The progress bar of core; see `core.callbacks.RichProgressBar`. With columns of a subclass, one of rich.
+    """The progress bar of core; see `core.callbacks.RichProgressBar`. With columns of a subclass,
+    one of rich.
 
     Args:
         refresh_rate: 0 for none.

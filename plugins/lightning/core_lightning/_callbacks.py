@@ -19,21 +19,25 @@ from core_lightning.utilities import get_filesystem
 from core_predictions import BasePredictionWriter as CoreBasePredictionWriter
 
 _SAVING = (
-    "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name _link_checkpoint "
-    "_monitor_candidates _remove_checkpoint _save_checkpoint _save_last_checkpoint _save_monitor_checkpoint "
-    "_save_none_monitor_checkpoint _save_topk_checkpoint _should_remove_checkpoint _should_save_on_train_epoch_end "
-    "_should_skip_saving_checkpoint _update_best_and_save check_monitor_top_k file_exists format_checkpoint_name"
+    "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name "
+    "_link_checkpoint _monitor_candidates _remove_checkpoint _save_checkpoint "
+    "_save_last_checkpoint _save_monitor_checkpoint _save_none_monitor_checkpoint "
+    "_save_topk_checkpoint _should_remove_checkpoint _should_save_on_train_epoch_end "
+    "_should_skip_saving_checkpoint _update_best_and_save check_monitor_top_k file_exists "
+    "format_checkpoint_name"
 )
 
 
 class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
     """See `core.callbacks.ModelCheckpoint`.
 
-    `dirpath` is made absolute, and a subclass may have an `on_train_start` that doesn't call this one's.
+    `dirpath` is made absolute, and a subclass may have an `on_train_start` that doesn't call this
+    one's.
     """
 
     uncalled = dict.fromkeys(
-        _SAVING.split(), "Save by trainer.save_checkpoint in a hook of your own, or write a CheckpointIO."
+        _SAVING.split(),
+        "Save by trainer.save_checkpoint in a hook of your own, or write a CheckpointIO.",
     )
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -89,16 +93,26 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """The path of a checkpoint with these values, by the callback's pattern or another; a missing value is 0."""
+        """The path of a checkpoint with these values, by the callback's pattern or another; a
+        missing value is 0.
+        """
 
         def fill(field: re.Match[str]) -> str:
             name, form = field.groups()
             value = metrics.get(name, 0)
             shown = format(value.item() if isinstance(value, torch.Tensor) else value, form or "")
-            return f"{name}{self.CHECKPOINT_EQUALS_CHAR}{shown}" if self.auto_insert_metric_name else shown
+            return (
+                f"{name}{self.CHECKPOINT_EQUALS_CHAR}{shown}"
+                if self.auto_insert_metric_name
+                else shown
+            )
 
         pattern = filename or self.filename or self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
-        parts = [prefix, re.sub(r"\{([^{}:]+):?([^{}]*)\}", fill, pattern), None if ver is None else f"v{ver}"]
+        parts = [
+            prefix,
+            re.sub(r"\{([^{}:]+):?([^{}]*)\}", fill, pattern),
+            None if ver is None else f"v{ver}",
+        ]
         name = self.CHECKPOINT_JOIN_CHAR.join(part for part in parts if part) + self.FILE_EXTENSION
         return os.path.join(self.dirpath, name) if self.dirpath else name
 
@@ -114,7 +128,9 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
 
     def file_exists(self, filepath: PathLike, trainer: Trainer) -> bool:
         """All ranks. True if rank 0 finds the file or folder."""
-        return bool(trainer.strategy.broadcast(get_filesystem(filepath).exists(os.fspath(filepath))))
+        return bool(
+            trainer.strategy.broadcast(get_filesystem(filepath).exists(os.fspath(filepath)))
+        )
 
 
 def _absolute(path: PathLike | None) -> PathLike | None:
@@ -125,7 +141,9 @@ def _absolute(path: PathLike | None) -> PathLike | None:
 
 
 def _after_base(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook of a subclass, after core's own, which notes where training begins. Noting it twice changes nothing."""
+    """The hook of a subclass, after core's own, which notes where training begins. Noting it twice
+    changes nothing.
+    """
 
     @functools.wraps(hook)
     def on_train_start(self: ModelCheckpoint, trainer: Trainer, module: nn.Module) -> None:
@@ -142,14 +160,20 @@ class WriteInterval(StrEnum):
     EPOCH = "epoch"
     BATCH_AND_EPOCH = "batch_and_epoch"
 
-    on_batch = property(lambda self: self is not self.EPOCH, doc="True if they are written after each batch.")
-    on_epoch = property(lambda self: self is not self.BATCH, doc="True if they are written at the end.")
+    on_batch = property(
+        lambda self: self is not self.EPOCH, doc="True if they are written after each batch."
+    )
+    on_epoch = property(
+        lambda self: self is not self.BATCH, doc="True if they are written at the end."
+    )
 
 
 class BasePredictionWriter(CoreBasePredictionWriter):
     """See `core_predictions.BasePredictionWriter`."""
 
-    interval = property(lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written.")
+    interval = property(
+        lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written."
+    )
 
     def on_predict_start(self, trainer: Any, module: nn.Module) -> None:
         """Begin with nothing. One loader's predictions come without a list around them."""
@@ -168,4 +192,8 @@ def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
     """The values that each bar shows: the loggers' version, of a long one the end."""
     versions = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
-    return {} if version in ("", None) else {"v_num": version[-4:] if isinstance(version, str) else version}
+    return (
+        {}
+        if version in ("", None)
+        else {"v_num": version[-4:] if isinstance(version, str) else version}
+    )

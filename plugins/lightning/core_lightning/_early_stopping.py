@@ -27,8 +27,9 @@ class EarlyStoppingReason(Enum):
 class EarlyStopping(CoreEarlyStopping):
     """See `core.callbacks.EarlyStopping`.
 
-    It judges the newest value at each check, and asks to stop before `min_epochs` and `min_steps` too: training stops
-    as soon as they are reached. A subclass may override its private methods, as under Lightning.
+    It judges the newest value at each check, and asks to stop before `min_epochs` and `min_steps`
+    too: training stops as soon as they are reached. A subclass may override its private methods, as
+    under Lightning.
     """
 
     mode_dict: ClassVar[dict[str, Any]] = {"min": torch.lt, "max": torch.gt}
@@ -95,7 +96,9 @@ class EarlyStopping(CoreEarlyStopping):
             self._run_early_stopping_check(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of checks without improvement, the best score, and the stop, if there was one."""
+        """The number of checks without improvement, the best score, and the stop, if there was
+        one.
+        """
         return {
             "wait_count": self.wait_count,
             "stopped_epoch": self.stopped_epoch,
@@ -108,7 +111,10 @@ class EarlyStopping(CoreEarlyStopping):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.wait_count, self.stopped_epoch = state["wait_count"], state["stopped_epoch"]
-        self.best_score, self.patience = torch.as_tensor(state["best_score"]), state.get("patience", self.patience)
+        self.best_score, self.patience = (
+            torch.as_tensor(state["best_score"]),
+            state.get("patience", self.patience),
+        )
         reason = state.get("stopping_reason")
         self.stopping_reason = EarlyStoppingReason(reason if isinstance(reason, int) else 0)
         self.stopping_reason_message = state.get("stopping_reason_message")
@@ -120,10 +126,12 @@ class EarlyStopping(CoreEarlyStopping):
         if self.monitor in logs:
             return True
         if self.strict:
-            names = (", ".join(map(repr, logs)) or "nothing") + "." + did_you_mean(self.monitor, logs)
+            names = (
+                (", ".join(map(repr, logs)) or "nothing") + "." + did_you_mean(self.monitor, logs)
+            )
             raise ConfigurationError(
-                f"EarlyStopping monitors {self.monitor!r}, which was not logged; logged was {names} Log it, monitor "
-                "one of those, or pass strict=False."
+                f"EarlyStopping monitors {self.monitor!r}, which was not logged; logged was "
+                f"{names} Log it, monitor one of those, or pass strict=False."
             )
         return False
 
@@ -132,7 +140,9 @@ class EarlyStopping(CoreEarlyStopping):
         logs = trainer.strategy.broadcast(trainer.callback_metrics)
         if not self._validate_condition_metric(logs):
             return
-        stops, reason = self._evaluate_stopping_criteria(torch.as_tensor(logs[self.monitor]).squeeze())
+        stops, reason = self._evaluate_stopping_criteria(
+            torch.as_tensor(logs[self.monitor]).squeeze()
+        )
         if stops:
             trainer.should_stop, trainer.run.stop_reason = True, f"EarlyStopping: {reason}"
             self.stopped_epoch, self.stopping_reason_message = trainer.current_epoch, reason
@@ -143,12 +153,24 @@ class EarlyStopping(CoreEarlyStopping):
         if self.check_finite and not torch.isfinite(current):
             self.stopping_reason = EarlyStoppingReason.NON_FINITE_METRIC
             return True, f"{self.monitor} is {current}, which is not a finite number."
-        if self.stopping_threshold is not None and self.monitor_op(current, self.stopping_threshold):
+        if self.stopping_threshold is not None and self.monitor_op(
+            current, self.stopping_threshold
+        ):
             self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
-            return True, f"{self.monitor} is {current:.4g}, better than the threshold {self.stopping_threshold:.4g}."
-        if self.divergence_threshold is not None and self.monitor_op(-current, -self.divergence_threshold):
+            return (
+                True,
+                f"{self.monitor} is {current:.4g}, better than the threshold "
+                f"{self.stopping_threshold:.4g}.",
+            )
+        if self.divergence_threshold is not None and self.monitor_op(
+            -current, -self.divergence_threshold
+        ):
             self.stopping_reason = EarlyStoppingReason.DIVERGENCE_THRESHOLD
-            return True, f"{self.monitor} is {current:.4g}, worse than the threshold {self.divergence_threshold:.4g}."
+            return (
+                True,
+                f"{self.monitor} is {current:.4g}, worse than the threshold "
+                f"{self.divergence_threshold:.4g}.",
+            )
         if self.monitor_op(current - self.min_delta, self.best_score.to(current.device)):
             message = self._improvement_message(current)
             self.best_score, self.wait_count = current, 0
@@ -158,8 +180,8 @@ class EarlyStopping(CoreEarlyStopping):
             return False, None
         self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
         return True, (
-            f"{self.monitor} is {current:.4g}, and did not get better than {self.best_score:.4g} in the last "
-            f"{self.wait_count} checks."
+            f"{self.monitor} is {current:.4g}, and did not get better than {self.best_score:.4g} "
+            f"in the last {self.wait_count} checks."
         )
 
     def _improvement_message(self, current: Tensor) -> str:

@@ -1,4 +1,6 @@
-"""Cluster environments in Lightning's form: `detect` gives a bool, and a program's own has Lightning's methods."""
+"""Cluster environments in Lightning's form: `detect` gives a bool, and a program's own has
+Lightning's methods.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,16 @@ class KnowsCores(abc.ABCMeta):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         core_class = cls.__dict__.get("_core_class")
-        return super().__instancecheck__(instance) or (core_class is not None and isinstance(instance, core_class))
+        return super().__instancecheck__(instance) or (
+            core_class is not None and isinstance(instance, core_class)
+        )
 
 
 class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
     """The base of a program's own environment. Meant to be subclassed, with Lightning's methods.
 
-    core calls them under its own names: `set_world` calls `set_world_size` and `set_global_rank`, `validate` calls
-    `validate_settings`, and `creates_processes` is `creates_processes_externally`.
+    core calls them under its own names: `set_world` calls `set_world_size` and `set_global_rank`,
+    `validate` calls `validate_settings`, and `creates_processes` is `creates_processes_externally`.
     """
 
     _core_class = CoreClusterEnvironment
@@ -55,7 +59,9 @@ class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Compare the user's arguments with what the scheduler gave. Meant to be overridden."""
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set the ranks, in a process that a launcher made."""
         self.set_world_size(world_size)
         self.set_global_rank(global_rank)
@@ -68,7 +74,9 @@ class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
 class _InLightningsForm:
     """An environment of core's under Lightning's names. Stands before core's class."""
 
-    creates_processes_externally = property(attrgetter("creates_processes"), doc="True if it starts every rank.")
+    creates_processes_externally = property(
+        attrgetter("creates_processes"), doc="True if it starts every rank."
+    )
 
     @classmethod
     def detect(cls) -> bool:
@@ -91,9 +99,15 @@ def in_lightnings_form(name: str, form: type, base: type) -> type:
     return KnowsCores(name, (form, base), made)
 
 
-LightningEnvironment = in_lightnings_form("LightningEnvironment", _InLightningsForm, CoreLocalEnvironment)
-TorchElasticEnvironment = in_lightnings_form("TorchElasticEnvironment", _InLightningsForm, CoreTorchElasticEnvironment)
-KubeflowEnvironment = in_lightnings_form("KubeflowEnvironment", _InLightningsForm, CoreKubeflowEnvironment)
+LightningEnvironment = in_lightnings_form(
+    "LightningEnvironment", _InLightningsForm, CoreLocalEnvironment
+)
+TorchElasticEnvironment = in_lightnings_form(
+    "TorchElasticEnvironment", _InLightningsForm, CoreTorchElasticEnvironment
+)
+KubeflowEnvironment = in_lightnings_form(
+    "KubeflowEnvironment", _InLightningsForm, CoreKubeflowEnvironment
+)
 LSFEnvironment = in_lightnings_form("LSFEnvironment", _InLightningsForm, CoreLSFEnvironment)
 MPIEnvironment = in_lightnings_form("MPIEnvironment", _InLightningsForm, CoreMPIEnvironment)
 
@@ -110,13 +124,19 @@ class SLURMEnvironment(  # type: ignore[misc]  # whose `detect` gives a bool
 
     _core_class = CoreSLURMEnvironment
 
-    def __init__(self, auto_requeue: bool = True, requeue_signal: signal.Signals | None = None) -> None:
+    def __init__(
+        self, auto_requeue: bool = True, requeue_signal: signal.Signals | None = None
+    ) -> None:
         default = CoreSLURMEnvironment().requeue_signal
         super().__init__(requeue_signal=(requeue_signal or default) if auto_requeue else None)
         self.auto_requeue = auto_requeue
 
 
 def listed(plugins: Any) -> list[Any]:
-    """The argument `plugins` as a list, without a SLURMEnvironment outside of SLURM: programs for both have one."""
-    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    """The argument `plugins` as a list, without a SLURMEnvironment outside of SLURM: programs for
+    both have one.
+    """
+    given = (
+        list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    )
     return [each for each in given if type(each) is not SLURMEnvironment or each.detect()]

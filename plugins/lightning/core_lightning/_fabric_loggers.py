@@ -11,12 +11,18 @@ from core_lightning import _loggers as loggers
 
 @cache
 def __getattr__(name: str) -> type:
-    """The Trainer's logger of that name, whose files lie in `root_dir`; other arguments are the same."""
+    """The Trainer's logger of that name, whose files lie in `root_dir`; other arguments are the
+    same.
+    """
     if name not in ("CSVLogger", "TensorBoardLogger"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base: Any = getattr(loggers, name)
 
-    def __init__(self: Any, root_dir: str | os.PathLike[str] = ".", *others: Any, **options: Any) -> None:
+    def __init__(
+        self: Any, root_dir: str | os.PathLike[str] = ".", *others: Any, **options: Any
+    ) -> None:
         base.__init__(self, root_dir, *others, **options)
 
-    return type(name, (base,), {"__init__": __init__, "__doc__": base.__doc__, "__module__": __name__})
+    return type(
+        name, (base,), {"__init__": __init__, "__doc__": base.__doc__, "__module__": __name__}
+    )

@@ -10,7 +10,9 @@ from core_finetuning import ModelPruning as CoreModelPruning
 
 
 class BackboneFinetuning(CoreBackboneFinetuning):
-    """See `core_finetuning.BackboneFinetuning`. Batch norms of a frozen backbone are trained whatever `train_bn` is."""
+    """See `core_finetuning.BackboneFinetuning`. Batch norms of a frozen backbone are trained
+    whatever `train_bn` is.
+    """
 
     def freeze_before_training(self, pl_module: Any) -> None:
         """Freeze the backbone."""
@@ -18,13 +20,16 @@ class BackboneFinetuning(CoreBackboneFinetuning):
 
 
 class ModelPruning(CoreModelPruning):
-    """See `core_finetuning.ModelPruning`. The lottery ticket puts weights back in the first pruning of a `fit`."""
+    """See `core_finetuning.ModelPruning`. The lottery ticket puts weights back in the first pruning
+    of a `fit`.
+    """
 
     @functools.wraps(CoreModelPruning.__init__)  # type: ignore[misc]  # a constructor's signature
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._ticket, self._is_back = self.use_lottery_ticket_hypothesis, False
-        if self._ticket and not self.resample_parameters:  # what Lightning puts back the first time is trained on
+        # what Lightning puts back the first time is trained on
+        if self._ticket and not self.resample_parameters:
             self.use_lottery_ticket_hypothesis = self._is_first
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -33,6 +38,8 @@ class ModelPruning(CoreModelPruning):
         super().setup(trainer, module, stage)
 
     def _is_first(self, epoch: int) -> bool:
-        wanted = not self._is_back and bool(self._ticket(epoch) if callable(self._ticket) else self._ticket)
+        wanted = not self._is_back and bool(
+            self._ticket(epoch) if callable(self._ticket) else self._ticket
+        )
         self._is_back = self._is_back or wanted
         return wanted

@@ -18,7 +18,9 @@ _CORES: Any = object
 
 
 class Prefixes(_CORES):  # type: ignore[misc]
-    """For loggers with a `prefix`, which stands before the name of each metric with a hyphen. Precedes core's class."""
+    """For loggers with a `prefix`, which stands before the name of each metric with a hyphen.
+    Precedes core's class.
+    """
 
     LOGGER_JOIN_CHAR = "-"
     group_separator = "/"
@@ -34,7 +36,9 @@ class Prefixes(_CORES):  # type: ignore[misc]
         super().log_metrics(self.prefixed(metrics), step)
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
-        """Do nothing: Lightning's loggers draw a graph only if they are asked to when they are made."""
+        """Do nothing: Lightning's loggers draw a graph only if they are asked to when they are
+        made.
+        """
 
 
 class CSVLogger(Prefixes, CoreCSVLogger):
@@ -48,7 +52,9 @@ class CSVLogger(Prefixes, CoreCSVLogger):
         prefix: str = "",
         flush_logs_every_n_steps: int = 100,
     ) -> None:
-        super().__init__(save_dir, name or "", version, flush_logs_every_n_steps=flush_logs_every_n_steps)
+        super().__init__(
+            save_dir, name or "", version, flush_logs_every_n_steps=flush_logs_every_n_steps
+        )
         self._prefix = prefix
 
     @property
@@ -56,16 +62,23 @@ class CSVLogger(Prefixes, CoreCSVLogger):
         """The writer, by which programs log on their own, under the metrics' own names."""
         return SimpleNamespace(
             log_dir=self.log_dir,
-            log_metrics=lambda metrics_dict, step=None: CoreCSVLogger.log_metrics(self, metrics_dict, step or 0),
+            log_metrics=lambda metrics_dict, step=None: CoreCSVLogger.log_metrics(
+                self, metrics_dict, step or 0
+            ),
             log_hparams=self.log_hyperparams,
             save=self.save,
         )
 
 
 def save_after_logs(logger: Logger) -> None:
-    """Main process. Make a program's own logger save after each record, as Lightning's Trainer does."""
+    """Main process. Make a program's own logger save after each record, as Lightning's Trainer
+    does.
+    """
     kind = type(logger)
-    if kind.save is not Logger.save and kind.__module__.partition("_")[0].partition(".")[0] != "core":
+    if (
+        kind.save is not Logger.save
+        and kind.__module__.partition("_")[0].partition(".")[0] != "core"
+    ):
         vars(logger)["log_metrics"] = partial(_log_and_save, logger)
 
 
@@ -90,7 +103,9 @@ class DummyLogger(Logger):
 
 
 class MissingPackageError(ConfigurationError, ModuleNotFoundError):
-    """The package of a logger isn't installed. Programs that go on without it catch the second class."""
+    """The package of a logger isn't installed. Programs that go on without it catch the second
+    class.
+    """
 
 
 def _of_service(name: str) -> type:
@@ -101,7 +116,9 @@ def _of_service(name: str) -> type:
         advice = str(error)
 
     class Missing(DummyLogger):
-        """The logger of a package that isn't installed: programs import it, and not all of them make one."""
+        """The logger of a package that isn't installed: programs import it, and not all of them
+        make one.
+        """
 
         def __init__(self, *_: Any, **__: Any) -> None:
             raise MissingPackageError(advice)

@@ -18,7 +18,9 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
 
 class MixedPrecision(CoreMixedPrecision):
-    """See `core.precision.MixedPrecision`. The strategy's kind of device counts, whatever `device` says."""
+    """See `core.precision.MixedPrecision`. The strategy's kind of device counts, whatever `device`
+    says.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,9 @@ class DoublePrecision(UniformPrecision):
 
 
 def with_lightnings_class(precision: Any) -> None:
-    """Main process. Give a precision that was chosen by its name the class, and `precision`, that programs ask for."""
+    """Main process. Give a precision that was chosen by its name the class, and `precision`, that
+    programs ask for.
+    """
     if type(precision) is CoreMixedPrecision:
         precision.__class__ = MixedPrecision
     elif type(precision) is UniformPrecision:
@@ -59,10 +63,14 @@ def with_lightnings_class(precision: Any) -> None:
 def keep_no_casts(precision: Precision) -> None:
     """Main process. Make a mixed precision cast a weight at each use, as Lightning's Trainer does.
 
-    A weight that a step uses several times then adds up its gradients in float32; those of a cast that is kept add up
-    in 16 bits. Lightning's Fabric keeps casts, and so do strategies with a mixed precision of their own.
+    A weight that a step uses several times then adds up its gradients in float32; those of a cast
+    that is kept add up in 16 bits. Lightning's Fabric keeps casts, and so do strategies with a
+    mixed precision of their own.
     """
-    if isinstance(precision, CoreMixedPrecision) and type(precision) in (CoreMixedPrecision, MixedPrecision):
+    if isinstance(precision, CoreMixedPrecision) and type(precision) in (
+        CoreMixedPrecision,
+        MixedPrecision,
+    ):
         precision.forward_context = partial(_without_cache, precision)  # type: ignore[method-assign]
 
 
@@ -83,9 +91,14 @@ _HALF = (16, "16", "16-mixed")
 
 
 def replace_half_on_cpu(options: dict[str, Any], stacklevel: int = 3) -> None:
-    """Replace float16 among the arguments of a Trainer or Fabric that lead to a CPU; warn at the user's line."""
+    """Replace float16 among the arguments of a Trainer or Fabric that lead to a CPU; warn at the
+    user's line.
+    """
     if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
-        note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=stacklevel)
+        note(
+            "precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.",
+            stacklevel=stacklevel,
+        )
         options["precision"] = "bf16-mixed"
 
 

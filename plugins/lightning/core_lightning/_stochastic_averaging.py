@@ -1,4 +1,6 @@
-"""Stochastic weight averaging as Lightning does it: at the beginnings of epochs, which it counts from 1."""
+"""Stochastic weight averaging as Lightning does it: at the beginnings of epochs, which it counts
+from 1.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,16 @@ _IN_PARTS = Capability.SHARDED_STATE | Capability.OWNS_STEP | Capability.COMPILE
 
 
 class StochasticWeightAveraging(RefusesOverrides, Callback):
-    """Averages the weights with which each of the last epochs begins, while SWALR leads the learning rate.
+    """Averages the weights with which each of the last epochs begins, while SWALR leads the
+    learning rate.
 
-    A module with BatchNorm has one epoch more at the end: training steps without backward, in which the layers collect
-    the statistics of the averaged weights.
+    A module with BatchNorm has one epoch more at the end: training steps without backward, in which
+    the layers collect the statistics of the averaged weights.
 
     Args:
         swa_lrs: the learning rate, or one for each parameter group.
-        swa_epoch_start: the first of those epochs, counted from 1, or its place in all epochs (0.0 to 1.0).
+        swa_epoch_start: the first of those epochs, counted from 1, or its place in all epochs (0.0
+            to 1.0).
         annealing_epochs: epochs in which the learning rate gets there.
         annealing_strategy: along a cosine, or a line.
         avg_fn: the new average of a weight, from the average, the weight and the number of updates.
@@ -38,7 +42,13 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
     """
 
     uncalled = dict.fromkeys(
-        ("transfer_weights", "update_parameters", "reset_batch_norm_and_save_state", "reset_momenta"), "Pass avg_fn."
+        (
+            "transfer_weights",
+            "update_parameters",
+            "reset_batch_norm_and_save_state",
+            "reset_momenta",
+        ),
+        "Pass avg_fn.",
     )
 
     def __init__(
@@ -51,11 +61,17 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         device: torch.device | str | None = "cpu",
     ) -> None:
         is_fraction = isinstance(swa_epoch_start, float)
-        if (is_fraction and not 0 <= swa_epoch_start <= 1) or (not is_fraction and swa_epoch_start < 1):
-            raise ConfigurationError("swa_epoch_start should be a >0 integer or a float between 0 and 1.")
+        if (is_fraction and not 0 <= swa_epoch_start <= 1) or (
+            not is_fraction and swa_epoch_start < 1
+        ):
+            raise ConfigurationError(
+                "swa_epoch_start should be a >0 integer or a float between 0 and 1."
+            )
         rates: list[Any] = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
         if not rates or not all(isinstance(rate, float) and rate > 0 for rate in rates):
-            raise ConfigurationError("swa_lrs should be a positive float, or a list of positive floats.")
+            raise ConfigurationError(
+                "swa_lrs should be a positive float, or a list of positive floats."
+            )
         self._swa_lrs, self._given_start = swa_lrs, swa_epoch_start
         self._annealing_epochs, self._annealing_strategy = annealing_epochs, annealing_strategy
         self._avg_fn, self._device = avg_fn or self.avg_fn, device
@@ -74,9 +90,13 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         self.momenta: dict[BatchNorm, float | None] = {}
 
     @staticmethod
-    def avg_fn(averaged_model_parameter: Tensor, model_parameter: Tensor, num_averaged: Tensor) -> Tensor:
+    def avg_fn(
+        averaged_model_parameter: Tensor, model_parameter: Tensor, num_averaged: Tensor
+    ) -> Tensor:
         """The mean of all."""
-        return averaged_model_parameter + (model_parameter - averaged_model_parameter) / (num_averaged + 1)
+        return averaged_model_parameter + (model_parameter - averaged_model_parameter) / (
+            num_averaged + 1
+        )
 
     @staticmethod
     def pl_module_contains_batch_norm(pl_module: nn.Module) -> bool:
@@ -105,23 +125,30 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Find the first epoch, and make room for the average."""
         if len(trainer.optimizers) != 1 or len(trainer.strategy.lr_schedulers) > 1:
-            raise ConfigurationError("StochasticWeightAveraging works with one optimizer, and at most one scheduler.")
+            raise ConfigurationError(
+                "StochasticWeightAveraging works with one optimizer, and at most one scheduler."
+            )
         epochs = trainer.options.max_epochs
         self._max_epochs = None if epochs in (None, -1) else epochs
         if isinstance(self._swa_epoch_start, float):
             if self._max_epochs is None:
                 raise ConfigurationError(
-                    "StochasticWeightAveraging(swa_epoch_start=...) is a fraction of max_epochs, which is not given. "
-                    "Pass an epoch (int)."
+                    "StochasticWeightAveraging(swa_epoch_start=...) is a fraction of max_epochs, "
+                    "which is not given. Pass an epoch (int)."
                 )
             self._swa_epoch_start = int(self._max_epochs * self._swa_epoch_start)
         self._has_batch_norm = self.pl_module_contains_batch_norm(module)
         if self._has_batch_norm and self._max_epochs is not None:
             trainer.options = replace(trainer.options, max_epochs=self._max_epochs + 1)
         if not self._average:
-            self._average = [each.detach().clone().to(self._device or each.device) for each in module.parameters()]
+            self._average = [
+                each.detach().clone().to(self._device or each.device)
+                for each in module.parameters()
+            ]
 
-    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """The module's own scheduler is gone in a checkpoint of the averaged epochs."""
         if checkpoint.get("leads"):
             trainer.strategy.lr_schedulers = [self._lead(trainer.optimizers[0])]
@@ -150,7 +177,9 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
             for part, momentum in self.momenta.items():
                 part.momentum = momentum
             self.momenta = {}
-        if not is_through and (trainer.current_epoch - 1 == self.swa_end or self._max_epochs is None):
+        if not is_through and (
+            trainer.current_epoch - 1 == self.swa_end or self._max_epochs is None
+        ):
             self._transfer(module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,17 +196,33 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         for average, saved in zip(self._average, state["average"], strict=False):
             average.copy_(saved)
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Note whether SWALR leads, whose state the schedulers' is."""
         checkpoint["leads"] = self._scheduler is not None
 
     def _lead(self, optimizer: Optimizer) -> LRSchedulerConfig:
-        rates = self._swa_lrs if isinstance(self._swa_lrs, list) else [self._swa_lrs] * len(optimizer.param_groups)
+        rates = (
+            self._swa_lrs
+            if isinstance(self._swa_lrs, list)
+            else [self._swa_lrs] * len(optimizer.param_groups)
+        )
         for rate, group in zip(rates, optimizer.param_groups, strict=False):
             group["initial_lr"] = rate
         # As Lightning calls it: torch's SWALR warns of the last epoch otherwise.
-        last_epoch = -1 if self._annealing_strategy != "cos" or self._max_epochs is None else self._max_epochs
-        options: Any = (optimizer, rates, self._annealing_epochs, self._annealing_strategy, last_epoch)
+        last_epoch = (
+            -1
+            if self._annealing_strategy != "cos" or self._max_epochs is None
+            else self._max_epochs
+        )
+        options: Any = (
+            optimizer,
+            rates,
+            self._annealing_epochs,
+            self._annealing_strategy,
+            last_epoch,
+        )
         self._scheduler = SWALR(*options)
         return LRSchedulerConfig(self._scheduler)
 
@@ -185,7 +230,9 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         assert self.n_averaged is not None
         for average, parameter in zip(self._average, module.parameters(), strict=True):
             weight = parameter.detach().to(average.device)
-            average.copy_(weight if self.n_averaged == 0 else self._avg_fn(average, weight, self.n_averaged))
+            average.copy_(
+                weight if self.n_averaged == 0 else self._avg_fn(average, weight, self.n_averaged)
+            )
         self.n_averaged += 1
 
     def _transfer(self, module: nn.Module) -> None:
@@ -199,9 +246,14 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
                 self.momenta[part], part.momentum = part.momentum, None
 
     def _skip_backward(self, trainer: Trainer) -> None:
-        """Run the training steps of this epoch alone: its last batch steps an optimizer without gradients."""
+        """Run the training steps of this epoch alone: its last batch steps an optimizer without
+        gradients.
+        """
         step: Any = trainer.running_step
-        usual, hook = step.step_optimizer or trainer.strategy.optimizer_step, step.before_optimizer_step
+        usual, hook = (
+            step.step_optimizer or trainer.strategy.optimizer_step,
+            step.before_optimizer_step,
+        )
 
         def is_last() -> bool:
             return trainer.progress.batch + 1 >= trainer.num_training_batches

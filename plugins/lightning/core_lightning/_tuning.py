@@ -1,4 +1,6 @@
-"""Searches for settings with Lightning's numbers: rates, smoothing, the end of a search, and the suggestion."""
+"""Searches for settings with Lightning's numbers: rates, smoothing, the end of a search, and the
+suggestion.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class LearningRateCurve(CoreLearningRateCurve):
     """Smoothed losses by learning rate; see `core_tuning.LearningRateCurve`."""
 
     def rate_at(self, index: int) -> float:
-        """The rate of a step, from 0: the first one is `lr_min`, and the second one two steps on."""
+        """The rate of a step, from 0: the first one is `lr_min`, and the second one two steps
+        on.
+        """
         if index == 0:
             return self.lr_min
         share = (index + 1) / self.num_training
@@ -33,19 +37,27 @@ class LearningRateCurve(CoreLearningRateCurve):
         return float(self.lr_min * (self.lr_max / self.lr_min) ** share)
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """The rate at which the smoothed loss falls most steeply by the rate itself; None for fewer than two losses."""
+        """The rate at which the smoothed loss falls most steeply by the rate itself; None for fewer
+        than two losses.
+        """
         kept = range(len(self.results["lr"]))[skip_begin:-skip_end]
         found = [index for index in kept if math.isfinite(self.results["loss"][index])]
         if len(found) < 2:
             return None
-        losses, rates = (torch.tensor([self.results[name][index] for index in found]) for name in ("loss", "lr"))
+        losses, rates = (
+            torch.tensor([self.results[name][index] for index in found]) for name in ("loss", "lr")
+        )
         return self.results["lr"][found[int(torch.gradient(losses, spacing=[rates])[0].argmin())]]
 
 
 class LearningRateSearch(Callback):
-    """Fills a curve. A smoothed loss that is `early_stop_threshold` times the best one ends the search."""
+    """Fills a curve. A smoothed loss that is `early_stop_threshold` times the best one ends the
+    search.
+    """
 
-    def __init__(self, curve: LearningRateCurve, early_stop_threshold: float | None, max_epochs: int | None) -> None:
+    def __init__(
+        self, curve: LearningRateCurve, early_stop_threshold: float | None, max_epochs: int | None
+    ) -> None:
         self.curve, self._threshold, self._max_epochs = curve, early_stop_threshold, max_epochs
         self._average = self._best = 0.0
 
@@ -62,16 +74,25 @@ class LearningRateSearch(Callback):
         trainer.strategy.lr_schedulers = []
         self._set_rate(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """All ranks, after an optimizer step: note the loss of its last batch, and raise the rate."""
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """All ranks, after an optimizer step: note the loss of its last batch, and raise the
+        rate.
+        """
         results, step = self.curve.results, len(self.curve.results["loss"]) + 1
         if trainer.global_step != step:
             return
         results["lr"].append(self.curve.rate_at(step - 1))
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         window = trainer.accumulate_grad_batches  # what its losses are divided by under Lightning
-        results["loss"].append(math.nan if loss is None else self._smoothed(float(loss) / window, step))
-        is_last = batch_idx + 1 == trainer.num_training_batches and trainer.current_epoch + 1 == self._max_epochs
+        results["loss"].append(
+            math.nan if loss is None else self._smoothed(float(loss) / window, step)
+        )
+        is_last = (
+            batch_idx + 1 == trainer.num_training_batches
+            and trainer.current_epoch + 1 == self._max_epochs
+        )
         if trainer.strategy.broadcast(self._diverges(step) or is_last):
             trainer.should_stop = True
         if results["loss"][-1] < self._best or step == 1:
@@ -84,7 +105,9 @@ class LearningRateSearch(Callback):
 
     def _diverges(self, step: int) -> bool:
         return (
-            self._threshold is not None and step > 1 and self.curve.results["loss"][-1] > self._threshold * self._best
+            self._threshold is not None
+            and step > 1
+            and self.curve.results["loss"][-1] > self._threshold * self._best
         )
 
     def _set_rate(self, trainer: Trainer) -> None:
@@ -94,7 +117,9 @@ class LearningRateSearch(Callback):
 
 
 class LearningRateFinder(CoreLearningRateFinder):
-    """Finds a learning rate before training; see `core_tuning.LearningRateFinder`. All groups get one rate."""
+    """Finds a learning rate before training; see `core_tuning.LearningRateFinder`. All groups get
+    one rate.
+    """
 
     def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
         """Search. The module gets the rate if `update_attr` says so."""
@@ -124,7 +149,9 @@ class BatchSizeFinder(CoreBatchSizeFinder):
         max_val: int = 8192,
     ) -> None:
         if not 0 <= margin < 1 or max_val < 1:
-            raise ConfigurationError(f"BatchSizeFinder({margin=}, {max_val=}): expected 0 <= margin < 1, and a size.")
+            raise ConfigurationError(
+                f"BatchSizeFinder({margin=}, {max_val=}): expected 0 <= margin < 1, and a size."
+            )
         sizes = 1 + max(0, math.ceil(math.log2(max_val / init_val)))
         super().__init__(mode, steps_per_trial, init_val, min(max_trials, sizes), batch_arg_name)
         self.margin, self.max_val = margin, max_val

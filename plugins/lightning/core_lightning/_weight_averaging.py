@@ -15,10 +15,11 @@ Average = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 class WeightAveraging(CoreWeightAveraging):
-    """An average that `should_update` paces. Validation runs of `fit` use it, and the module gets it at the end.
+    """An average that `should_update` paces. Validation runs of `fit` use it, and the module gets
+    it at the end.
 
-    In a checkpoint the module's weights are the trained ones, and the average has a section of its own: see
-    `core.callbacks.WeightAveraging`.
+    In a checkpoint the module's weights are the trained ones, and the average has a section of its
+    own: see `core.callbacks.WeightAveraging`.
 
     Args:
         device: where the average is kept; None is the model's.
@@ -56,7 +57,9 @@ class WeightAveraging(CoreWeightAveraging):
         """
         return step_idx is not None
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Update the average after an optimizer step."""
         self.update_after_step(trainer.global_step)
 
@@ -88,8 +91,10 @@ class EMAWeightAveraging(WeightAveraging):
     Args:
         decay: weight of the past.
         update_every_n_steps: update in every so many optimizer steps, the first among them.
-        update_starting_at_step: the first optimizer step, from 0, that updates; None for the first of all.
-        update_starting_at_epoch: update at the ends of epochs too, from this one on, counted from 0.
+        update_starting_at_step: the first optimizer step, from 0, that updates; None for the first
+            of all.
+        update_starting_at_epoch: update at the ends of epochs too, from this one on, counted from
+            0.
     """
 
     def __init__(
@@ -105,7 +110,10 @@ class EMAWeightAveraging(WeightAveraging):
 
         super().__init__(device, use_buffers, avg_fn=get_ema_avg_fn(decay))
         self.update_every_n_steps = update_every_n_steps
-        self.update_starting_at_step, self.update_starting_at_epoch = update_starting_at_step, update_starting_at_epoch
+        self.update_starting_at_step, self.update_starting_at_epoch = (
+            update_starting_at_step,
+            update_starting_at_epoch,
+        )
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """True in the steps, and at the ends of the epochs, that the arguments name."""

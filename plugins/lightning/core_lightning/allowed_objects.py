@@ -1,7 +1,9 @@
-"""Objects in checkpoints whose classes somebody has allowed: torch's safe unpickler makes them again, and nothing else.
+"""Objects in checkpoints whose classes somebody has allowed: torch's safe unpickler makes them
+again, and nothing else.
 
-Entry points of the group `core_lightning.allowed_objects` allow a class, or a module for the classes that it defines.
-`allowed.txt` lists those of common libraries alike, and `torch.serialization.add_safe_globals` allows further ones.
+Entry points of the group `core_lightning.allowed_objects` allow a class, or a module for the
+classes that it defines. `allowed.txt` lists those of common libraries alike, and
+`torch.serialization.add_safe_globals` allows further ones.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def to_bytes(value: Any) -> bytes:
     """The objects, as they are kept.
 
     Raises:
-        RefusedClassError: one is of a class that isn't allowed, which is named, or can't be made again.
+        RefusedClassError: one is of a class that isn't allowed, which is named, or can't be made
+            again.
     """
     file = io.BytesIO()
     try:
@@ -96,7 +99,10 @@ def _find(name: str) -> Any:
 
 
 def _check(kind: type) -> None:
-    if _find(name := f"{kind.__module__}.{kind.__qualname__}") is None and kind not in get_safe_globals():
+    if (
+        _find(name := f"{kind.__module__}.{kind.__qualname__}") is None
+        and kind not in get_safe_globals()
+    ):
         raise RefusedClassError(name)
 
 
@@ -108,12 +114,20 @@ class _Pickler(pickle.Pickler):
             _check(type(value))
         if isinstance(value, Enum):  # Python 3.11.2 asks for getattr
             return type(value), (value.value,)
-        if (type(value) is not np.ndarray and not isinstance(value, np.generic)) or value.dtype.kind == "V":
+        if (
+            type(value) is not np.ndarray and not isinstance(value, np.generic)
+        ) or value.dtype.kind == "V":
             return NotImplemented
         array = np.asarray(value)
         order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
         content = array.ravel(order).tolist() if array.dtype == object else array.tobytes(order)
-        return make_array, (array.dtype.str, array.shape, content, order, isinstance(value, np.generic))
+        return make_array, (
+            array.dtype.str,
+            array.shape,
+            content,
+            order,
+            isinstance(value, np.generic),
+        )
 
 
 def make_array(code: str, shape: tuple[int, ...], content: Any, order: Any, is_scalar: bool) -> Any:

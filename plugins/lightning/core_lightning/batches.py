@@ -12,10 +12,16 @@ from core.data import size_of
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """A number of loader workers for each process of this machine: its cores, shared, and one less."""
+    """A number of loader workers for each process of this machine: its cores, shared, and one
+    less.
+    """
     if local_world_size < 1:
-        raise ValueError(f"suggested_max_num_workers({local_world_size}): expected at least 1 process.")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        raise ValueError(
+            f"suggested_max_num_workers({local_world_size}): expected at least 1 process."
+        )
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // local_world_size - 1)
 
 
@@ -23,7 +29,8 @@ def extract_batch_size(batch: Any) -> int:
     """Number of samples in a batch."""
     if (size := size_of(batch)) is None:
         raise ModuleError(
-            f"The number of samples in a {type(batch).__name__} is unknown. Log with self.log(..., batch_size=...)."
+            f"The number of samples in a {type(batch).__name__} is unknown. Log with self.log(..., "
+            "batch_size=...)."
         )
     return size
 

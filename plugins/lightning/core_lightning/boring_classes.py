@@ -13,7 +13,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from core_lightning.module import LightningDataModule, LightningModule
 
 _FEATURES, _SAMPLES = 32, 64
-_PARTS_OF = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+_PARTS_OF = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 class RandomDataset(Dataset["Tensor"]):
@@ -92,7 +97,9 @@ class BoringDataModule(LightningDataModule):
         """Divide the rows."""
         for name in _PARTS_OF.get(stage, ()):
             start = ("train", "val", "test", "predict").index(name) * _SAMPLES
-            setattr(self, f"random_{name}", Subset(self.random_full, range(start, start + _SAMPLES)))
+            setattr(
+                self, f"random_{name}", Subset(self.random_full, range(start, start + _SAMPLES))
+            )
 
     train_dataloader, val_dataloader = _loader_of("train"), _loader_of("val")
     test_dataloader, predict_dataloader = _loader_of("test"), _loader_of("predict")

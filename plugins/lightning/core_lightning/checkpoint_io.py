@@ -12,17 +12,20 @@ from core_lightning.names import VERSION
 _BATCH = ("ready", "started", "processed", "completed")
 _STEP = ("ready", "completed")
 _OWN_KEYS = ("model", "optimizers", "lr_schedulers", "hyper_parameters")
-"""Sections of core's state that stand under Lightning's keys, and not a second time in the section `core`."""
+"""Sections of core's state that stand under Lightning's keys, and not a second time in the section
+`core`.
+"""
 
 
 class LightningCheckpointIO(TorchCheckpointIO):
-    """One file under Lightning's keys: `torch.load(path, weights_only=True)["state_dict"]` are the weights.
+    """One file under Lightning's keys: `torch.load(path, weights_only=True)["state_dict"]` are the
+    weights.
 
     `optimizer_states`, `lr_schedulers`, `hyper_parameters`, `epoch`, `global_step`, `loops` and
-    `pytorch-lightning_version` are there too, and what `on_save_checkpoint` of the module has added, so that Lightning
-    goes on from it. What only core knows, such as the position in the data, is in the section `core`: a run of core
-    goes on exactly. A state of Fabric's is written as it is. The digest ends the file: programs that list the
-    folder find no other one.
+    `pytorch-lightning_version` are there too, and what `on_save_checkpoint` of the module has
+    added, so that Lightning goes on from it. What only core knows, such as the position in the
+    data, is in the section `core`: a run of core goes on exactly. A state of Fabric's is written as
+    it is. The digest ends the file: programs that list the folder find no other one.
     """
 
     digest_within = True
@@ -33,7 +36,9 @@ class LightningCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
-        super().write_file(to_lightning(state) if "format" in state and "model" in state else state, path)
+        super().write_file(
+            to_lightning(state) if "format" in state and "model" in state else state, path
+        )
 
 
 def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,13 +62,18 @@ def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
         saved["hyper_parameters"] = state["hyper_parameters"]
     if "optimizers" in state:
         saved["callbacks"] = {}
-        saved["optimizer_states"] = [_by_position(each, own) for each, own in zip(named, names, strict=True)]
+        saved["optimizer_states"] = [
+            _by_position(each, own) for each, own in zip(named, names, strict=True)
+        ]
         saved["lr_schedulers"] = list(state.get("lr_schedulers", ()))
         if scaler := state.get("precision"):
             saved["MixedPrecision"] = scaler
     section = state.get("module_section", {})
     if "hyper_parameters" in section:
-        saved["hyper_parameters"] = {**saved.get("hyper_parameters", {}), **section["hyper_parameters"]}
+        saved["hyper_parameters"] = {
+            **saved.get("hyper_parameters", {}),
+            **section["hyper_parameters"],
+        }
     if "state_dict" in section:  # the module's hook has put another one there
         saved["state_dict"] = section["state_dict"]
     return {**section, **saved}
@@ -73,25 +83,34 @@ def _loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
     """The entry `loops` of a checkpoint.
 
     Args:
-        progress: epochs that are done (`epoch`), batches of the one that runs (`batch`), optimizer steps
-            (`global_step`), batches of all epochs (`total_batches`), and whether an epoch's last hooks were running
-            (`epoch_is_over`); nothing in a checkpoint of weights alone.
+        progress: epochs that are done (`epoch`), batches of the one that runs (`batch`), optimizer
+            steps (`global_step`), batches of all epochs (`total_batches`), and whether an epoch's
+            last hooks were running (`epoch_is_over`); nothing in a checkpoint of weights alone.
     """
-    epoch, batch, steps, total = (progress.get(key, 0) for key in ("epoch", "batch", "global_step", "total_batches"))
+    epoch, batch, steps, total = (
+        progress.get(key, 0) for key in ("epoch", "batch", "global_step", "total_batches")
+    )
     within = batch > 0
-    # After the last batch of an epoch, Lightning keeps that epoch's count until the next one begins.
+    # After the last batch of an epoch, Lightning keeps that epoch's count until the next one
+    # begins.
     current = batch if within else total // epoch if epoch else 0
     begun = epoch + within
     # Lightning counts an epoch as completed when its last hooks are through.
     completed = epoch - progress.get("epoch_is_over", False)
     epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": completed}
     evaluated = {**_counts(_BATCH), "is_last_batch": False}
-    optimizer = {"step": _counts(_STEP, steps), "zero_grad": _counts(("ready", "started", "completed"), steps)}
+    optimizer = {
+        "step": _counts(_STEP, steps),
+        "zero_grad": _counts(("ready", "started", "completed"), steps),
+    }
     return {
         "fit_loop": {
             "state_dict": {},
             "epoch_loop.state_dict": {"_batches_that_stepped": steps},
-            "epoch_loop.batch_progress": {**_counts(_BATCH, total, current), "is_last_batch": not within and epoch > 0},
+            "epoch_loop.batch_progress": {
+                **_counts(_BATCH, total, current),
+                "is_last_batch": not within and epoch > 0,
+            },
             "epoch_loop.scheduler_progress": _counts(_STEP),
             "epoch_loop.automatic_optimization.state_dict": {},
             "epoch_loop.automatic_optimization.optim_progress": {"optimizer": optimizer},
@@ -126,7 +145,12 @@ def _by_position(optimizer: Mapping[str, Any], names: list[str] | None) -> Any:
 
 
 def renamed(optimizer: Mapping[str, Any], key: Any) -> dict[str, Any]:
-    """The state of an optimizer, whose parameters have other keys: `key[name]` is that of `name`."""
-    groups = [{**group, "params": [key[name] for name in group["params"]]} for group in optimizer["param_groups"]]
+    """The state of an optimizer, whose parameters have other keys: `key[name]` is that of
+    `name`.
+    """
+    groups = [
+        {**group, "params": [key[name] for name in group["params"]]}
+        for group in optimizer["param_groups"]
+    ]
     state = {key[name]: entry for name, entry in optimizer["state"].items()}
     return {**optimizer, "state": state, "param_groups": groups}

@@ -1,7 +1,7 @@
 """Checkpoints under Lightning's keys, in the form that a Trainer of core saves.
 
-Lightning has written them, or `LightningCheckpointIO`: those have a section `core` besides, with what Lightning's keys
-don't say, so that a run goes on exactly.
+Lightning has written them, or `LightningCheckpointIO`: those have a section `core` besides, with
+what Lightning's keys don't say, so that a run goes on exactly.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _UNREAD = {
 class LightningCheckpointReader(CheckpointReader):
     """Reads Lightning's files: weights, hyperparameters, optimizers, schedulers and counters.
 
-    Callbacks and the position of loaders stay unread. A run goes on with the epoch that had begun: Lightning's order of
-    the data within it isn't known. Optimizers are saved by the positions of their parameters, so they must be built
-    over the same ones in the same order.
+    Callbacks and the position of loaders stay unread. A run goes on with the epoch that had begun:
+    Lightning's order of the data within it isn't known. Optimizers are saved by the positions of
+    their parameters, so they must be built over the same ones in the same order.
     """
 
     program = "PyTorch Lightning"
@@ -48,9 +48,10 @@ class LightningCheckpointReader(CheckpointReader):
         if not {"meta.pt", ".metadata"} <= set(names):
             return None
         return (
-            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {path!r}` makes one file of it, which can "
-            "be loaded. Where Lightning isn't installed, torch makes one of the weights: "
-            f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path!r} {f'{path}.pt'!r}`."
+            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {path!r}` makes one "
+            "file of it, which can be loaded. Where Lightning isn't installed, torch makes one of "
+            "the weights: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{path!r} {f'{path}.pt'!r}`."
         )
 
 
@@ -86,7 +87,9 @@ def _translate_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
         state["hyper_parameters"] = dict(saved["hyper_parameters"])
     if "optimizer_states" in saved:
         pairs = zip(saved["optimizer_states"], own["optimizer_names"], strict=True)
-        state["optimizers"] = [optimizer if names is None else renamed(optimizer, names) for optimizer, names in pairs]
+        state["optimizers"] = [
+            optimizer if names is None else renamed(optimizer, names) for optimizer, names in pairs
+        ]
         state["lr_schedulers"] = list(saved.get("lr_schedulers", []))
     return state
 
@@ -102,8 +105,9 @@ _KNOWN = {
 def _progress(saved: Mapping[str, Any]) -> dict[str, Any]:
     batches = _look_up(saved, "loops", "fit_loop", "epoch_loop.batch_progress")
     epochs = _look_up(saved, "loops", "fit_loop", "epoch_progress", "current")
-    # Lightning saves within the hooks at an epoch's end, before it counts the epoch as completed: after its last batch
-    # it is over nevertheless. Within an epoch, that one begins again, and its batches aren't counted.
+    # Lightning saves within the hooks at an epoch's end, before it counts the epoch as completed:
+    # after its last batch it is over nevertheless. Within an epoch, that one begins again, and its
+    # batches aren't counted.
     complete = batches.get("is_last_batch", False)
     done = epochs.get("processed" if complete else "completed", saved.get("epoch", 0))
     current = 0 if complete else batches.get("current", {}).get("ready", 0)

@@ -1,4 +1,6 @@
-"""The accelerator and devices that arguments lead to, as packages ask for them before they make a Trainer."""
+"""The accelerator and devices that arguments lead to, as packages ask for them before they make a
+Trainer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def is_cuda_available() -> bool:
 
 
 class _AcceleratorConnector:
-    """Chooses an accelerator and devices, without a Trainer. Lightning has more under this name; packages read these.
+    """Chooses an accelerator and devices, without a Trainer. Lightning has more under this name;
+    packages read these.
 
     Attributes:
         _accelerator_flag: `"cpu"`, `"cuda"` or `"mps"`.
@@ -31,7 +34,9 @@ class _AcceleratorConnector:
         found = Fabric(accelerator=accelerator, devices=devices).strategy.parallel_devices
         self._accelerator_flag = found[0].type
         indices = [device.index or 0 for device in found]
-        self._devices_flag: int | list[int] = len(found) if self._accelerator_flag == "cpu" else indices
+        self._devices_flag: int | list[int] = (
+            len(found) if self._accelerator_flag == "cpu" else indices
+        )
 
     def _choose_auto_accelerator(self, *_: Any) -> str:
         return self._accelerator_flag

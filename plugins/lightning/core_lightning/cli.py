@@ -1,4 +1,6 @@
-"""LightningCLI: a command line made of the type hints of a module, a data module and the Trainer, by jsonargparse."""
+"""LightningCLI: a command line made of the type hints of a module, a data module and the Trainer,
+by jsonargparse.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau as TorchReduceLROnPlateau
 
 from core import ConfigurationError, rank_zero_warn
 from core_lightning import config_values
-from core_lightning.cli_parser import AUTOMATIC, ArgsType, LightningArgumentParser, ReduceLROnPlateau, described
+from core_lightning.cli_parser import (
+    AUTOMATIC,
+    ArgsType,
+    LightningArgumentParser,
+    ReduceLROnPlateau,
+    described,
+)
 from core_lightning.module import LightningDataModule, LightningModule
 from core_lightning.saved_config import SaveConfigCallback
 from core_lightning.seeding import seed_everything
@@ -29,11 +37,13 @@ _DATA = {"model", "datamodule"}
 
 
 class LightningCLI:
-    """A program's command line: what it parses is made, and the Trainer's method that it names is called.
+    """A program's command line: what it parses is made, and the Trainer's method that it names is
+    called.
 
-    `python train.py fit --model.width 64 --trainer.max_epochs 2 --config my.yaml`; `--help` lists the arguments, and
-    `--print_config` the values. A subclass adds arguments in `add_arguments_to_parser`, links them, and acts in
-    `before_fit`, `after_fit` and their like. See docs/config-files.md for `core.cli_for`, which needs no class.
+    `python train.py fit --model.width 64 --trainer.max_epochs 2 --config my.yaml`; `--help` lists
+    the arguments, and `--print_config` the values. A subclass adds arguments in
+    `add_arguments_to_parser`, links them, and acts in `before_fit`, `after_fit` and their like. See
+    docs/config-files.md for `core.cli_for`, which needs no class.
 
     Attributes:
         config: the parsed values, by jsonargparse.
@@ -47,7 +57,9 @@ class LightningCLI:
     def __init__(
         self,
         model_class: type[LightningModule] | Callable[..., LightningModule] | None = None,
-        datamodule_class: type[LightningDataModule] | Callable[..., LightningDataModule] | None = None,
+        datamodule_class: type[LightningDataModule]
+        | Callable[..., LightningDataModule]
+        | None = None,
         save_config_callback: type[SaveConfigCallback] | None = SaveConfigCallback,
         save_config_kwargs: dict[str, Any] | None = None,
         trainer_class: type[Trainer] | Callable[..., Trainer] = Trainer,
@@ -65,19 +77,28 @@ class LightningCLI:
         """Parse, make everything, and run.
 
         Args:
-            model_class: a class, or a function that returns a module; None for any that the config names.
+            model_class: a class, or a function that returns a module; None for any that the config
+                names.
             datamodule_class: likewise; None for any, or none.
-            trainer_defaults: arguments of the Trainer in place of its own; callbacks among them are always there.
+            trainer_defaults: arguments of the Trainer in place of its own; callbacks among them are
+                always there.
             seed_everything_default: a number; True for 0, False to seed nothing.
             parser_kwargs: arguments of the parsers; those of one subcommand under its name.
             subclass_mode_model: let the config name a subclass.
             args: in place of the program's own arguments: words, or a dict of values.
             run: False to make everything and run nothing.
-            load_from_checkpoint_support: without effect: hyperparameters are what `__init__` of the module receives.
+            load_from_checkpoint_support: without effect: hyperparameters are what `__init__` of the
+                module receives.
         """
-        self.save_config_callback, self.save_config_kwargs = save_config_callback, save_config_kwargs or {}
+        self.save_config_callback, self.save_config_kwargs = (
+            save_config_callback,
+            save_config_kwargs or {},
+        )
         self.trainer_class, self.trainer_defaults = trainer_class, trainer_defaults or {}
-        self.seed_everything_default, self.parser_kwargs = seed_everything_default, parser_kwargs or {}
+        self.seed_everything_default, self.parser_kwargs = (
+            seed_everything_default,
+            parser_kwargs or {},
+        )
         self.parser_class, self.auto_configure_optimizers = parser_class, auto_configure_optimizers
         self.model_class, self.datamodule_class = model_class, datamodule_class
         self.subclass_mode_model = model_class is None or subclass_mode_model
@@ -85,7 +106,11 @@ class LightningCLI:
         self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
         self._method_arguments: dict[str, list[str]] = {}
 
-        common = {name: value for name, value in self.parser_kwargs.items() if name not in self.subcommands()}
+        common = {
+            name: value
+            for name, value in self.parser_kwargs.items()
+            if name not in self.subcommands()
+        }
         self.parser = self.init_parser(**common)
         if run:
             self._add_subcommands()
@@ -101,17 +126,21 @@ class LightningCLI:
         if self.subcommand is not None:
             self._run(self.subcommand)
 
-    # the parsers ----------------------------------------------------------------------------------------------------
+    # the parsers ----------------------------------------------------------------------------------
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A new parser, which takes config files."""
         parser = self.parser_class(**kwargs)
-        parser.add_argument("-c", "--config", action="config", help="a config file; arguments after it override it")
+        parser.add_argument(
+            "-c", "--config", action="config", help="a config file; arguments after it override it"
+        )
         return parser
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The Trainer's methods, each with the arguments that aren't on the command line. May be overridden."""
+        """The Trainer's methods, each with the arguments that aren't on the command line. May be
+        overridden.
+        """
         loaders = _DATA | {"dataloaders"}
         fit = _DATA | {"train_dataloaders", "val_dataloaders"}
         return {"fit": fit, "validate": loaders, "test": loaders, "predict": loaders}
@@ -128,7 +157,11 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of Trainer, module and data module."""
         parser.add_lightning_class_args(self.trainer_class, "trainer")
-        defaults = {f"trainer.{name}": value for name, value in self.trainer_defaults.items() if name != "callbacks"}
+        defaults = {
+            f"trainer.{name}": value
+            for name, value in self.trainer_defaults.items()
+            if name != "callbacks"
+        }
         parser.set_defaults(defaults)
         parser.add_lightning_class_args(
             self.model_class or LightningModule, "model", subclass_mode=self.subclass_mode_model
@@ -141,20 +174,27 @@ class LightningCLI:
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add arguments of the program's own, and links between arguments. Meant to be overridden."""
+        """Add arguments of the program's own, and links between arguments. Meant to be
+        overridden.
+        """
 
     @staticmethod
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
         """Link those optimizers and schedulers that were added with a `link_to`."""
         for key, (kind, link_to) in {**parser.optimizers, **parser.lr_schedulers}.items():
             if link_to != AUTOMATIC:
-                options = {} if isinstance(kind, tuple) else {"compute_fn": partial(described, kind)}
+                options = (
+                    {} if isinstance(kind, tuple) else {"compute_fn": partial(described, kind)}
+                )
                 parser.link_arguments(key, link_to, **options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse words, or a dict of values, into `config`."""
         if args is not None and len(sys.argv) > 1:
-            rank_zero_warn(f"LightningCLI(args={args!r:.80}): the words after the program's name aren't looked at.")
+            rank_zero_warn(
+                f"LightningCLI(args={args!r:.80}): the words after the program's name aren't "
+                "looked at."
+            )
         words: Any = sys.argv[1:] if args is None else args
         if isinstance(words, list | tuple):
             self.config: Any = parser.parse_args(config_values.words_with_homes(words))
@@ -169,7 +209,9 @@ class LightningCLI:
             parser = self.init_parser(**{"description": text, **self.parser_kwargs.get(name, {})})
             self._add_arguments(parser)
             owner = self.trainer_class if isinstance(self.trainer_class, type) else Trainer
-            self._method_arguments[name] = parser.add_method_arguments(owner, name, skip=set(skipped))
+            self._method_arguments[name] = parser.add_method_arguments(
+                owner, name, skip=set(skipped)
+            )
             self._subcommand_parsers[name] = parser
             added.add_subcommand(name, parser, help=text)
 
@@ -187,7 +229,7 @@ class LightningCLI:
     def _own_parser(self) -> LightningArgumentParser:
         return self.parser if self.subcommand is None else self._subcommand_parsers[self.subcommand]
 
-    # what is made ---------------------------------------------------------------------------------------------------
+    # what is made ---------------------------------------------------------------------------------
 
     def before_instantiate_classes(self) -> None:
         """Act on `config`. Meant to be overridden."""
@@ -207,19 +249,25 @@ class LightningCLI:
         """Make the Trainer, with arguments that override the config's."""
         options = {**_as_dict(self._get(self.config_init, "trainer")), **kwargs}
         parser, given = self._own_parser(), options.get("callbacks")
-        callbacks = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        callbacks = (
+            [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        )
         callbacks += [self._get(self.config_init, key) for key in parser.callback_keys]
         always = self.trainer_defaults.get("callbacks", [])
         callbacks += always if isinstance(always, list) else [always]
         if self.save_config_callback and not options.get("fast_dev_run"):
-            callbacks.append(self.save_config_callback(parser, self._own(self.config), **self.save_config_kwargs))
+            callbacks.append(
+                self.save_config_callback(parser, self._own(self.config), **self.save_config_kwargs)
+            )
         return self.trainer_class(**{**options, "callbacks": callbacks})
 
     @staticmethod
     def configure_optimizers(
         lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any | None = None
     ) -> Any:
-        """Answer in the module's place, with an optimizer and a scheduler of the config. May be overridden."""
+        """Answer in the module's place, with an optimizer and a scheduler of the config. May be
+        overridden.
+        """
         if lr_scheduler is None:
             return optimizer
         if isinstance(lr_scheduler, TorchReduceLROnPlateau):
@@ -237,8 +285,9 @@ class LightningCLI:
             return
         if len(optimizers) > 1 or len(schedulers) > 1:
             raise ConfigurationError(
-                f"{type(self).__name__} has several optimizers or schedulers, {[*optimizers, *schedulers]}, and at "
-                "most one of each is given to the module. Link the others: add_optimizer_args(link_to='model...')."
+                f"{type(self).__name__} has several optimizers or schedulers, "
+                f"{[*optimizers, *schedulers]}, and at most one of each is given to the module. "
+                "Link the others: add_optimizer_args(link_to='model...')."
             )
         optimizer, scheduler = map(self._described, (optimizers, schedulers))
         if optimizer is None:
@@ -257,12 +306,14 @@ class LightningCLI:
             return described(kind, found)
         return None
 
-    # what is run ----------------------------------------------------------------------------------------------------
+    # what is run ----------------------------------------------------------------------------------
 
     def _run(self, subcommand: str) -> None:
         getattr(self, f"before_{subcommand}", lambda: None)()
         config = self.config_init[subcommand]
-        options = {name: config[name] for name in self._method_arguments[subcommand] if name in config}
+        options = {
+            name: config[name] for name in self._method_arguments[subcommand] if name in config
+        }
         options["model"] = self.model
         if self.datamodule is not None:
             options["datamodule"] = self.datamodule
@@ -277,11 +328,15 @@ class LightningCLI:
         self._own(self.config)["seed_everything"] = seed
 
     def _take_hparams_of_checkpoint(self) -> None:
-        """Set the module's arguments to a checkpoint's hyperparameters, as far as it is a file with plain ones."""
+        """Set the module's arguments to a checkpoint's hyperparameters, as far as it is a file with
+        plain ones.
+        """
         path = None if self.subcommand is None else self.config[self.subcommand].get("ckpt_path")
         if not path or not Path(path).is_file():
             return
-        hparams = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters") or {}
+        hparams = (
+            torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters") or {}
+        )
         hparams = {name: value for name, value in hparams.items() if name != "_instantiator"}
         if not hparams:
             return
@@ -298,7 +353,9 @@ class LightningCLI:
 
 
 def instantiate_class(args: Any, init: dict[str, Any]) -> Any:
-    """An object of the class that `init["class_path"]` names, of one argument or a tuple, and those in `init_args`."""
+    """An object of the class that `init["class_path"]` names, of one argument or a tuple, and those
+    in `init_args`.
+    """
     home, _, name = init["class_path"].rpartition(".")
     given = args if isinstance(args, tuple) else (args,)
     kind = getattr(__import__(home, fromlist=[name]), name)

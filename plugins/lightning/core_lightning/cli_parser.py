@@ -1,4 +1,6 @@
-"""The parser of LightningCLI, which knows the classes of callbacks, optimizers and schedulers that were added."""
+"""The parser of LightningCLI, which knows the classes of callbacks, optimizers and schedulers that
+were added.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
 
     Attributes:
         callback_keys: sections that are callbacks.
-        optimizers: sections that are optimizers, each with its class, or classes, and what it is linked to.
+        optimizers: sections that are optimizers, each with its class, or classes, and what it is
+            linked to.
         lr_schedulers: likewise.
     """
 
@@ -54,26 +57,40 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
         default_env: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Create a parser; `default_env` takes values from variables such as `PL_TRAINER__MAX_EPOCHS`."""
+        """Create a parser; `default_env` takes values from variables such as
+        `PL_TRAINER__MAX_EPOCHS`.
+        """
         if ArgumentParser is object:
             raise ConfigurationError(
-                "LightningCLI needs jsonargparse. Install it: pip install 'jsonargparse[signatures]'."
+                "LightningCLI needs jsonargparse. Install it: pip install "
+                "'jsonargparse[signatures]'."
             )
         config_values.register()
         kwargs.setdefault("parser_mode", config_values.MODE)
-        super().__init__(*args, description=description, env_prefix=env_prefix, default_env=default_env, **kwargs)
+        super().__init__(
+            *args, description=description, env_prefix=env_prefix, default_env=default_env, **kwargs
+        )
         self.callback_keys: list[str] = []
         self.optimizers: dict[str, tuple[Any, str]] = {}
         self.lr_schedulers: dict[str, tuple[Any, str]] = {}
 
     def add_lightning_class_args(
-        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+        self,
+        lightning_class: Any,
+        nested_key: str,
+        subclass_mode: bool = False,
+        required: bool = True,
     ) -> list[str]:
-        """Add a section: the arguments of a Trainer, module, data module or callback, or of a function that makes one.
+        """Add a section: the arguments of a Trainer, module, data module or callback, or of a
+        function that makes one.
 
         With `subclass_mode` the config names a subclass.
         """
-        kind = lightning_class if isinstance(lightning_class, type) else class_from_function(lightning_class)
+        kind = (
+            lightning_class
+            if isinstance(lightning_class, type)
+            else class_from_function(lightning_class)
+        )
         if issubclass(kind, Callback):
             self.callback_keys.append(nested_key)
         if issubclass(kind, CoreTrainer):
@@ -84,9 +101,13 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
         return self.add_class_arguments(kind, nested_key, fail_untyped=False, sub_configs=True)  # type: ignore[no-any-return]
 
     def add_optimizer_args(
-        self, optimizer_class: Any = (Optimizer,), nested_key: str = "optimizer", link_to: str = AUTOMATIC
+        self,
+        optimizer_class: Any = (Optimizer,),
+        nested_key: str = "optimizer",
+        link_to: str = AUTOMATIC,
     ) -> None:
-        """Add the arguments of an optimizer, of a class or of those subclasses of several that the config names.
+        """Add the arguments of an optimizer, of a class or of those subclasses of several that the
+        config names.
 
         `link_to` is an argument that gets it; by default it becomes the module's own.
         """
@@ -111,14 +132,19 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
             self.add_class_arguments(kind, key, sub_configs=True, **options)
 
     def _add_trainer(self, kind: type, key: str) -> list[str]:
-        # The types of core's own arguments are those of Lightning's; the defaults are what Lightning has.
+        # The types of core's own arguments are those of Lightning's; the defaults are what
+        # Lightning has.
         plain = kind is Trainer
         options: dict[str, Any] = {"fail_untyped": False, "instantiate": False, "sub_configs": True}
         added = self.add_class_arguments(CoreTrainer if plain else kind, key, **options)
         if plain:
-            defaults = {name: item.default for name, item in inspect.signature(Trainer).parameters.items()}
+            defaults = {
+                name: item.default for name, item in inspect.signature(Trainer).parameters.items()
+            }
             known = {name.removeprefix(f"{key}.") for name in added}
-            self.set_defaults({f"{key}.{name}": value for name, value in defaults.items() if name in known})
+            self.set_defaults(
+                {f"{key}.{name}": value for name, value in defaults.items() if name in known}
+            )
         return added  # type: ignore[no-any-return]
 
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from core import ConfigurationError
 
 _IN_PLACE = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "scatter", "reduce_scatter", "all_to_all", "recv",
-    "all_gather_object", "broadcast_object_list",
+    "broadcast", "all_reduce", "reduce", "all_gather", "scatter", "reduce_scatter", "all_to_all",
+    "recv", "all_gather_object", "broadcast_object_list",
 )  # fmt: skip
 """Operations that fill their first argument, and return it here."""
 
@@ -20,8 +20,9 @@ _IN_PLACE = (
 class Collective:
     """A group of ranks and what they exchange; see `torch.distributed`.
 
-    `setup` makes the default group where there is none, `create_group` one for this object, and `teardown` ends it.
-    Subclasses have `is_available`, `is_initialized`, `init_group`, `new_group` and `destroy_group`, of groups.
+    `setup` makes the default group where there is none, `create_group` one for this object, and
+    `teardown` ends it. Subclasses have `is_available`, `is_initialized`, `init_group`, `new_group`
+    and `destroy_group`, of groups.
     """
 
     is_available: Any
@@ -45,7 +46,9 @@ class Collective:
     def create_group(self, **options: Any) -> Self:
         """All ranks. Make this object's group, of which it has one at a time."""
         if self._group is not None:
-            raise ConfigurationError(f"{type(self).__name__} has a group already: call teardown() before.")
+            raise ConfigurationError(
+                f"{type(self).__name__} has a group already: call teardown() before."
+            )
         self._group = self.new_group(**options)
         return self
 
@@ -60,10 +63,17 @@ class TorchCollective(Collective):
     """The operations of `torch.distributed`, in the group; `op` may be a name, such as `"sum"`."""
 
     addr_key, port_key = "MASTER_ADDR", "MASTER_PORT"
-    is_available, is_initialized = staticmethod(dist.is_available), staticmethod(dist.is_initialized)
+    is_available, is_initialized = (
+        staticmethod(dist.is_available),
+        staticmethod(dist.is_initialized),
+    )
     init_group, new_group = staticmethod(dist.init_process_group), staticmethod(dist.new_group)
-    rank = property(lambda self: dist.get_rank(self.group), doc="The place of this process in the group.")
-    world_size = property(lambda self: dist.get_world_size(self.group), doc="The number of ranks in the group.")
+    rank = property(
+        lambda self: dist.get_rank(self.group), doc="The place of this process in the group."
+    )
+    world_size = property(
+        lambda self: dist.get_world_size(self.group), doc="The number of ranks in the group."
+    )
 
     @property
     def group(self) -> Any:
@@ -76,8 +86,11 @@ class TorchCollective(Collective):
         if group not in (None, dist.GroupMember.NON_GROUP_MEMBER):
             dist.destroy_process_group(group)
 
-    def setup(self, main_address: str | None = None, main_port: str | None = None, **options: Any) -> Self:
-        """All ranks. Make the default group by `torch.distributed.init_process_group`, unless it is there.
+    def setup(
+        self, main_address: str | None = None, main_port: str | None = None, **options: Any
+    ) -> Self:
+        """All ranks. Make the default group by `torch.distributed.init_process_group`, unless it is
+        there.
 
         Address and port are those of rank 0, where MASTER_ADDR and MASTER_PORT aren't set.
         """
@@ -122,7 +135,9 @@ class SingleDeviceCollective(Collective):
 
     reduce_scatter = scatter
 
-    def all_to_all(self, output_tensor_list: list[Any], input_tensor_list: list[Any], **_: Any) -> list[Any]:
+    def all_to_all(
+        self, output_tensor_list: list[Any], input_tensor_list: list[Any], **_: Any
+    ) -> list[Any]:
         """The tensors."""
         return input_tensor_list
 
@@ -140,7 +155,10 @@ def _of_torch(name: str) -> Callable[..., Any]:
         getattr(dist, name)(filled, *arguments, group=self.group, **options)
         return filled
 
-    operation.__name__, operation.__doc__ = name, f"See `torch.distributed.{name}`; the first argument is returned."
+    operation.__name__, operation.__doc__ = (
+        name,
+        f"See `torch.distributed.{name}`; the first argument is returned.",
+    )
     return operation
 
 

@@ -12,13 +12,16 @@ from core.data import map_leaves
 
 
 def _of_each(name: str, doc: str) -> Any:
-    return property(lambda self: self._filled(getattr(each, name, None) for each in self.flattened), doc=doc)
+    return property(
+        lambda self: self._filled(getattr(each, name, None) for each in self.flattened), doc=doc
+    )
 
 
 class CombinedLoader(CoreCombinedLoader):
     """See `core.CombinedLoader`. Iterated over by the program itself, it gives triples.
 
-    A triple is the batch, its number, and the number of its loader; the last one is 0, unless the mode is `sequential`.
+    A triple is the batch, its number, and the number of its loader; the last one is 0, unless the
+    mode is `sequential`.
     """
 
     def __init__(self, iterables: Any, mode: Any = "min_size") -> None:
@@ -27,7 +30,9 @@ class CombinedLoader(CoreCombinedLoader):
 
     iterables = property(attrgetter("loaders"), doc="The loaders as they were given.")
     sampler = _of_each("sampler", "The samplers of the loaders, in their structure.")
-    batch_sampler = _of_each("batch_sampler", "The batch samplers of the loaders, in their structure.")
+    batch_sampler = _of_each(
+        "batch_sampler", "The batch samplers of the loaders, in their structure."
+    )
 
     @property
     def flattened(self) -> list[Any]:
@@ -36,7 +41,9 @@ class CombinedLoader(CoreCombinedLoader):
 
     def _filled(self, leaves: Iterator[Any]) -> Any:
         own = set(map(id, self.flattened))
-        return map_leaves(lambda _: next(leaves), self.loaders, is_leaf=lambda item: id(item) in own, of_all=True)
+        return map_leaves(
+            lambda _: next(leaves), self.loaders, is_leaf=lambda item: id(item) in own, of_all=True
+        )
 
     def __iter__(self) -> Self:
         if self.mode == "sequential":
@@ -47,7 +54,9 @@ class CombinedLoader(CoreCombinedLoader):
             )
         else:
             together = _READERS[self.mode](self.flattened)
-            self._reader = ((self._filled(iter(batches)), number, 0) for number, batches in enumerate(together))
+            self._reader = (
+                (self._filled(iter(batches)), number, 0) for number, batches in enumerate(together)
+            )
         return self
 
     def __next__(self) -> tuple[Any, int, int]:

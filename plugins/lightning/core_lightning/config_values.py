@@ -1,4 +1,6 @@
-"""Values of configs: a class that this package has in place of core's, under the same name, is meant as Lightning's."""
+"""Values of configs: a class that this package has in place of core's, under the same name, is
+meant as Lightning's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _HOMES = {
     for name, target in MODULES[f"lightning.pytorch.{package}"].items()
     if target.startswith("core_lightning._")
 }
-"""The paths of those classes, by name: jsonargparse passes over private modules, so that elsewhere a name is core's."""
+"""The paths of those classes, by name: jsonargparse passes over private modules, so that elsewhere
+a name is core's.
+"""
 
 _TAKEN_BY = (".callbacks", ".logger", ".plugins")
 
@@ -30,7 +34,9 @@ def register() -> None:
 
     load = jsonargparse.get_loader("yaml")
     jsonargparse.set_loader(MODE, lambda text: _with_homes(load(text)), (yaml.YAMLError,))
-    jsonargparse.set_dumper(MODE, lambda values: yaml.safe_dump(values, default_flow_style=False, sort_keys=False))
+    jsonargparse.set_dumper(
+        MODE, lambda values: yaml.safe_dump(values, default_flow_style=False, sort_keys=False)
+    )
 
 
 def words_with_homes(words: Sequence[str]) -> list[str]:
@@ -53,7 +59,9 @@ def _with_homes(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_homes(item) if isinstance(item, dict | list) else item for item in value]
     if isinstance(value, dict):
-        homes = {key: _with_homes(item) for key, item in value.items() if isinstance(item, dict | list)}
+        homes = {
+            key: _with_homes(item) for key, item in value.items() if isinstance(item, dict | list)
+        }
         named = {"class_path": _with_homes(value["class_path"])} if "class_path" in value else {}
         return {**value, **homes, **named}
     return value

@@ -1,4 +1,6 @@
-"""The conformance suites of core-lightning. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-lightning. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class TestLightningReader(CheckpointReaderConformance):
     def content(self) -> dict[str, Any]:
         """The sections that Lightning's Trainer writes within the first epoch."""
         weights = OrderedDict({"layer.weight": torch.ones(2, 3), "layer.bias": torch.zeros(2)})
-        momenta = {index: {"momentum_buffer": tensor.clone()} for index, tensor in enumerate(weights.values())}
+        momenta = {
+            index: {"momentum_buffer": tensor.clone()}
+            for index, tensor in enumerate(weights.values())
+        }
         group = {"lr": 0.1, "momentum": 0.9, "params": [0, 1]}
         done = {"ready": 3, "started": 3, "processed": 3, "completed": 3}
         return {
@@ -34,7 +39,11 @@ class TestLightningReader(CheckpointReaderConformance):
             "state_dict": weights,
             "loops": {
                 "fit_loop": {
-                    "epoch_loop.batch_progress": {"total": done, "current": done, "is_last_batch": False},
+                    "epoch_loop.batch_progress": {
+                        "total": done,
+                        "current": done,
+                        "is_last_batch": False,
+                    },
                     "epoch_progress": {"current": {**done, "processed": 0, "completed": 0}},
                 }
             },

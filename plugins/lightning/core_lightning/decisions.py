@@ -1,4 +1,6 @@
-"""Differences from Lightning on purpose, each with its reason, from `differences.toml` and `missing.txt`."""
+"""Differences from Lightning on purpose, each with its reason, from `differences.toml` and
+`missing.txt`.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,27 @@ def _config() -> dict[str, Any]:
 @cache
 def _missing() -> dict[str, str]:
     """For each member that differs, as `Class.name`, its line."""
-    lines = [line for line in _read("missing.txt").splitlines() if "(" not in line and ":" not in line]
+    lines = [
+        line for line in _read("missing.txt").splitlines() if "(" not in line and ":" not in line
+    ]
     return {".".join(line.removesuffix(" = ...").split(".")[-2:]): line for line in lines}
 
 
 def missing(cls: type, name: str) -> str | None:
-    """The line of a member that Lightning's class has and this one hasn't; None if there is none."""
+    """The line of a member that Lightning's class has and this one hasn't; None if there is
+    none.
+    """
     found = (_missing().get(f"{each.__name__}.{name}") for each in cls.__mro__)
     return None if hasattr(cls, name) else next((line for line in found if line is not None), None)
 
 
 def _decision(line: str) -> dict[str, Any]:
     decisions = _config()["decision"]
-    return next(each for each in decisions if any(fnmatch.fnmatchcase(line, pattern) for pattern in each["what"]))
+    return next(
+        each
+        for each in decisions
+        if any(fnmatch.fnmatchcase(line, pattern) for pattern in each["what"])
+    )
 
 
 def reason(line: str) -> str:

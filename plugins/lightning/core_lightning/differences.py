@@ -11,7 +11,9 @@ _noted: set[str] = set()
 
 
 def note(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
-    """Rank 0. Warn of a difference, a sentence, once in a process; `stacklevel` 1 is the line that calls this."""
+    """Rank 0. Warn of a difference, a sentence, once in a process; `stacklevel` 1 is the line that
+    calls this.
+    """
     if what not in _noted:
         _noted.add(what)
         rank_zero_warn(f"{what} See {page}.", stacklevel=stacklevel + 1)

@@ -1,4 +1,6 @@
-"""The report on a program for Lightning: whether it runs equal here, with what differs, or fails; nothing is run."""
+"""The report on a program for Lightning: whether it runs equal here, with what differs, or fails;
+nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _MAKE_NAMES = ("setattr", "register_buffer", "register_parameter", "register_mod
 
 
 class Finding(NamedTuple):
-    """A line of a program that isn't what it is under Lightning, and whether the program ends there."""
+    """A line of a program that isn't what it is under Lightning, and whether the program ends
+    there.
+    """
 
     path: Path
     line: int
@@ -36,7 +40,9 @@ class Finding(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """The class of an object: core-lightning's, and the program's own that is derived from it, if any."""
+    """The class of an object: core-lightning's, and the program's own that is derived from it, if
+    any.
+    """
 
     cls: Any
     own: ast.ClassDef | None = None
@@ -48,12 +54,22 @@ def explain(script: Path) -> tuple[str, bool]:
     for reader in readers:
         reader.visit(reader.tree)
     uses = {use: place for reader in reversed(readers) for use, place in reader.uses.items()}
-    found = sorted({finding for reader in readers for finding in reader.found}, key=lambda each: each[:3])
-    found += [Finding(*uses[first], text, fails=False) for first, text in decisions.behaviours(uses)]
+    found = sorted(
+        {finding for reader in readers for finding in reader.found}, key=lambda each: each[:3]
+    )
+    found += [
+        Finding(*uses[first], text, fails=False) for first, text in decisions.behaviours(uses)
+    ]
     lines = [f"{each.path}:{each.line}: {each.text}" for each in found]
     failing = [each for each in found if each.fails]
     places = ", ".join(f"{each.path.name}:{each.line}" for each in (failing[:1] or found))
-    verdict = f"fails at {places}" if failing else f"runs, these lines differ: {places}" if found else "runs equal"
+    verdict = (
+        f"fails at {places}"
+        if failing
+        else f"runs, these lines differ: {places}"
+        if found
+        else "runs equal"
+    )
     return "\n".join([*lines, f"{script}: {verdict}"]), not failing
 
 
@@ -92,10 +108,18 @@ class _Reader(ast.NodeVisitor):
         self.classes: dict[str, Kind] = {}
         self.inside: list[Kind] = []
         self.unguarded = True
-        stored = (node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute) and _is_store(node))
+        stored = (
+            node.attr
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Attribute) and _is_store(node)
+        )
         self.assigned, self.is_open = {*stored}, False
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and _name_of(node.func) in (*_MAKE_NAMES, "hasattr", "getattr"):
+            if isinstance(node, ast.Call) and _name_of(node.func) in (
+                *_MAKE_NAMES,
+                "hasattr",
+                "getattr",
+            ):
                 texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
                 self.assigned.update(text for text in texts if isinstance(text, str))
                 self.is_open |= not texts and _name_of(node.func) in _MAKE_NAMES
@@ -112,7 +136,9 @@ class _Reader(ast.NodeVisitor):
         for alias in node.names:
             if (module := _full(alias.name)) is not None:
                 root = _full(alias.name.partition(".")[0]) or module
-                self.bound[alias.asname or alias.name.partition(".")[0]] = module if alias.asname else root
+                self.bound[alias.asname or alias.name.partition(".")[0]] = (
+                    module if alias.asname else root
+                )
                 self._check_name(node, module)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -153,7 +179,11 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.Name) and node.id in self.classes:
             return self.classes[node.id]
         if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation
-            node = ast.parse(node.value, mode="eval").body if node.value.replace(".", "").isidentifier() else node
+            node = (
+                ast.parse(node.value, mode="eval").body
+                if node.value.replace(".", "").isidentifier()
+                else node
+            )
         found = _class_named(self._dotted(node) or "")
         return None if found is None else Kind(found)
 
@@ -186,16 +216,28 @@ class _Reader(ast.NodeVisitor):
         refused = NEVER_CALLED if issubclass(cls, StrategyNames) else getattr(cls, "uncalled", ())
         for each in node.body:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                self._use(each, each.name, *(f"{base.__name__}.{each.name}" for base in cls.__mro__))
+                self._use(
+                    each, each.name, *(f"{base.__name__}.{each.name}" for base in cls.__mro__)
+                )
                 if each.name in refused:
-                    self._report(node, f"{node.name} overrides {each.name}, which nothing calls here")
-                elif (line := decisions.missing(cls, each.name)) and not decisions.is_called(cls, line):
-                    self._report(each, f"nothing calls {each.name} here: {decisions.reason(line)}", fails=False)
+                    self._report(
+                        node, f"{node.name} overrides {each.name}, which nothing calls here"
+                    )
+                elif (line := decisions.missing(cls, each.name)) and not decisions.is_called(
+                    cls, line
+                ):
+                    self._report(
+                        each,
+                        f"nothing calls {each.name} here: {decisions.reason(line)}",
+                        fails=False,
+                    )
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outer, self.kinds = self.kinds, dict(self.kinds)
         given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        is_method = bool(self.inside) and node in (self.inside[-1].own.body if self.inside[-1].own else ())
+        is_method = bool(self.inside) and node in (
+            self.inside[-1].own.body if self.inside[-1].own else ()
+        )
         for index, each in enumerate(given):
             kind = None if each.annotation is None else self._class(each.annotation)
             if is_method and index == 0 and each.arg == "self":
@@ -236,16 +278,23 @@ class _Reader(ast.NodeVisitor):
         may_be_own = node.attr in self.assigned or self._has_own(kind, node.attr)
         if node.attr in members(kind.cls) or (may_be_own and not is_super):
             return
-        is_closed = issubclass(kind.cls, Trainer | nn.Module) or not hasattr(kind.cls, "__getattr__")
+        is_closed = issubclass(kind.cls, Trainer | nn.Module) or not hasattr(
+            kind.cls, "__getattr__"
+        )
         if line or (is_closed and not self.is_open):
             why = f": {decisions.reason(line)}" if line else ""
             self._report(node, f"core-lightning's {kind.cls.__name__} has no {node.attr}{why}")
 
     def _has_own(self, kind: Kind, name: str) -> bool:
-        """True if the program's own class may have such an attribute: one that can't be seen may come from anywhere."""
+        """True if the program's own class may have such an attribute: one that can't be seen may
+        come from anywhere.
+        """
         if kind.own is None:
             return False
-        if any(self._class(base) is None and _name_of(base) not in ("ABC", "object") for base in kind.own.bases):
+        if any(
+            self._class(base) is None and _name_of(base) not in ("ABC", "object")
+            for base in kind.own.bases
+        ):
             return True
         bases = [self.classes.get(_name_of(base)) for base in kind.own.bases]
         own = {_name_of(each) for node in kind.own.body for each in _defined(node)}
@@ -264,13 +313,20 @@ class _Reader(ast.NodeVisitor):
         elif is_fixed or (is_frozen and not isinstance(static, property)):
             self._report(node, f"{cls.__name__}.{name} can't be set here")
         elif kind.own is None and (line := decisions.missing(cls, name)):
-            self._report(node, f"nothing reads {cls.__name__}.{name} here: {decisions.reason(line)}", fails=False)
+            self._report(
+                node,
+                f"nothing reads {cls.__name__}.{name} here: {decisions.reason(line)}",
+                fails=False,
+            )
 
     def visit_Call(self, node: ast.Call) -> None:
         made = self._class(node.func)
         if made is not None:
             self._check_made(node, made)
-        elif isinstance(node.func, ast.Attribute) and (kind := self._kind(node.func.value)) is not None:
+        elif (
+            isinstance(node.func, ast.Attribute)
+            and (kind := self._kind(node.func.value)) is not None
+        ):
             name = node.func.attr
             self._use(node, *(f"{kind.cls.__name__}.{name}({key.arg}=)" for key in node.keywords))
             static = inspect.getattr_static(kind.cls, name, None)
@@ -288,15 +344,25 @@ class _Reader(ast.NodeVisitor):
 
     def _check_arguments(self, node: ast.Call, name: str, function: Any) -> None:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        by_position = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+        by_position = [
+            each
+            for each in parameters
+            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        ]
         kinds = {each.kind for each in parameters}
         known = {*(each.name for each in parameters), "pl_module"}  # which hooks take
         for key in node.keywords if inspect.Parameter.VAR_KEYWORD not in kinds else ():
             if key.arg is not None and key.arg not in known:
                 self._report(node, f"core-lightning has no {name}({key.arg}=)")
         is_starred = any(isinstance(each, ast.Starred) for each in node.args)
-        if not is_starred and inspect.Parameter.VAR_POSITIONAL not in kinds and len(node.args) > len(by_position):
-            self._report(node, f"core-lightning's {name} takes {len(by_position)} arguments by position")
+        if (
+            not is_starred
+            and inspect.Parameter.VAR_POSITIONAL not in kinds
+            and len(node.args) > len(by_position)
+        ):
+            self._report(
+                node, f"core-lightning's {name} takes {len(by_position)} arguments by position"
+            )
 
 
 def _is_store(node: ast.Attribute) -> bool:
@@ -304,7 +370,12 @@ def _is_store(node: ast.Attribute) -> bool:
 
 
 def _name_of(node: ast.AST | None) -> str:
-    return getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None) or ""
+    return (
+        getattr(node, "id", None)
+        or getattr(node, "attr", None)
+        or getattr(node, "name", None)
+        or ""
+    )
 
 
 def _defined(node: ast.stmt) -> Iterator[ast.AST]:
@@ -330,7 +401,11 @@ def _known_part(name: str) -> str:
 
 def _is_there(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
-    return attribute in names.MODULES.get(module, {}) or name in names.MODULES or attribute.startswith("__")
+    return (
+        attribute in names.MODULES.get(module, {})
+        or name in names.MODULES
+        or attribute.startswith("__")
+    )
 
 
 @cache
@@ -356,7 +431,11 @@ def _kind_of_attribute(cls: Any, name: str) -> Kind | None:
     if inspect.isfunction(found):
         annotation, names_there = found.__annotations__.get("return"), found.__globals__
         found = names_there.get(annotation) if isinstance(annotation, str) else annotation
-    return Kind(found) if inspect.isclass(found) and found.__module__.startswith("core_lightning") else None
+    return (
+        Kind(found)
+        if inspect.isclass(found) and found.__module__.startswith("core_lightning")
+        else None
+    )
 
 
 @cache
@@ -373,8 +452,16 @@ def members(cls: Any) -> frozenset[str]:
 @cache
 def _assigned(module: str) -> dict[str, set[str]]:
     path = getattr(sys.modules.get(module), "__file__", None)
-    classes = [each for each in ast.walk(_parsed(Path(path))) if isinstance(each, ast.ClassDef)] if path else []
+    classes = (
+        [each for each in ast.walk(_parsed(Path(path))) if isinstance(each, ast.ClassDef)]
+        if path
+        else []
+    )
     return {
-        each.name: {node.attr for node in ast.walk(each) if isinstance(node, ast.Attribute) and _is_store(node)}
+        each.name: {
+            node.attr
+            for node in ast.walk(each)
+            if isinstance(node, ast.Attribute) and _is_store(node)
+        }
         for each in classes
     }

@@ -18,7 +18,8 @@ class Exports(Module):
     """A module that writes itself in other forms."""
 
     def to_onnx(self, file_path: Any = None, input_sample: Any = None, **options: Any) -> Any:
-        """Write the model as ONNX to a path or an open file, if there is one; see `torch.onnx.export`.
+        """Write the model as ONNX to a path or an open file, if there is one; see
+        `torch.onnx.export`.
 
         `input_sample` are inputs of `forward`; None are those of `example_input_array`.
         """
@@ -29,14 +30,22 @@ class Exports(Module):
             return torch.onnx.export(self, sample, path, **options)
 
     def to_torchscript(
-        self, file_path: Any = None, method: str = "script", example_inputs: Any = None, **options: Any
+        self,
+        file_path: Any = None,
+        method: str = "script",
+        example_inputs: Any = None,
+        **options: Any,
     ) -> Any:
-        """The module as TorchScript, in evaluation mode; written too, if there is a path. See `torch.jit`.
+        """The module as TorchScript, in evaluation mode; written too, if there is a path. See
+        `torch.jit`.
 
-        The method is `"script"` or `"trace"`, of inputs of `forward`; None are those of `example_input_array`.
+        The method is `"script"` or `"trace"`, of inputs of `forward`; None are those of
+        `example_input_array`.
         """
         if method not in ("script", "trace"):
-            raise ConfigurationError(f"to_torchscript(method={method!r}): expected 'script' or 'trace'.")
+            raise ConfigurationError(
+                f"to_torchscript(method={method!r}): expected 'script' or 'trace'."
+            )
         with self._exported(), torch.no_grad():
             self.eval()
             if method == "script":
@@ -50,7 +59,9 @@ class Exports(Module):
 
     def to_tensorrt(self, *_: Any, **__: Any) -> None:
         """Refuse: it isn't there."""
-        raise ConfigurationError("to_tensorrt isn't on core: call torch_tensorrt.compile(module, inputs=...) yourself.")
+        raise ConfigurationError(
+            "to_tensorrt isn't on core: call torch_tensorrt.compile(module, inputs=...) yourself."
+        )
 
     def _example(self, given: Any, method: str, argument: str) -> Any:
         sample = getattr(self, "example_input_array", None) if given is None else given

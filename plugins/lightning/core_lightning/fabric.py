@@ -1,4 +1,6 @@
-"""Fabric, whose loaders stay untouched on one device, and which its modules know, as Lightning's do."""
+"""Fabric, whose loaders stay untouched on one device, and which its modules know, as Lightning's
+do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _WHOLE = ("auto", "ddp", "single_device")
 
 def _with_one_file(given: list[Any]) -> list[Any]:
     """The plugins, with one file for each checkpoint unless they have another form."""
-    has_form = any(isinstance(each, CheckpointIO) or each in ("torch", "distributed", "lightning") for each in given)
+    has_form = any(
+        isinstance(each, CheckpointIO) or each in ("torch", "distributed", "lightning")
+        for each in given
+    )
     return given if has_form else [*given, "torch"]
 
 
@@ -37,7 +42,9 @@ class Fabric(CoreFabric):
         self._waiting: list[FabricOptimizer] = []
 
     def setup_module(self, module: Any, *given: Any, **options: Any) -> Any:
-        """All ranks. Set up a module, and optimizers that have waited for it; see `core.Fabric.setup_module`."""
+        """All ranks. Set up a module, and optimizers that have waited for it; see
+        `core.Fabric.setup_module`.
+        """
         made = super().setup_module(module, *given, **options)
         waiting, self._waiting = self._waiting, []
         for optimizer in waiting:
@@ -45,7 +52,9 @@ class Fabric(CoreFabric):
         return made
 
     def setup_optimizers(self, *optimizers: Any) -> Any:
-        """All ranks. Set up optimizers; before any module, they wait for it. See `core.Fabric.setup_optimizers`."""
+        """All ranks. Set up optimizers; before any module, they wait for it. See
+        `core.Fabric.setup_optimizers`.
+        """
         if self.strategy.session.handles:
             return super().setup_optimizers(*optimizers)
         waiting = [FabricOptimizer.__new__(FabricOptimizer) for _ in optimizers]
@@ -55,9 +64,11 @@ class Fabric(CoreFabric):
         return waiting[0] if len(waiting) == 1 else tuple(waiting)
 
     def setup(self, module: Any, *optimizers: Any, **options: Any) -> Any:
-        """All ranks. Set up a module, and the optimizers of its parameters; see `core.Fabric.setup`.
+        """All ranks. Set up a module, and the optimizers of its parameters; see
+        `core.Fabric.setup`.
 
-        A LightningModule has this Fabric as its `fabric` from then on, and its hooks are among those that `call` calls.
+        A LightningModule has this Fabric as its `fabric` from then on, and its hooks are among
+        those that `call` calls.
         """
         made = super().setup(module, *optimizers, **options)
         own = (made[0] if isinstance(made, tuple) else made).module
@@ -76,8 +87,8 @@ class Fabric(CoreFabric):
     ) -> Any:
         """All ranks. Give each rank its share of the data; see `core.Fabric.setup_dataloaders`.
 
-        One device needs none: its loaders shuffle as they do under Lightning, but for a `global_batch_size`, which
-        needs core's own order of the data.
+        One device needs none: its loaders shuffle as they do under Lightning, but for a
+        `global_batch_size`, which needs core's own order of the data.
         """
         shares = self.world_size > 1 or options.get("global_batch_size") is not None
         return super().setup_dataloaders(
@@ -96,18 +107,30 @@ class Fabric(CoreFabric):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Any:
-        """All ranks. Clip gradients; see `core.Fabric.clip_gradients`. A norm that isn't finite is an error."""
-        return super().clip_gradients(module, optimizer, clip_val, max_norm, norm_type, error_if_nonfinite)
+        """All ranks. Clip gradients; see `core.Fabric.clip_gradients`. A norm that isn't finite is
+        an error.
+        """
+        return super().clip_gradients(
+            module, optimizer, clip_val, max_norm, norm_type, error_if_nonfinite
+        )
 
-    def load_raw(self, path: Any, obj: Any, strict: bool = True, weights_only: bool | None = None) -> None:
-        """All ranks. Load what `torch.save(obj.state_dict(), path)` wrote; nothing in it is executed in any case."""
+    def load_raw(
+        self, path: Any, obj: Any, strict: bool = True, weights_only: bool | None = None
+    ) -> None:
+        """All ranks. Load what `torch.save(obj.state_dict(), path)` wrote; nothing in it is
+        executed in any case.
+        """
         super().load_raw(path, obj, strict=strict)
 
     def to_device(self, obj: Any) -> Any:
-        """All ranks. Bring a module, a tensor or nested data to the rank's device; see `core.Fabric.to_device`."""
+        """All ranks. Bring a module, a tensor or nested data to the rank's device; see
+        `core.Fabric.to_device`.
+        """
         return super().to_device(obj)
 
     @staticmethod
-    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:  # type: ignore[override]
+    def seed_everything(  # type: ignore[override]
+        seed: int | None = None, workers: bool | None = None, verbose: bool = True
+    ) -> int:
         """Seed all generators; see `core_lightning.seeding.seed_everything`."""
         return seed_everything(seed, bool(workers), verbose)

@@ -1,7 +1,7 @@
 """Objects of other programs' classes in a torch file: stood in for while it is read, and left out.
 
-Nothing of such a class is imported or called. torch's safe unpickler makes the stand-ins, as it makes nothing else than
-what was named to it.
+Nothing of such a class is imported or called. torch's safe unpickler makes the stand-ins, as it
+makes nothing else than what was named to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from core.checkpoint.building_blocks import unpickle
 from core.text import printable
 
 _DICTS = ("AttributeDict", "Hyperparameters", "defaultdict")
-"""Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but plain dicts."""
+"""Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but
+plain dicts.
+"""
 _LEFT_OUT = object()
 
 
@@ -38,7 +40,8 @@ class _PlainDict:
 
 
 def read(file: BinaryIO, path: str, unread: Set[str]) -> dict[str, Any] | None:
-    """The content of a file, without objects of other classes, which a warning names; None if it can't be read so.
+    """The content of a file, without objects of other classes, which a warning names; None if it
+    can't be read so.
 
     Objects below the keys `unread`, which nobody looks at, are no warning.
     """
@@ -51,12 +54,15 @@ def read(file: BinaryIO, path: str, unread: Set[str]) -> dict[str, Any] | None:
     if not isinstance(loaded, dict):
         return None
     left: dict[str, str] = {}
-    content = _copy_dict({key: value for key, value in loaded.items() if key not in unread}, "", left)
+    content = _copy_dict(
+        {key: value for key, value in loaded.items() if key not in unread}, "", left
+    )
     if left:
         named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
         warnings.warn(
-            f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which are left out, since "
-            f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
+            f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which "
+            f"are left out, since nothing in a file is executed: {named}. Read without them: "
+            f"{printable(', '.join(content))}.",
             stacklevel=2,
         )
     return content
@@ -67,11 +73,15 @@ def _stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
     file.seek(0)
     names = get_unsafe_globals_in_checkpoint(file)
     file.seek(0)
-    return [(_PlainDict if name.rpartition(".")[2] in _DICTS else type(name, (_StandIn,), {}), name) for name in names]
+    return [
+        (_PlainDict if name.rpartition(".")[2] in _DICTS else type(name, (_StandIn,), {}), name)
+        for name in names
+    ]
 
 
 def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
-    """A copy of what was read, without stand-ins: their paths, and the names of their classes, are added to `left`.
+    """A copy of what was read, without stand-ins: their paths, and the names of their classes, are
+    added to `left`.
 
     A list that holds one goes as a whole.
     """

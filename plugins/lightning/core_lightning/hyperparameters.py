@@ -1,4 +1,6 @@
-"""Hyperparameters whose objects a program may want in its checkpoints, as Lightning keeps them there."""
+"""Hyperparameters whose objects a program may want in its checkpoints, as Lightning keeps them
+there.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ class HyperparametersMixin(HasHyperparameters):
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Keep the arguments of the calling `__init__` in `self.hparams`, and give them to the loggers."""
+        """Keep the arguments of the calling `__init__` in `self.hparams`, and give them to the
+        loggers.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The hyperparameter ", UserWarning)
-            super().save_hyperparameters(*names, ignore=ignore, frame=frame or sys._getframe(1), logger=logger)
+            super().save_hyperparameters(
+                *names, ignore=ignore, frame=frame or sys._getframe(1), logger=logger
+            )
 
 
 def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
@@ -40,20 +46,27 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
     if any(isinstance(callback, PickledObjects) for callback in callbacks):
         return
     hparams: Mapping[str, Any] = getattr(module, "hparams", {})
-    refused = {name: refusal(value) for name, value in sorted(hparams.items()) if not is_kept(value)}
-    if left_out := [f"{name!r} (of {named})" for name, named in refused.items() if named is not None]:
+    refused = {
+        name: refusal(value) for name, value in sorted(hparams.items()) if not is_kept(value)
+    }
+    if left_out := [
+        f"{name!r} (of {named})" for name, named in refused.items() if named is not None
+    ]:
         note(
-            f"The hyperparameters {', '.join(left_out)} of {type(module).__name__} are objects, or hold some, and are "
-            "left out of checkpoints: a program that looks for them there gets a KeyError. Nothing else that is read "
-            f"is executed. {WAY} `core run --lightning-trusted`, or core_lightning.install(trusted=True), says that "
-            "you know who has written them: all are kept, and unpickled where they are read.",
+            f"The hyperparameters {', '.join(left_out)} of {type(module).__name__} are objects, or "
+            "hold some, and are left out of checkpoints: a program that looks for them there gets "
+            f"a KeyError. Nothing else that is read is executed. {WAY} `core run "
+            "--lightning-trusted`, or core_lightning.install(trusted=True), says that you know who "
+            "has written them: all are kept, and unpickled where they are read.",
             page=PAGE,
             stacklevel=3,
         )
 
 
 def is_kept(value: Any) -> bool:
-    """True if a checkpoint has it: mappings and sequences of any class are dicts and lists there."""
+    """True if a checkpoint has it: mappings and sequences of any class are dicts and lists
+    there.
+    """
     if isinstance(value, Mapping):
         return all(map(is_kept, value.values()))
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):

@@ -14,7 +14,9 @@ from core import rank_zero_warn
 
 
 class InstalledPackage:
-    """True if a package is installed in a wanted version, as in `"rich>=10.2"`; as text, the advice to install it."""
+    """True if a package is installed in a wanted version, as in `"rich>=10.2"`; as text, the advice
+    to install it.
+    """
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
@@ -23,7 +25,9 @@ class InstalledPackage:
     def _is_installed(self) -> bool:
         requirement = Requirement(self.wanted)
         try:
-            return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+            return requirement.specifier.contains(
+                metadata.version(requirement.name), prereleases=True
+            )
         except metadata.PackageNotFoundError:
             return False
 
@@ -65,8 +69,13 @@ _IS_INTERACTIVE = hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def __getattr__(name: str) -> object:
-    """Compare versions: `_TORCH_GREATER_EQUAL_2_6`, `_TORCHMETRICS_GREATER_EQUAL_1_0_0` and their like."""
-    for prefix, package in (("_TORCH_GREATER_EQUAL_", "torch"), ("_TORCHMETRICS_GREATER_EQUAL_", "torchmetrics")):
+    """Compare versions: `_TORCH_GREATER_EQUAL_2_6`, `_TORCHMETRICS_GREATER_EQUAL_1_0_0` and their
+    like.
+    """
+    for prefix, package in (
+        ("_TORCH_GREATER_EQUAL_", "torch"),
+        ("_TORCHMETRICS_GREATER_EQUAL_", "torchmetrics"),
+    ):
         if name.startswith(prefix):
             return InstalledPackage(f"{package}>={name.removeprefix(prefix).replace('_', '.')}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

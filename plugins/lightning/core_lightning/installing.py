@@ -18,7 +18,9 @@ from core_lightning import names
 PAGE = "docs/lightning.md"
 """The page about what is there."""
 TRUSTS: list[bool] = []
-"""Not empty where `install(trusted=True)` has said that the user knows who writes this program's checkpoints."""
+"""Not empty where `install(trusted=True)` has said that the user knows who writes this program's
+checkpoints.
+"""
 
 _ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
 _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
@@ -26,30 +28,36 @@ _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightni
 
 
 def install(*, trusted: bool = False) -> None:
-    """Make `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
+    """Make `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from
+    here on.
 
-    Call it before any import of them, at the top of a script. A second call adds trust, or nothing. An installed
-    Lightning stays as it is, for other processes.
+    Call it before any import of them, at the top of a script. A second call adds trust, or nothing.
+    An installed Lightning stays as it is, for other processes.
 
     Args:
-        trusted: you know who has written the checkpoints that this program reads, itself perhaps: objects are kept in
-            them, as under Lightning, and unpickled when they are read, which executes what they say. The program's own
-            `torch.load(path, weights_only=False)` finds them at Lightning's places.
+        trusted: you know who has written the checkpoints that this program reads, itself perhaps:
+            objects are kept in them, as under Lightning, and unpickled when they are read, which
+            executes what they say. The program's own `torch.load(path, weights_only=False)` finds
+            them at Lightning's places.
 
     Raises:
-        ConfigurationError: Lightning itself has been imported already: a process has the one or the other.
+        ConfigurationError: Lightning itself has been imported already: a process has the one or the
+            other.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         if imported := [name for name in _ROOTS if name in sys.modules]:
             raise ConfigurationError(
-                f"Lightning's own {imported[0]!r} has been imported in this process already. Choose one of the two: "
-                "call core_lightning.install() before the first import of it, or leave the call out to use Lightning."
+                f"Lightning's own {imported[0]!r} has been imported in this process already. "
+                "Choose one of the two: call core_lightning.install() before the first import of "
+                "it, or leave the call out to use Lightning."
             )
-        # rich draws from Python's generator when it is imported: as under Lightning, before a program sets its seeds.
+        # rich draws from Python's generator when it is imported: as under Lightning, before a
+        # program sets its seeds.
         import_module("rich.style")
         sys.meta_path.insert(0, _Finder())
     if trusted:
-        from core_lightning.trusted_reads import let_torch_load_give_objects  # the others wait for no torch
+        # the others wait for no torch
+        from core_lightning.trusted_reads import let_torch_load_give_objects
 
         TRUSTS.append(True)
         let_torch_load_give_objects()
@@ -82,7 +90,8 @@ class _Finder(MetaPathFinder):
         name = _full(fullname)
         if name not in names.MODULES:
             raise ModuleNotFoundError(
-                f"core-lightning has no module {fullname!r}; {PAGE} says which of Lightning's names it has.",
+                f"core-lightning has no module {fullname!r}; {PAGE} says which of Lightning's "
+                "names it has.",
                 name=fullname,
             )
         return ModuleSpec(fullname, _Loader(), origin=names.__file__, is_package=True)
@@ -131,7 +140,9 @@ class _NamedModule(ModuleType):
         elif _full(full) in names.MODULES:
             value = import_module(full)
         else:
-            raise AttributeError(f"core-lightning has no {full!r}; {PAGE} says which of Lightning's names it has")
+            raise AttributeError(
+                f"core-lightning has no {full!r}; {PAGE} says which of Lightning's names it has"
+            )
         setattr(self, name, value)
         return value
 
@@ -145,7 +156,10 @@ def _look_up(target: str) -> Any:
         value = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("core_lightning_demos"):
-            error.msg = f"{attribute} is in the package core-lightning-demos: `pip install core-lightning-demos`."
+            error.msg = (
+                f"{attribute} is in the package core-lightning-demos: `pip install "
+                "core-lightning-demos`."
+            )
         raise
     if any(base.__name__ == "Callback" for base in getattr(value, "__mro__", ())):
         import_module("core_lightning.overrides").take_pl_module(value)

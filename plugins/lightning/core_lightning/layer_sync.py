@@ -47,7 +47,9 @@ class _AnyBatchNorm(BatchNorm):
 
 
 def _plain(layer: nn.SyncBatchNorm) -> nn.Module:
-    plain = _AnyBatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+    plain = _AnyBatchNorm(
+        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+    )
     with torch.no_grad():
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(plain, name, getattr(layer, name))
@@ -67,8 +69,8 @@ class SyncsLayers(Callback):
             return
         if self.plugin.apply(module) is not module:
             raise ModuleError(
-                f"{type(self.plugin).__name__}.apply returned another module than {type(module).__name__}: a LayerSync "
-                "is expected to replace layers within it."
+                f"{type(self.plugin).__name__}.apply returned another module than "
+                f"{type(module).__name__}: a LayerSync is expected to replace layers within it."
             )
         self._is_applied = True
 

@@ -19,7 +19,9 @@ _NONE_YET = (-1, -1)
 class NumbersBatches(Callback):
     """Notes which batch runs, in its epoch and in all: core counts those that were consumed."""
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """Before the hooks of others."""
         vars(trainer)["batch_numbers"] = batch_idx, trainer.progress.total_batches
 
@@ -49,12 +51,18 @@ class Loop:
 
 
 class FitLoop(Loop):
-    """Epochs of training. A limit in epochs that is set counts from the next `fit` on, which goes on."""
+    """Epochs of training. A limit in epochs that is set counts from the next `fit` on, which goes
+    on.
+    """
 
     max_epochs = _limit("max_epochs", "The limit in epochs; -1 for none.", none=None)
     min_epochs = _limit("min_epochs", "Epochs for which a stop waits.")
-    batch_idx = property(attrgetter("epoch_loop.batch_idx"), doc="Number of the batch that runs, in its epoch.")
-    total_batch_idx = property(attrgetter("epoch_loop.total_batch_idx"), doc="Its number in all epochs.")
+    batch_idx = property(
+        attrgetter("epoch_loop.batch_idx"), doc="Number of the batch that runs, in its epoch."
+    )
+    total_batch_idx = property(
+        attrgetter("epoch_loop.total_batch_idx"), doc="Its number in all epochs."
+    )
     max_batches = property(attrgetter("trainer.num_training_batches"), doc="Batches of an epoch.")
 
     @property
@@ -68,7 +76,8 @@ class FitLoop(Loop):
         trainer, progress = self.trainer, self.trainer.progress
         trains, done = trainer.is_running and trainer.stage == "fit", progress.epoch
         begun = done + (trains and (self.max_epochs < 0 or done < self.max_epochs))
-        processed = done + (progress.epoch_is_ending or progress.epoch_is_over)  # the hooks at its end are running
+        # the hooks at its end are running
+        processed = done + (progress.epoch_is_ending or progress.epoch_is_over)
         counts = SimpleNamespace(ready=begun, started=begun, processed=processed, completed=done)
         return SimpleNamespace(total=counts, current=counts)
 
@@ -76,17 +85,25 @@ class FitLoop(Loop):
 class EpochLoop(Loop):
     """Batches of a training epoch."""
 
-    global_step = property(attrgetter("trainer.global_step"), doc="Optimizer steps that updated parameters.")
+    global_step = property(
+        attrgetter("trainer.global_step"), doc="Optimizer steps that updated parameters."
+    )
     _numbers = property(lambda self: vars(self.trainer).get("batch_numbers", _NONE_YET))
-    batch_idx = property(lambda self: self._numbers[0], doc="Number of the batch that runs; -1 before the first one.")
+    batch_idx = property(
+        lambda self: self._numbers[0], doc="Number of the batch that runs; -1 before the first one."
+    )
     total_batch_idx = property(lambda self: self._numbers[1], doc="Its number in all epochs.")
-    val_loop = property(lambda self: EvaluationLoop(self.trainer, "val"), doc="Validation within `fit`.")
+    val_loop = property(
+        lambda self: EvaluationLoop(self.trainer, "val"), doc="Validation within `fit`."
+    )
 
     @property
     def batch_progress(self) -> SimpleNamespace:
         """Batches that are `processed`."""
         progress = self.trainer.progress
-        total, current = (SimpleNamespace(processed=count) for count in (progress.total_batches, progress.batch))
+        total, current = (
+            SimpleNamespace(processed=count) for count in (progress.total_batches, progress.batch)
+        )
         return SimpleNamespace(total=total, current=current)
 
 
@@ -97,13 +114,16 @@ class EvaluationLoop(Loop):
     stage: str
 
     max_batches = property(
-        lambda self: getattr(self.trainer, f"num_{self.stage}_batches"), doc="Batches of each loader."
+        lambda self: getattr(self.trainer, f"num_{self.stage}_batches"),
+        doc="Batches of each loader.",
     )
     num_dataloaders = property(lambda self: len(self.max_batches), doc="Number of loaders.")
 
     @property
     def _data_source(self) -> SimpleNamespace:
-        """The answer to `is_defined()`: whether there are loaders, or a hook that makes some. gluonts asks for it."""
+        """The answer to `is_defined()`: whether there are loaders, or a hook that makes some.
+        gluonts asks for it.
+        """
         return SimpleNamespace(is_defined=lambda: _has_loaders(self.trainer, self.stage))
 
 

@@ -13,9 +13,10 @@ from core import Callback, Capability, ModuleError, Trainer, rank_zero_warn
 class LRSchedules(Callback):
     """Steps schedulers in the place of core's loop, which has other moments.
 
-    By step: before `on_train_batch_end` of a batch that ends an accumulation window, if its number in the epoch is a
-    multiple of the frequency. By epoch: before that hook of the epoch's last batch. Those that take a metric follow
-    when the validation after the batch, or the epoch's last hooks, are through, with the value that is there.
+    By step: before `on_train_batch_end` of a batch that ends an accumulation window, if its number
+    in the epoch is a multiple of the frequency. By epoch: before that hook of the epoch's last
+    batch. Those that take a metric follow when the validation after the batch, or the epoch's last
+    hooks, are through, with the value that is there.
 
     `global_step` counts these batches, whether their step has updated anything or not.
     """
@@ -28,17 +29,23 @@ class LRSchedules(Callback):
         self._step_waiting(trainer, module)
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Step those that have waited for the end of the epoch before, as at the end of training."""
+        """Step those that have waited for the end of the epoch before, as at the end of
+        training.
+        """
         self._step_waiting(trainer, module)
 
     on_train_end = on_train_epoch_start
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """Step those that have waited for a validation."""
         self._step_waiting(trainer, module)
         self._steps_before = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Step those that are due."""
         step, count = trainer.running_step, trainer.progress.batch
         if step is None or step.ends_window:
@@ -50,7 +57,9 @@ class LRSchedules(Callback):
             self._end_epoch(trainer, module)
 
     def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Step those of an epoch whose last batch nobody knew; not of one that a stop or a limit has cut."""
+        """Step those of an epoch whose last batch nobody knew; not of one that a stop or a limit
+        has cut.
+        """
         limit = trainer.max_steps
         if not trainer.should_stop and not 0 <= limit <= trainer.global_step:
             self._end_epoch(trainer, module)
@@ -78,9 +87,15 @@ class LRSchedules(Callback):
             if value is not None:
                 _call(module, item.scheduler, value)
                 continue
-            said = f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {sorted(values)}. "
+            said = (
+                f"A scheduler monitors {item.monitor!r}, which was not logged; logged were "
+                f"{sorted(values)}. "
+            )
             if item.strict:
-                raise ModuleError(f"{said}Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False.")
+                raise ModuleError(
+                    f"{said}Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': "
+                    "False."
+                )
             rank_zero_warn(f"{said}Its step is left out.")
 
 

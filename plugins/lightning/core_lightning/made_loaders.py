@@ -1,4 +1,6 @@
-"""Loaders are made in Lightning's order: what draws when it is made, such as a random data set, draws the same."""
+"""Loaders are made in Lightning's order: what draws when it is made, such as a random data set,
+draws the same.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _TRAIN, _VALIDATION = "train_dataloader", "val_dataloader"
 class MadeLoaders(Callback):
     """Makes `fit` ask for validation loaders when Lightning does.
 
-    With a sanity check that is before it asks for training's, and their draws are undone; without one it is after.
-    core asks for them first. For this, the two hooks of module and data module are replaced until `fit` begins.
+    With a sanity check that is before it asks for training's, and their draws are undone; without
+    one it is after. core asks for them first. For this, the two hooks of module and data module are
+    replaced until `fit` begins.
     """
 
     def __init__(self) -> None:
@@ -36,7 +39,9 @@ class MadeLoaders(Callback):
                 self._replace(owner, checks=checks, makes_train=makes_train)
 
     def _replace(self, owner: Any, *, checks: bool, makes_train: bool) -> None:
-        own = {name: owner.__dict__[name] for name in (_TRAIN, _VALIDATION) if name in owner.__dict__}
+        own = {
+            name: owner.__dict__[name] for name in (_TRAIN, _VALIDATION) if name in owner.__dict__
+        }
         self._replaced.append((owner, own))
         if checks:
             owner.__dict__[_VALIDATION] = isolate_rng()(getattr(owner, _VALIDATION))

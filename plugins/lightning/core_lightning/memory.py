@@ -1,4 +1,6 @@
-"""Memory: tensors cut from their graphs, errors that mean too little of it, and caches that are emptied."""
+"""Memory: tensors cut from their graphs, errors that mean too little of it, and caches that are
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
 
 def is_oom_error(exception: BaseException) -> bool:
     """True if a device, or this machine, had too little memory."""
-    return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
+    return (
+        is_cuda_out_of_memory(exception)
+        or is_cudnn_snafu(exception)
+        or is_out_of_cpu_memory(exception)
+    )
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:

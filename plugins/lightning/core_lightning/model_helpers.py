@@ -1,4 +1,6 @@
-"""Questions about a model and its weights: overridden hooks, shared parameters, compilation, torchvision's models."""
+"""Questions about a model and its weights: overridden hooks, shared parameters, compilation,
+torchvision's models.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,24 @@ _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_s
 _PLAIN = "_plain_steps"
 
 
-def is_overridden(method_name: str, instance: object | None = None, parent: type[object] | None = None) -> bool:
+def is_overridden(
+    method_name: str, instance: object | None = None, parent: type[object] | None = None
+) -> bool:
     """True if an object has a method of its own in the place of the one that `parent` has.
 
-    The parent of modules, data modules and callbacks is by default the base class of their kind. None has no methods.
+    The parent of modules, data modules and callbacks is by default the base class of their kind.
+    None has no methods.
     """
     if instance is None:
         return False
     if parent is None:
-        parent = next((kind for kind in (Module, DataModule, Callback) if isinstance(instance, kind)), None)
+        parent = next(
+            (kind for kind in (Module, DataModule, Callback) if isinstance(instance, kind)), None
+        )
         if parent is None:
-            raise ValueError(f"is_overridden({method_name!r}, {type(instance).__name__}): expected a parent.")
+            raise ValueError(
+                f"is_overridden({method_name!r}, {type(instance).__name__}): expected a parent."
+            )
     base = getattr(parent, method_name, None)
     if base is None:
         if parent is Module:  # hooks that a module may have, and that its base class hasn't
@@ -75,7 +84,9 @@ def from_compiled(model: Any) -> Any:
         raise ValueError(f"Expected the result of torch.compile; got a {type(model).__name__}.")
     module: Any = model._orig_mod
     if not isinstance(module, Module):
-        raise ValueError(f"Expected a compiled LightningModule; got a compiled {type(module).__name__}.")
+        raise ValueError(
+            f"Expected a compiled LightningModule; got a compiled {type(module).__name__}."
+        )
     plain = {name: getattr(module, name) for name in _STEPS if hasattr(module, name)}
     module.__dict__[_PLAIN] = plain
     for name, step in plain.items():
@@ -89,7 +100,10 @@ def to_uncompiled(model: Any) -> Any:
 
     module: Any = model._orig_mod if isinstance(model, OptimizedModule) else model
     if module is model and _PLAIN not in getattr(module, "__dict__", {}):
-        raise ValueError(f"Expected a compiled LightningModule; got a {type(model).__name__} that isn't compiled.")
+        raise ValueError(
+            f"Expected a compiled LightningModule; got a {type(model).__name__} that isn't "
+            "compiled."
+        )
     for name in module.__dict__.pop(_PLAIN, ()):
         del module.__dict__[name]
     return module

@@ -1,4 +1,6 @@
-"""The hooks by which Lightning's modules choose the mode in which each part of them is evaluated, and trained after."""
+"""The hooks by which Lightning's modules choose the mode in which each part of them is evaluated,
+and trained after.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ class ModeHooks:
 
 
 class ModelModes(Callback):
-    """Calls `on_validation_model_eval` and its siblings, in the place of the evaluation mode of the whole module.
+    """Calls `on_validation_model_eval` and its siblings, in the place of the evaluation mode of the
+    whole module.
 
-    core evaluates a module in evaluation mode, and then gives each part its mode of before. The hooks of a module that
-    has its own get the parts as they were before, and what they make of them holds.
+    core evaluates a module in evaluation mode, and then gives each part its mode of before. The
+    hooks of a module that has its own get the parts as they were before, and what they make of them
+    holds.
     """
 
     def __init__(self) -> None:
@@ -67,7 +71,11 @@ class ModelModes(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Before `on_validation_start` of the module."""
-        frees = trainer.stage == "fit" and not trainer.sanity_checking and not trainer.count_unfinished()
+        frees = (
+            trainer.stage == "fit"
+            and not trainer.sanity_checking
+            and not trainer.count_unfinished()
+        )
         if frees and (hook := getattr(module, "on_validation_model_zero_grad", None)) is not None:
             hook()
         self._evaluate(module, "on_validation_model_eval")
@@ -86,7 +94,9 @@ class ModelModes(Callback):
             hook()
 
     def train(self, module: nn.Module, name: str) -> None:
-        """Call a module's own `on_validation_model_train`, after all other hooks of a validation run."""
+        """Call a module's own `on_validation_model_train`, after all other hooks of a validation
+        run.
+        """
         if (hook := _own(module, name)) is not None:
             hook()
             self._after = {part: part.training for part in module.modules()}
@@ -119,7 +129,9 @@ class ModesAfterwards(Callback):
 def _own(module: nn.Module, name: str) -> Callable[[], None] | None:
     """The hook, if the module has one of its own."""
     hook = getattr(module, name, None) if "_model_" in name else None
-    is_own = hook is not None and getattr(hook, "__func__", hook) is not getattr(ModeHooks, name, None)
+    is_own = hook is not None and getattr(hook, "__func__", hook) is not getattr(
+        ModeHooks, name, None
+    )
     return hook if is_own else None
 
 

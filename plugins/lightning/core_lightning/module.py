@@ -46,14 +46,16 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
     ) -> None:
         """Record a value under a name; see `core.Module.log`.
 
-        `enable_graph`, `sync_dist_group` and `metric_attribute` change nothing here. Under Fabric the value goes to its
-        loggers as it is.
+        `enable_graph`, `sync_dist_group` and `metric_attribute` change nothing here. Under Fabric
+        the value goes to its loggers as it is.
         """
         if self.fabric is not None:
             return self.log_dict({name: value}, logger=logger)
         metrics = self.trainer.run.metrics
         if not add_dataloader_idx and metrics is not None and metrics.dataloader_idx is not None:
-            vars(self.trainer).setdefault("loaders_of", {}).setdefault(name, set()).add(metrics.dataloader_idx)
+            vars(self.trainer).setdefault("loaders_of", {}).setdefault(name, set()).add(
+                metrics.dataloader_idx
+            )
         super().log(
             name,
             value,
@@ -69,7 +71,9 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
         )
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimizer, or the list of them; False gives the program's own, whose `step` the strategy doesn't see."""
+        """The optimizer, or the list of them; False gives the program's own, whose `step` the
+        strategy doesn't see.
+        """
         if use_pl_optimizer or self.fabric is not None:
             return super().optimizers()
         own = self.trainer.optimizers
@@ -80,7 +84,9 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
         if not isinstance(checkpoint, WholeCheckpoint):  # nothing overrides it
             checkpoint.update(plain_part(self, {}))
 
-    on_gpu = property(lambda self: self.device.type == "cuda", doc="True if the module is on a CUDA device.")
+    on_gpu = property(
+        lambda self: self.device.type == "cuda", doc="True if the module is on a CUDA device."
+    )
 
     @classmethod
     def load_from_checkpoint(
@@ -93,20 +99,27 @@ class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
         trusted: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make the module again, with its hyperparameters and weights; see `core.Module.load_from_checkpoint`.
+        """Make the module again, with its hyperparameters and weights; see
+        `core.Module.load_from_checkpoint`.
 
         Args:
-            checkpoint_path: what a Trainer has saved, of core or of Lightning; or an open file with it.
+            checkpoint_path: what a Trainer has saved, of core or of Lightning; or an open file with
+                it.
             map_location: the device for the module; None is the CPU.
             hparams_file: hyperparameters in a file, in place of those of the checkpoint.
             strict: whether the weights must fit exactly.
-            weights_only: taken for Lightning's sake; only `trusted` lets anything in the file be executed.
-            trusted: you know who wrote the file: objects in it, which `PickledObjects` or Lightning has put there, are
-                unpickled, which executes what it says. None is what `install` was given, or else no.
+            weights_only: taken for Lightning's sake; only `trusted` lets anything in the file be
+                executed.
+            trusted: you know who wrote the file: objects in it, which `PickledObjects` or Lightning
+                has put there, are unpickled, which executes what it says. None is what `install`
+                was given, or else no.
             kwargs: arguments of `__init__`, which count most.
         """
         is_trusted = bool(TRUSTS) if trusted is None else trusted
-        with as_path(checkpoint_path) as path, objects_for(cls, path, is_trusted=is_trusted) as hparams:
+        with (
+            as_path(checkpoint_path) as path,
+            objects_for(cls, path, is_trusted=is_trusted) as hparams,
+        ):
             return super().load_from_checkpoint(  # type: ignore[no-any-return]
                 path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
             )
@@ -132,19 +145,28 @@ class LightningDataModule(DataModule):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make the data module again; see `core.DataModule.load_from_checkpoint`. Nothing in the file is executed."""
+        """Make the data module again; see `core.DataModule.load_from_checkpoint`. Nothing in the
+        file is executed.
+        """
         return super().load_from_checkpoint(checkpoint_path, hparams_file=hparams_file, **kwargs)
 
 
 # TorchScript compiles what a class has, but for these.
 LightningModule.__jit_unused_properties__ = [  # type: ignore[attr-defined]
-    name for name in dir(LightningModule) if isinstance(getattr(LightningModule, name, None), property)
+    name
+    for name in dir(LightningModule)
+    if isinstance(getattr(LightningModule, name, None), property)
 ]
 LightningModule.__jit_ignored_attributes__ = [  # type: ignore[attr-defined]
-    name for base in LightningModule.__mro__ if issubclass(base, Module) for name in base.__annotations__
+    name
+    for base in LightningModule.__mro__
+    if issubclass(base, Module)
+    for name in base.__annotations__
 ]
 
 
 def _load_from_checkpoint(cls: type[Any], checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-    """See `LightningModule.load_from_checkpoint`: packages with a `load_from_checkpoint` of their own call it so."""
+    """See `LightningModule.load_from_checkpoint`: packages with a `load_from_checkpoint` of their
+    own call it so.
+    """
     return LightningModule.load_from_checkpoint.__func__(cls, checkpoint_path, *args, **kwargs)  # type: ignore[attr-defined]

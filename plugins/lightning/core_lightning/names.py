@@ -1,4 +1,6 @@
-"""Lightning's modules: the names of each, and where core or this package has them. `names.txt` lists them."""
+"""Lightning's modules: the names of each, and where core or this package has them. `names.txt`
+lists them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _FIRST = {
     "lightning.pytorch.cli": ".cli_parser",
     "lightning.pytorch.utilities.model_summary": ".model_summary",
 }
-"""Modules of Lightning's, and those below, whose names are looked for in this home before the first one in order."""
+"""Modules of Lightning's, and those below, whose names are looked for in this home before the first
+one in order.
+"""
 
 
 def _modules(root: str, tables: str) -> dict[str, dict[str, str]]:
@@ -31,7 +35,10 @@ def _modules(root: str, tables: str) -> dict[str, dict[str, str]]:
     for module in list(listed):
         while (module := module.rpartition(".")[0]) != "lightning":
             listed.setdefault(module, ["*"])
-    return {module: {name: _target(module, name) for name in _names(listed, module)} for module in listed}
+    return {
+        module: {name: _target(module, name) for name in _names(listed, module)}
+        for module in listed
+    }
 
 
 def _names(listed: dict[str, list[str]], module: str) -> set[str]:
@@ -47,13 +54,19 @@ def _target(module: str, name: str) -> str:
 
 
 _TEXT = Path(__file__).with_name("names.txt").read_text(encoding="utf-8")
-_HOMES, _BOTH, _PYTORCH, _FABRIC = (section.partition("]\n")[2] for section in _TEXT.split("\n[")[1:])
+_HOMES, _BOTH, _PYTORCH, _FABRIC = (
+    section.partition("]\n")[2] for section in _TEXT.split("\n[")[1:]
+)
 _IN: dict[str, dict[str, str]] = {}
 for _home, _, _words in (row.partition(": ") for row in _HOMES.strip().split("\n")):
     _pairs = (word.partition("=") for word in _words.split())
     _IN.setdefault(_home, {}).update({name: original or name for name, _, original in _pairs})
-_MODULES = _modules("lightning.pytorch", _BOTH + _PYTORCH) | _modules("lightning.fabric", _BOTH + _FABRIC)
+_MODULES = _modules("lightning.pytorch", _BOTH + _PYTORCH) | _modules(
+    "lightning.fabric", _BOTH + _FABRIC
+)
 _ROOT = "Callback Fabric LightningDataModule LightningModule Trainer __version__ seed_everything"
 
-MODULES = MappingProxyType({"lightning": {name: _target("lightning", name) for name in _ROOT.split()}, **_MODULES})
+MODULES = MappingProxyType(
+    {"lightning": {name: _target("lightning", name) for name in _ROOT.split()}, **_MODULES}
+)
 """For each module of Lightning's its names, each with `"module:attribute"` of what it is here."""

@@ -1,4 +1,6 @@
-"""Objects in checkpoints: kept if the user says so, and unpickled only for one who says that the file is trusted."""
+"""Objects in checkpoints: kept if the user says so, and unpickled only for one who says that the
+file is trusted.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ _ATTRIBUTE = "_objects_for_checkpoints"
 
 
 class PickledObjects(Callback):
-    """Keeps the module's hyperparameters that aren't plain, such as a loss or an encoder, pickled in each checkpoint.
+    """Keeps the module's hyperparameters that aren't plain, such as a loss or an encoder, pickled
+    in each checkpoint.
 
-    So it does with what the module's `on_save_checkpoint` adds. Without it they are left out, with a warning. To read a
-    checkpoint executes none of them: `LightningModule.load_from_checkpoint(path, trusted=True)` does, for a file whose
-    writer you know, and `fit` with a `ckpt_path` where this callback is trusting.
+    So it does with what the module's `on_save_checkpoint` adds. Without it they are left out, with
+    a warning. To read a checkpoint executes none of them:
+    `LightningModule.load_from_checkpoint(path, trusted=True)` does, for a file whose writer you
+    know, and `fit` with a `ckpt_path` where this callback is trusting.
 
     Args:
         trusted: you know who has written the checkpoints that this program goes on from.
@@ -36,7 +40,9 @@ class PickledObjects(Callback):
         """The one name under which they are found again."""
         return _KEY
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Add them, as bytes."""
         hparams: dict[str, Any] = getattr(module, "hparams", {})
         kept = {name: value for name, value in hparams.items() if not is_plain(value)}
@@ -45,14 +51,18 @@ class PickledObjects(Callback):
         if objects := objects_of(module):
             checkpoint["pickle_of_hook"] = pickle.dumps(objects)
 
-    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Unpickle what the module's `on_load_checkpoint` expects, if that is trusted."""
         if self.trusted and "pickle_of_hook" in checkpoint:
             give_objects(module, pickle.loads(checkpoint["pickle_of_hook"]))
 
 
 def objects_of(module: Any) -> dict[str, Any]:
-    """The objects, not plain, that the module's hook has added: sections, and hyperparameters under their own key."""
+    """The objects, not plain, that the module's hook has added: sections, and hyperparameters under
+    their own key.
+    """
     found: dict[str, Any] = getattr(module, _ATTRIBUTE, {})
     return found
 
@@ -64,7 +74,9 @@ def give_objects(module: Any, objects: dict[str, Any]) -> None:
 
 @contextmanager
 def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
-    """Make them available to modules of a class that are made meanwhile, which have none of their own."""
+    """Make them available to modules of a class that are made meanwhile, which have none of their
+    own.
+    """
     setattr(cls, _ATTRIBUTE, objects)
     try:
         yield
@@ -73,7 +85,8 @@ def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
 
 
 def in_section(callbacks: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Unpickle what `PickledObjects` has kept among the states of callbacks, which executes what it says.
+    """Unpickle what `PickledObjects` has kept among the states of callbacks, which executes what it
+    says.
 
     The result is hyperparameters, and what the module's hook has added.
     """

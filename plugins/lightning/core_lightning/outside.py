@@ -17,7 +17,9 @@ _FACTORIES = "lightning.pytorch.callbacks_factory"
 
 
 def with_variables(init: Callable[..., None]) -> Callable[..., None]:
-    """A Trainer's `__init__`, whose arguments that aren't given come from variables such as `PL_TRAINER_MAX_EPOCHS`."""
+    """A Trainer's `__init__`, whose arguments that aren't given come from variables such as
+    `PL_TRAINER_MAX_EPOCHS`.
+    """
 
     @functools.wraps(init)
     def __init__(self: Any, **arguments: Any) -> None:
@@ -37,7 +39,9 @@ def _from_variables(kind: type) -> dict[str, Any]:
 
 
 def callbacks_of_packages() -> list[Callback]:
-    """The callbacks that installed packages add to every Trainer, by entry points that make one or several."""
+    """The callbacks that installed packages add to every Trainer, by entry points that make one or
+    several.
+    """
     made: list[Callback] = []
     for factory in metadata.entry_points(group=_FACTORIES):
         callbacks = factory.load()()

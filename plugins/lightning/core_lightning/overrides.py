@@ -1,4 +1,6 @@
-"""Methods of Lightning's classes that nothing calls here: a subclass that overrides one is refused when it is made."""
+"""Methods of Lightning's classes that nothing calls here: a subclass that overrides one is refused
+when it is made.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from core_lightning.differences import note
 class RefusesOverrides:
     """A base of classes whose subclasses may override less than under Lightning.
 
-    The line that defines such a subclass warns, since a package may define more than a program uses.
+    The line that defines such a subclass warns, since a package may define more than a program
+    uses.
     """
 
     uncalled: ClassVar[Mapping[str, str]] = {}
-    """Names of methods that Lightning calls, and core doesn't, each with the public way, as a sentence."""
+    """Names of methods that Lightning calls, and core doesn't, each with the public way, as a
+    sentence.
+    """
     _refused: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -28,7 +33,9 @@ class RefusesOverrides:
             return
         if found := sorted(cls.uncalled.keys() & vars(cls).keys()):
             ways = " ".join(dict.fromkeys(cls.uncalled[name] for name in found))
-            cls._refused = f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {ways}"
+            cls._refused = (
+                f"{cls.__name__} overrides {', '.join(found)}, which nothing calls here. {ways}"
+            )
             note(cls._refused, page="docs/lightning.md", stacklevel=2)
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -44,7 +51,11 @@ def take_pl_module(cls: type) -> None:
         owner = Callback if base is EventHooks else base  # whose own have names that others go by
         for name, hook in list(vars(base).items()):
             code = getattr(hook, "__code__", None)
-            if code and "module" in code.co_varnames[: code.co_argcount] and (owner is base or name not in vars(owner)):
+            if (
+                code
+                and "module" in code.co_varnames[: code.co_argcount]
+                and (owner is base or name not in vars(owner))
+            ):
                 renamed = _renamed(hook)
                 setattr(owner, name, renamed if owner is base else empty_hook(renamed))
 
@@ -58,6 +69,8 @@ def _renamed(hook: Callable[..., Any]) -> Callable[..., Any]:
 
     signature = inspect.signature(hook)
     names = {"module": "pl_module"}
-    parameters = [each.replace(name=names.get(name, name)) for name, each in signature.parameters.items()]
+    parameters = [
+        each.replace(name=names.get(name, name)) for name, each in signature.parameters.items()
+    ]
     renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return renamed

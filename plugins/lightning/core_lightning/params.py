@@ -19,7 +19,9 @@ def _convert_params(params: Mapping[str, Any] | Namespace | None) -> Mapping[str
     return vars(params) if isinstance(params, Namespace) else params or {}
 
 
-def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: str = "") -> dict[str, Any]:
+def _flatten_dict(
+    params: Mapping[Any, Any], delimiter: str = "/", parent_key: str = ""
+) -> dict[str, Any]:
     """Nested options under names such as `model/width`."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
@@ -79,4 +81,8 @@ def _is_json(value: Any) -> bool:
 
 def _add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> Mapping[str, Any]:
     """Metrics whose names begin with a prefix."""
-    return {f"{prefix}{separator}{name}": value for name, value in metrics.items()} if prefix else metrics
+    return (
+        {f"{prefix}{separator}{name}": value for name, value in metrics.items()}
+        if prefix
+        else metrics
+    )

@@ -15,7 +15,9 @@ class AttributeDict(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"There is no {name!r}; there are {sorted(map(str, self))}.") from None
+            raise AttributeError(
+                f"There is no {name!r}; there are {sorted(map(str, self))}."
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -36,13 +38,19 @@ def get_init_args(frame: FrameType) -> dict[str, Any]:
     if "__class__" not in values:
         return {}
     parameters = inspect.signature(values["__class__"].__init__).parameters
-    names = [name for name, item in parameters.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    names = [
+        name
+        for name, item in parameters.items()
+        if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    ]
     arguments = {name: values[name] for name in names[1:]}
     return {**arguments, **(values[keywords] if keywords else {})}
 
 
 def collect_init_args(frame: FrameType, path_args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The arguments of this `__init__` and of those that have called it, from the inside outwards."""
+    """The arguments of this `__init__` and of those that have called it, from the inside
+    outwards.
+    """
     found = [*path_args]
     at: FrameType | None = frame
     while at is not None and at.f_code.co_name == "__init__":
@@ -51,7 +59,9 @@ def collect_init_args(frame: FrameType, path_args: list[dict[str, Any]]) -> list
     return found
 
 
-def save_hyperparameters(obj: Any, *args: Any, ignore: Any = None, frame: FrameType | None = None) -> None:
+def save_hyperparameters(
+    obj: Any, *args: Any, ignore: Any = None, frame: FrameType | None = None
+) -> None:
     """Keep the arguments of an object's `__init__` in its `hparams`."""
     frame = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
     obj.save_hyperparameters(*args, ignore=ignore, frame=frame)
@@ -82,5 +92,7 @@ def _holder(model: Any, attribute: str, *, strict: bool = True) -> Any:
     if hasattr(datamodule, attribute):
         return datamodule
     if strict:
-        raise AttributeError(f"Neither {type(model).__name__}, nor its hparams or data module, has {attribute!r}.")
+        raise AttributeError(
+            f"Neither {type(model).__name__}, nor its hparams or data module, has {attribute!r}."
+        )
     return None

@@ -17,7 +17,9 @@ class SimpleProfiler(CoreSimpleProfiler):
         extended: taken for Lightning's sake; the table always has the number of calls.
     """
 
-    def __init__(self, dirpath: PathLike | None = None, filename: str | None = None, extended: bool = True) -> None:
+    def __init__(
+        self, dirpath: PathLike | None = None, filename: str | None = None, extended: bool = True
+    ) -> None:
         super().__init__(dirpath, filename or "profile")
 
 
@@ -39,11 +41,14 @@ class AdvancedProfiler(CoreAdvancedProfiler):
         is_fraction = isinstance(line_count_restriction, float)
         if dump_stats or (is_fraction and line_count_restriction != 1.0):
             raise ConfigurationError(
-                f"AdvancedProfiler({line_count_restriction=}, {dump_stats=}): core shows a number of functions, or all "
-                "of them, and keeps no dump. Pass an int or 1.0, and dump_stats=False."
+                f"AdvancedProfiler({line_count_restriction=}, {dump_stats=}): core shows a number "
+                "of functions, or all of them, and keeps no dump. Pass an int or 1.0, and "
+                "dump_stats=False."
             )
         super().__init__(
-            dirpath, filename or "profile", num_lines=sys.maxsize if is_fraction else int(line_count_restriction)
+            dirpath,
+            filename or "profile",
+            num_lines=sys.maxsize if is_fraction else int(line_count_restriction),
         )
 
 

@@ -49,7 +49,11 @@ def rank_zero_warn(message: Warning | str, stacklevel: int = 4, **options: Any) 
 
 def rank_zero_deprecation(message: Warning | str, stacklevel: int = 5, **options: Any) -> None:
     """Rank 0. Warn of something deprecated; 5 is the line that calls this."""
-    warn_at(message, stacklevel=max(stacklevel - 3, 1), **{"category": LightningDeprecationWarning, **options})
+    warn_at(
+        message,
+        stacklevel=max(stacklevel - 3, 1),
+        **{"category": LightningDeprecationWarning, **options},
+    )
 
 
 class WarningCache(set[str]):

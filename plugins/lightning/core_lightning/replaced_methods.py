@@ -1,4 +1,6 @@
-"""Methods that a module and the callbacks of a Trainer have for a stage, and that are others under Lightning."""
+"""Methods that a module and the callbacks of a Trainer have for a stage, and that are others under
+Lightning.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,25 @@ _LOGS = ("log", "log_dict")
 _OF_CALLBACKS = ("on_exception", "on_sanity_check_start", "on_sanity_check_end")
 _MAKES = "configure_optimizers"
 _KEYS = "optimizer", "lr_scheduler", "monitor"
-_KEYS_OF_SCHEDULERS = "scheduler", "name", "interval", "frequency", "reduce_on_plateau", "monitor", "strict"
+_KEYS_OF_SCHEDULERS = (
+    "scheduler",
+    "name",
+    "interval",
+    "frequency",
+    "reduce_on_plateau",
+    "monitor",
+    "strict",
+)
 
 
 class ReplacedMethods(Callback):
-    """Replaces methods before the `setup` of the callbacks themselves, unless the object has its own.
+    """Replaces methods before the `setup` of the callbacks themselves, unless the object has its
+    own.
 
-    Callbacks get the module's `log` and `log_dict`. Methods of a module that have the name of a callback's hook aren't
-    called. Its `configure_optimizers` may return one scheduler, or its dict, beside the list of optimizers, which are
-    several only where it steps them itself: `core.Trainer` would step one after the other. Keys of dicts that mean
-    nothing are warned of.
+    Callbacks get the module's `log` and `log_dict`. Methods of a module that have the name of a
+    callback's hook aren't called. Its `configure_optimizers` may return one scheduler, or its dict,
+    beside the list of optimizers, which are several only where it steps them itself: `core.Trainer`
+    would step one after the other. Keys of dicts that mean nothing are warned of.
     """
 
     def __init__(self) -> None:
@@ -41,7 +52,11 @@ class ReplacedMethods(Callback):
             if (method := getattr(module, name, None)) is not None:
                 self._replace(module, name, empty_hook(partial(method)))
         if stage == "fit" and (method := getattr(module, _MAKES, None)) is not None:
-            self._replace(module, _MAKES, partial(_listed, method, getattr(module, "automatic_optimization", True)))
+            self._replace(
+                module,
+                _MAKES,
+                partial(_listed, method, getattr(module, "automatic_optimization", True)),
+            )
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         if name not in vars(owner):
@@ -52,9 +67,10 @@ class ReplacedMethods(Callback):
         """Refuse several optimizers in automatic optimization."""
         if len(trainer.optimizers) > 1 and getattr(module, "automatic_optimization", True):
             raise ModuleError(
-                f"{type(module).__name__}.configure_optimizers returned {len(trainer.optimizers)} optimizers, and "
-                "automatic optimization steps one here. Set self.automatic_optimization = False and step them in "
-                "training_step, through self.optimizers() and self.manual_backward(loss). Or use core's own Trainer."
+                f"{type(module).__name__}.configure_optimizers returned {len(trainer.optimizers)} "
+                "optimizers, and automatic optimization steps one here. Set "
+                "self.automatic_optimization = False and step them in training_step, through "
+                "self.optimizers() and self.manual_backward(loss). Or use core's own Trainer."
             )
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -66,13 +82,18 @@ class ReplacedMethods(Callback):
 
 
 def _listed(method: Any, is_automatic: bool) -> Any:
-    known = partial(_known, of_schedulers=is_automatic)  # in manual optimization Lightning refuses theirs
+    # in manual optimization Lightning refuses theirs
+    known = partial(_known, of_schedulers=is_automatic)
     made = method()
     if isinstance(made, dict):
         return known(made)
     if not isinstance(made, list | tuple):
         return made
-    if len(made) == 2 and isinstance(made[0], list) and all(isinstance(each, Optimizer) for each in made[0]):
+    if (
+        len(made) == 2
+        and isinstance(made[0], list)
+        and all(isinstance(each, Optimizer) for each in made[0])
+    ):
         optimizers, schedulers = made
         listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
         return optimizers, [known({"lr_scheduler": each})["lr_scheduler"] for each in listed]

@@ -23,14 +23,17 @@ _TIMES = 3
 
 
 class SameDraws(Callback):
-    """Asks what Lightning asks, as often, so that what draws when it is asked leaves the same random state.
+    """Asks what Lightning asks, as often, so that what draws when it is asked leaves the same
+    random state.
 
-    The summary asks for `example_input_array`, which may be a property, and gives it to `forward`, which may draw.
-    Loaders of other classes than torch's are asked for an iterator once, to check them: one that draws its order then
-    would shuffle differently otherwise. Training loaders that are made anew for an epoch are asked before it begins.
+    The summary asks for `example_input_array`, which may be a property, and gives it to `forward`,
+    which may draw. Loaders of other classes than torch's are asked for an iterator once, to check
+    them: one that draws its order then would shuffle differently otherwise. Training loaders that
+    are made anew for an epoch are asked before it begins.
 
-    torch's loaders draw when they are opened: those of the first epoch before `on_train_start`, and the first one of an
-    evaluation before its first hook. core opens them later, and then gets the iterator that was made here.
+    torch's loaders draw when they are opened: those of the first epoch before `on_train_start`, and
+    the first one of an evaluation before its first hook. core opens them later, and then gets the
+    iterator that was made here.
     """
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -50,7 +53,10 @@ class SameDraws(Callback):
         vars(self).pop("on_train_batch_start", None)
         if _have_workers(trainer):
             self.on_train_batch_start = self._note_opening  # type: ignore[assignment, method-assign]
-        if any(isinstance(callback, ModelSummary) and callback.max_depth for callback in trainer.callbacks):
+        if any(
+            isinstance(callback, ModelSummary) and callback.max_depth
+            for callback in trainer.callbacks
+        ):
             examples = [getattr(module, "example_input_array", None) for _ in range(_TIMES)]
             if examples[-1] is not None:
                 _forward(trainer, module, examples[-1])
@@ -63,11 +69,15 @@ class SameDraws(Callback):
             self._open_first_epoch(trainer)
 
     def _open_first_epoch(self, trainer: Trainer) -> None:
-        """Open the training loaders. One with workers draws its order too, which a run that goes on draws later."""
+        """Open the training loaders. One with workers draws its order too, which a run that goes on
+        draws later.
+        """
         if _have_workers(trainer):
             if trainer.ckpt_path is not None:
                 return
-            self._at_opening = collect_random_state(trainer.strategy.accelerator, trainer.strategy.root_device)
+            self._at_opening = collect_random_state(
+                trainer.strategy.accelerator, trainer.strategy.root_device
+            )
         self._open(_leaves(trainer.train_dataloader))
 
     def _note_opening(self, trainer: Trainer, module: nn.Module, *batch: Any) -> None:
@@ -78,7 +88,9 @@ class SameDraws(Callback):
             self._at_opening = None
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Ask new training loaders, whose iterator draws a seed; those of the first epoch are asked once in all."""
+        """Ask new training loaders, whose iterator draws a seed; those of the first epoch are asked
+        once in all.
+        """
         every, epoch = trainer.options.reload_dataloaders_every_n_epochs, trainer.current_epoch
         if every and epoch and epoch % every == 0:
             _ask(trainer.train_dataloader)
@@ -98,7 +110,8 @@ class SameDraws(Callback):
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, and open the first of them."""
         _ask(trainer.predict_dataloaders)
-        if not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):  # which replaces them
+        # which replaces them
+        if not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):
             self._open(_leaves(trainer.predict_dataloaders)[:1])
 
     def _ask_for_validation(self, trainer: Trainer) -> None:
@@ -109,7 +122,10 @@ class SameDraws(Callback):
     def _open(self, loaders: list[Any]) -> None:
         """Make iterators of torch's loaders now, for whoever asks for them next."""
         for loader in loaders:
-            if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+            if (
+                not isinstance(loader, DataLoader)
+                or type(loader).__iter__ is not DataLoader.__iter__
+            ):
                 continue
             iterator: Any = iter(loader)
             if loader.persistent_workers:
@@ -129,7 +145,11 @@ def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
     moved: Any = to_device(example, trainer.strategy.root_device)
     module.eval()
     try:
-        with torch.no_grad(), trainer.strategy.forward_context() or nullcontext(), suppress(Exception):
+        with (
+            torch.no_grad(),
+            trainer.strategy.forward_context() or nullcontext(),
+            suppress(Exception),
+        ):
             if isinstance(moved, dict):
                 module(**moved)
             else:

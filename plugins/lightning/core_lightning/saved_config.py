@@ -33,7 +33,9 @@ class SaveConfigCallback(Callback):
         self.overwrite, self.multifile, self.save_to_log_dir = overwrite, multifile, save_to_log_dir
         self.already_saved = False
         if not save_to_log_dir and type(self).save_config is SaveConfigCallback.save_config:
-            raise ValueError("save_to_log_dir=False saves nothing unless a subclass defines save_config.")
+            raise ValueError(
+                "save_to_log_dir=False saves nothing unless a subclass defines save_config."
+            )
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """All ranks. Save it, once."""
@@ -55,9 +57,13 @@ class SaveConfigCallback(Callback):
         path, files = os.path.join(folder, self.config_filename), get_filesystem(folder)
         if files.isfile(path) and not self.overwrite:
             return (
-                f"{path} holds the config of another run, and would be overwritten. Delete it, or pass "
-                'LightningCLI(save_config_kwargs={"overwrite": True}), or save_config_callback=None.'
+                f"{path} holds the config of another run, and would be overwritten. Delete it, or "
+                "pass "
+                'LightningCLI(save_config_kwargs={"overwrite": True}), or '
+                "save_config_callback=None."
             )
         files.makedirs(folder, exist_ok=True)
-        self.parser.save(self.config, path, skip_unset=False, overwrite=self.overwrite, multifile=self.multifile)
+        self.parser.save(
+            self.config, path, skip_unset=False, overwrite=self.overwrite, multifile=self.multifile
+        )
         return None

@@ -13,7 +13,8 @@ _VARIABLE = "PL_GLOBAL_SEED"
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Seed Python's, NumPy's and torch's generators, and return the seed; see `core.seed_everything`.
+    """Seed Python's, NumPy's and torch's generators, and return the seed; see
+    `core.seed_everything`.
 
     Args:
         seed: None is that of the variable `PL_GLOBAL_SEED`, or else 0.

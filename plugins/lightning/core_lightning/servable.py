@@ -18,7 +18,9 @@ class ServableModule(abc.ABC, torch.nn.Module):
         """An example of a request's body."""
 
     @abc.abstractmethod
-    def configure_serialization(self) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
+    def configure_serialization(
+        self,
+    ) -> tuple[dict[str, Callable[..., Any]], dict[str, Callable[..., Any]]]:
         """For each input a function that decodes it, and for each output one that encodes it."""
 
     @abc.abstractmethod

@@ -1,4 +1,6 @@
-"""Lightning's arguments and methods for the loggers of services. Each stands before core's class, in `_loggers`."""
+"""Lightning's arguments and methods for the loggers of services. Each stands before core's class,
+in `_loggers`.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,14 @@ class TensorBoardLogger(Prefixes):
     ) -> None:
         if log_graph or sub_dir is not None:
             raise ConfigurationError(
-                "TensorBoardLogger can't take log_graph=True or sub_dir=. Add the graph yourself, by "
-                "logger.experiment.add_graph(module, example), and name a save_dir or version instead of a sub_dir."
+                "TensorBoardLogger can't take log_graph=True or sub_dir=. Add the graph yourself, "
+                "by logger.experiment.add_graph(module, example), and name a save_dir or version "
+                "instead of a sub_dir."
             )
         if find_spec("tensorboard") is None:
-            raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
+            raise MissingPackageError(
+                "TensorBoardLogger needs tensorboard: `pip install tensorboard`."
+            )
         super().__init__(save_dir, name or "", version, **options)
         self._prefix, self._default_hp_metric = prefix, default_hp_metric
 
@@ -64,8 +69,8 @@ class TensorBoardLogger(Prefixes):
 class UploadsCheckpoints(Prefixes):
     """For loggers that take `log_model`. Stands before core's class.
 
-    `"all"` sends each checkpoint when it is written; True sends those that are left when training ends, and each one
-    where `save_top_k=-1` keeps all; False sends none.
+    `"all"` sends each checkpoint when it is written; True sends those that are left when training
+    ends, and each one where `save_top_k=-1` keeps all; False sends none.
     """
 
     def __init__(self, *, log_model: Literal["all"] | bool = False, **options: Any) -> None:
@@ -79,7 +84,8 @@ class UploadsCheckpoints(Prefixes):
         if self._log_model:
             self._to_upload[id(checkpoint_callback)] = checkpoint_callback
         if self._log_model == "all" or (self._log_model and checkpoint_callback.save_top_k == -1):
-            self._upload(checkpoint_callback)  # what is written at an accumulation window's end has to wait
+            # what is written at an accumulation window's end has to wait
+            self._upload(checkpoint_callback)
 
     def finalize(self, status: str) -> None:
         """The stage is over: send what is left, if it ended well."""
@@ -90,13 +96,21 @@ class UploadsCheckpoints(Prefixes):
         super().finalize(status)
 
     def _upload(self, callback: Any) -> None:
-        scores = {callback.last_model_path: callback.current_score, callback.best_model_path: callback.best_model_score}
+        scores = {
+            callback.last_model_path: callback.current_score,
+            callback.best_model_path: callback.best_model_score,
+        }
         scores |= callback.best_k_models
-        found = sorted((os.stat(path).st_mtime, path) for path in scores if path and os.path.exists(path))
+        found = sorted(
+            (os.stat(path).st_mtime, path) for path in scores if path and os.path.exists(path)
+        )
         for changed, path in found:
             if self._uploaded.get(path, 0.0) < changed:
                 score, best = scores[path], ["best"] if path == callback.best_model_path else []
-                named = (name for name in ("monitor", "mode", "save_last", "save_top_k", "save_weights_only"))
+                named = (
+                    name
+                    for name in ("monitor", "mode", "save_last", "save_top_k", "save_weights_only")
+                )
                 facts = {
                     "score": None if score is None else float(score),
                     "original_filename": Path(path).name,
@@ -147,11 +161,13 @@ class WandbLogger(UploadsCheckpoints):
     ) -> None:
         if offline and log_model:
             raise ConfigurationError(
-                f"WandbLogger(offline=True, log_model={log_model!r}): a run that is offline can't send "
-                "checkpoints. Drop one of the two."
+                f"WandbLogger(offline=True, log_model={log_model!r}): a run that is offline can't "
+                "send checkpoints. Drop one of the two."
             )
         if anonymous:
-            raise ConfigurationError("WandbLogger(anonymous=True): W&B has no anonymous runs any more. Drop it.")
+            raise ConfigurationError(
+                "WandbLogger(anonymous=True): W&B has no anonymous runs any more. Drop it."
+            )
         super().__init__(
             log_model=log_model,
             project=project or os.environ.get("WANDB_PROJECT", "lightning_logs"),
@@ -168,9 +184,15 @@ class WandbLogger(UploadsCheckpoints):
     save_dir = property(attrgetter("_folder"), doc="Folder of W&B's own files.")
 
     def watch(
-        self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
+        self,
+        model: nn.Module,
+        log: str | None = "gradients",
+        log_freq: int = 100,
+        log_graph: bool = True,
     ) -> None:
-        """Record gradients, parameters or both (`"all"`) as histograms, every `log_freq` batches."""
+        """Record gradients, parameters or both (`"all"`) as histograms, every `log_freq`
+        batches.
+        """
         self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -195,30 +217,51 @@ class WandbLogger(UploadsCheckpoints):
 
     log_text = log_table
 
-    def log_image(self, key: str, images: list[Any], step: int | None = None, **options: list[Any]) -> None:
-        """Record images: tensors, arrays, PIL's or paths. `options` are lists, such as `caption`, with one each."""
+    def log_image(
+        self, key: str, images: list[Any], step: int | None = None, **options: list[Any]
+    ) -> None:
+        """Record images: tensors, arrays, PIL's or paths. `options` are lists, such as `caption`,
+        with one each.
+        """
         self._log_media("Image", key, images, step, options)
 
-    def log_audio(self, key: str, audios: list[Any], step: int | None = None, **options: list[Any]) -> None:
-        """Record sounds: arrays or paths. `options` are lists, such as `sample_rate`, with one for each."""
+    def log_audio(
+        self, key: str, audios: list[Any], step: int | None = None, **options: list[Any]
+    ) -> None:
+        """Record sounds: arrays or paths. `options` are lists, such as `sample_rate`, with one for
+        each.
+        """
         self._log_media("Audio", key, audios, step, options)
 
-    def log_video(self, key: str, videos: list[Any], step: int | None = None, **options: list[Any]) -> None:
+    def log_video(
+        self, key: str, videos: list[Any], step: int | None = None, **options: list[Any]
+    ) -> None:
         """Record videos: arrays or paths. `options` are lists, such as `fps`, with one for each."""
         self._log_media("Video", key, videos, step, options)
 
     def _log_media(
-        self, kind: str, key: str, items: list[Any], step: int | None, options: Mapping[str, list[Any]]
+        self,
+        kind: str,
+        key: str,
+        items: list[Any],
+        step: int | None,
+        options: Mapping[str, list[Any]],
     ) -> None:
         import wandb
 
         if not isinstance(items, list):
-            raise TypeError(f"{key}: expected a list of {kind.lower()}s, got {type(items).__name__}.")
+            raise TypeError(
+                f"{key}: expected a list of {kind.lower()}s, got {type(items).__name__}."
+            )
         for name, values in options.items():
             if len(values) != len(items):
-                raise ValueError(f"{key}: {len(items)} {kind.lower()}s, but {len(values)} of {name}.")
+                raise ValueError(
+                    f"{key}: {len(items)} {kind.lower()}s, but {len(values)} of {name}."
+                )
         make, each = getattr(wandb, kind), range(len(items))
-        made = [make(items[at], **{name: values[at] for name, values in options.items()}) for at in each]
+        made = [
+            make(items[at], **{name: values[at] for name, values in options.items()}) for at in each
+        ]
         self.log_metrics({key: made}, step)
 
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
@@ -232,7 +275,9 @@ class WandbLogger(UploadsCheckpoints):
         artifact_type: str | None = None,
         use_artifact: bool | None = True,
     ) -> str:
-        """Path of the artifact's files, which are downloaded; an open run is recorded to use them."""
+        """Path of the artifact's files, which are downloaded; an open run is recorded to use
+        them.
+        """
         import wandb
 
         if wandb.run is not None and use_artifact:
@@ -275,7 +320,9 @@ class MLFlowLogger(UploadsCheckpoints):
         synchronous: bool | None = None,
     ) -> None:
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{save_dir}"
-        self.save_dir = tracking_uri.removeprefix("file:") if tracking_uri.startswith("file:") else None
+        self.save_dir = (
+            tracking_uri.removeprefix("file:") if tracking_uri.startswith("file:") else None
+        )
         super().__init__(
             log_model=log_model,
             experiment_name=experiment_name,
@@ -288,8 +335,12 @@ class MLFlowLogger(UploadsCheckpoints):
         )
         self.tags, self._prefix, self._synchronous = tags, prefix, bool(synchronous)
 
-    name = property(lambda self: str(self.experiment_id), doc="Id of the experiment, made if it isn't there.")
-    run_id = property(lambda self: str(self.version), doc="Id of the run, which is made if there is none yet.")
+    name = property(
+        lambda self: str(self.experiment_id), doc="Id of the experiment, made if it isn't there."
+    )
+    run_id = property(
+        lambda self: str(self.version), doc="Id of the run, which is made if there is none yet."
+    )
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Record numbers; what is text is left out."""
@@ -303,7 +354,8 @@ class MLFlowLogger(UploadsCheckpoints):
         send = self.experiment.log_artifacts if path.is_dir() else self.experiment.log_artifact
         send(self.run_id, str(path), path.stem)
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "metadata.yaml").write_text(json.dumps(facts), encoding="utf-8")  # JSON is YAML
+            # JSON is YAML
+            Path(folder, "metadata.yaml").write_text(json.dumps(facts), encoding="utf-8")
             Path(folder, "aliases.txt").write_text(str(aliases), encoding="utf-8")
             self.experiment.log_artifacts(self.run_id, folder, path.stem)
 

@@ -1,4 +1,6 @@
-"""Classes of Lightning that have no counterpart: programs import them, and making one says what to do instead."""
+"""Classes of Lightning that have no counterpart: programs import them, and making one says what to
+do instead.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,16 @@ from typing import Any
 
 from core import ConfigurationError
 
-_PRECISION = "Name it instead, and the strategy has its own: Trainer(strategy={!r}, precision='bf16-mixed')."
-_LOOPS = "core has loops of its own, which can't be replaced. Use hooks, or write the loop with Fabric."
+_PRECISION = (
+    "Name it instead, and the strategy has its own: Trainer(strategy={!r}, precision='bf16-mixed')."
+)
+_LOOPS = (
+    "core has loops of its own, which can't be replaced. Use hooks, or write the loop with Fabric."
+)
 _BAR = "core's bar has one look. Override get_metrics of RichProgressBar."
 _ADVICE = {
-    "BitsandbytesPrecision": "Put layers of bitsandbytes, such as Linear4bit, into the model yourself.",
+    "BitsandbytesPrecision": "Put layers of bitsandbytes, such as Linear4bit, into the model "
+    "yourself.",
     "CustomProgress": _BAR,
     "DeepSpeedPrecision": _PRECISION.format("deepspeed"),
     "FSDPPrecision": _PRECISION.format("fsdp"),
@@ -44,5 +51,8 @@ def __getattr__(name: str) -> type:
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         raise ConfigurationError(f"{type(self).__name__}: {name} is not on core. {_ADVICE[name]}")
 
-    doc = "A class of Lightning's that isn't on core: programs import it, and not all of them make one."
+    doc = (
+        "A class of Lightning's that isn't on core: programs import it, and not all of them make "
+        "one."
+    )
     return type(name, (), {"__init__": refuse, "__doc__": doc, "__module__": __name__})

@@ -15,7 +15,9 @@ class TrainerStatus(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
 
-    stopped = property(lambda self: self in (self.FINISHED, self.INTERRUPTED), doc="True after its end, whichever.")
+    stopped = property(
+        lambda self: self in (self.FINISHED, self.INTERRUPTED), doc="True after its end, whichever."
+    )
 
 
 class TrainerFn(StrEnum):
@@ -55,5 +57,7 @@ class TrainerState:
     fn: TrainerFn | None = None
     stage: RunningStage | None = None
 
-    finished = property(lambda self: self.status == TrainerStatus.FINISHED, doc="True after a normal end.")
+    finished = property(
+        lambda self: self.status == TrainerStatus.FINISHED, doc="True after a normal end."
+    )
     stopped = property(attrgetter("status.stopped"), doc="True after any end.")

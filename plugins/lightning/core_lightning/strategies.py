@@ -1,4 +1,6 @@
-"""The strategies: those of installed packages, and stand-ins for the others, which say what to install."""
+"""The strategies: those of installed packages, and stand-ins for the others, which say what to
+install.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def _stand_in(name: str, advice: str) -> type:
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         raise ConfigurationError(advice)
 
-    doc = "The strategy of a package that isn't installed: programs import it, and not all of them make one."
+    doc = (
+        "The strategy of a package that isn't installed: programs import it, and not all of them "
+        "make one."
+    )
     return type(name, (Strategy,), {"__init__": refuse, "__doc__": doc, "__module__": __name__})
 
 
@@ -41,4 +46,6 @@ def __getattr__(name: str) -> type:
         return _stand_in(name, str(error))
     except AttributeError:
         package = _OF_PACKAGES[name]
-        return _stand_in(name, f"{name} is not there. The strategies of {package} are: pip install {package}.")
+        return _stand_in(
+            name, f"{name} is not there. The strategies of {package} are: pip install {package}."
+        )

@@ -1,4 +1,6 @@
-"""A strategy with Lightning's names, and the check of subclasses, whose overrides core would never call."""
+"""A strategy with Lightning's names, and the check of subclasses, whose overrides core would never
+call.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from core import Callback, Capability, ConfigurationError, Stage, Strategy, Trainer, UnsupportedError
+from core import (
+    Callback,
+    Capability,
+    ConfigurationError,
+    Stage,
+    Strategy,
+    Trainer,
+    UnsupportedError,
+)
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import move_data_to_device
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
-_OPTIMIZER_STATE = "Override get_optimizer_state_dict(optimizer) and load_optimizer_state_dict(optimizer, state)."
+_OPTIMIZER_STATE = (
+    "Override get_optimizer_state_dict(optimizer) and load_optimizer_state_dict(optimizer, state)."
+)
 _STORAGE = "Give the Trainer a CheckpointIO: plugins=[YourCheckpointIO()]."
 _MODULE = "Override the module's."
 _LAUNCH = "core starts the processes; give the Trainer a ClusterEnvironment or a Launcher."
@@ -26,9 +38,16 @@ NEVER_CALLED = {
     **dict.fromkeys(("save_checkpoint", "remove_checkpoint", "checkpoint_io"), _STORAGE),
     **dict.fromkeys(("lightning_module_state_dict", "load_model_state_dict"), _LAYOUT),
     **dict.fromkeys(("optimizer_state", "lightning_restore_optimizer"), _OPTIMIZER_STATE),
-    **dict.fromkeys(("_configure_launcher", "set_world_ranks", "determine_ddp_device_ids", "launcher"), _LAUNCH),
-    **dict.fromkeys(("configure_ddp", "_setup_model"), "Override setup_module(module), which returns the wrapper."),
-    **dict.fromkeys(("tensor_init_context", "model_sharded_context"), "Override init_context(*, empty=False)."),
+    **dict.fromkeys(
+        ("_configure_launcher", "set_world_ranks", "determine_ddp_device_ids", "launcher"), _LAUNCH
+    ),
+    **dict.fromkeys(
+        ("configure_ddp", "_setup_model"),
+        "Override setup_module(module), which returns the wrapper.",
+    ),
+    **dict.fromkeys(
+        ("tensor_init_context", "model_sharded_context"), "Override init_context(*, empty=False)."
+    ),
     "batch_to_device": "Override the module's transfer_batch_to_device.",
     "block_backward_sync": "Override no_backward_sync(module, enabled).",
     "connect": "Override setup_module(module).",
@@ -37,7 +56,8 @@ NEVER_CALLED = {
     "on_exception": "Write a Callback with on_exception.",
     "on_train_batch_start": "Write a Callback with on_train_batch_start.",
     "post_training_step": "Write a Callback with on_train_batch_end.",
-    "setup_optimizers": "Override setup_optimizer(optimizer), or the module's configure_optimizers.",
+    "setup_optimizers": "Override setup_optimizer(optimizer), or the module's "
+    "configure_optimizers.",
     "setup_precision_plugin": "Override configure_precision(name).",
 }
 """Methods of Lightning's strategies that have no meaning here, each with what takes its place."""
@@ -47,7 +67,9 @@ _CONFIGS = "lr_scheduler_configs"
 
 
 class StrategyNames(RefusesOverrides, Strategy):
-    """Precedes a strategy's class. A subclass that overrides what is never called is refused when it is made."""
+    """Precedes a strategy's class. A subclass that overrides what is never called is refused when
+    it is made.
+    """
 
     lightning_module: Any = None  # of the Trainer's last stage
     handles_gradient_accumulation = False  # the Trainer does
@@ -68,13 +90,18 @@ class StrategyNames(RefusesOverrides, Strategy):
             cls.data_parallel_size = given  # type: ignore[method-assign, assignment]  # a property here too
             given = property(lambda self: self.distributed_sampler_kwargs["rank"])
             cls.data_parallel_rank = given  # type: ignore[method-assign, assignment]
-        if (load := vars(cls).get("load_optimizer_state_dict")) and "checkpoint" in inspect.signature(load).parameters:
-            raise ConfigurationError(f"{cls.__name__}.load_optimizer_state_dict(checkpoint): {_OPTIMIZER_STATE}")
+        if (
+            load := vars(cls).get("load_optimizer_state_dict")
+        ) and "checkpoint" in inspect.signature(load).parameters:
+            raise ConfigurationError(
+                f"{cls.__name__}.load_optimizer_state_dict(checkpoint): {_OPTIMIZER_STATE}"
+            )
         if (step := vars(cls).get("optimizer_step")) is not None:
             cls.optimizer_step = _counting(step)  # type: ignore[method-assign]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if type(self).__module__ == __name__:  # a class of `named`, which can't be found by its name
+        # a class of `named`, which can't be found by its name
+        if type(self).__module__ == __name__:
             return _make_again, (type(self).__bases__[1],), self.__getstate__()
         return super().__reduce_ex__(protocol)
 
@@ -105,7 +132,9 @@ class StrategyNames(RefusesOverrides, Strategy):
         super().backward(loss, module, **options)
         self.post_backward(loss)
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
         """The batch, on this rank's device or another."""
         return move_data_to_device(batch, self.root_device if device is None else device)
 
@@ -126,7 +155,11 @@ class StrategyNames(RefusesOverrides, Strategy):
         return self.get_optimizer_state_dict(optimizer)
 
     def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any] | None = None, model: Any = None, **_: Any
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any] | None = None,
+        model: Any = None,
+        **_: Any,
     ) -> int:
         """All ranks. Step the optimizer; see `core.Strategy.optimizer_step`."""
         return super().optimizer_step(optimizer, closure)
@@ -142,7 +175,9 @@ def named(base: type[Strategy]) -> Any:
     if base not in _NAMED:
         own: dict[str, Any] = {"__module__": __name__, "__doc__": base.__doc__}
         own["__signature__"] = inspect.signature(base)
-        own["uncalled"] = {name: way for name, way in NEVER_CALLED.items() if not hasattr(base, name)}
+        own["uncalled"] = {
+            name: way for name, way in NEVER_CALLED.items() if not hasattr(base, name)
+        }
         kind: Any = type(base)
         _NAMED[base] = kind(base.__name__, (StrategyNames, base), own)
     return _NAMED[base]
@@ -154,15 +189,17 @@ def _make_again(base: type[Strategy]) -> Any:
 
 
 def _counting(step: Callable[..., Any]) -> Callable[..., int]:
-    """The override of `optimizer_step`, whose result has to be the number of updates that core counts."""
+    """The override of `optimizer_step`, whose result has to be the number of updates that core
+    counts.
+    """
 
     @functools.wraps(step)
     def optimizer_step(self: Any, *arguments: Any, **options: Any) -> int:
         count = step(self, *arguments, **options)
         if not isinstance(count, int):
             raise ConfigurationError(
-                f"{type(self).__name__}.optimizer_step returned {type(count).__name__}. Return what "
-                "super().optimizer_step(optimizer, closure) returns: the number of updates."
+                f"{type(self).__name__}.optimizer_step returned {type(count).__name__}. Return "
+                "what super().optimizer_step(optimizer, closure) returns: the number of updates."
             )
         return count
 
@@ -170,7 +207,9 @@ def _counting(step: Callable[..., Any]) -> Callable[..., int]:
 
 
 class TellsStrategy(Callback):
-    """Gives the strategy its module, and calls its hooks, such as `on_train_start`, if it has some."""
+    """Gives the strategy its module, and calls its hooks, such as `on_train_start`, if it has
+    some.
+    """
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """All ranks, before the strategy's own setup.
@@ -180,7 +219,9 @@ class TellsStrategy(Callback):
         """
         strategy = trainer.strategy
         if trainer.ckpt_path is not None and hasattr(strategy, "load_checkpoint"):
-            raise ConfigurationError(f"{type(strategy).__name__}.load_checkpoint: nothing calls it here. {_STORAGE}")
+            raise ConfigurationError(
+                f"{type(strategy).__name__}.load_checkpoint: nothing calls it here. {_STORAGE}"
+            )
         vars(strategy)["lightning_module"] = strategy.model = module
 
 
@@ -199,7 +240,9 @@ for _stage in ("train", "validation", "test", "predict"):
 
 
 class Assigned(Callback):
-    """Makes `trainer.strategy.optimizers = [...]` and `.lr_scheduler_configs = [...]` hold from the next batch on."""
+    """Makes `trainer.strategy.optimizers = [...]` and `.lr_scheduler_configs = [...]` hold from the
+    next batch on.
+    """
 
     runs_last = True
 
@@ -211,7 +254,9 @@ class Assigned(Callback):
         """Adopt what was assigned since the last batch."""
         self._adopt(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """Likewise."""
         self._adopt(trainer)
 
@@ -225,8 +270,8 @@ class Assigned(Callback):
             return
         if found := _ENGINES & strategy.capabilities:
             raise UnsupportedError(
-                f"trainer.strategy.optimizers was assigned, and {type(strategy).__name__} keeps the optimizers that it "
-                "was set up with. Return others from configure_optimizers.",
+                f"trainer.strategy.optimizers was assigned, and {type(strategy).__name__} keeps "
+                "the optimizers that it was set up with. Return others from configure_optimizers.",
                 capability=found,
             )
         step.optimizers = strategy.optimizers

@@ -16,7 +16,8 @@ _GROWING = {"time": "time", "batches": "batches", "samples": "samples", "lengths
 
 
 class Throughput:
-    """Rates over a window of updates: batches, samples, items and FLOPs a second, of a device and of all.
+    """Rates over a window of updates: batches, samples, items and FLOPs a second, of a device and
+    of all.
 
     Args:
         available_flops: FLOPs a second of one device at best, for the utilization `mfu`.
@@ -26,18 +27,35 @@ class Throughput:
     """
 
     def __init__(
-        self, available_flops: float | None = None, world_size: int = 1, window_size: int = 100, separator: str = "/"
+        self,
+        available_flops: float | None = None,
+        world_size: int = 1,
+        window_size: int = 100,
+        separator: str = "/",
     ) -> None:
         if world_size < 1 or window_size < 2:
             raise ConfigurationError(
-                f"Throughput(world_size={world_size}, window_size={window_size}): expected 1 and 2, or more."
+                f"Throughput(world_size={world_size}, window_size={window_size}): expected 1 and "
+                "2, or more."
             )
-        self.available_flops, self.world_size, self.separator = available_flops, world_size, separator
-        self._totals: dict[str, deque[float]] = {name: deque(maxlen=window_size) for name in _GROWING}
+        self.available_flops, self.world_size, self.separator = (
+            available_flops,
+            world_size,
+            separator,
+        )
+        self._totals: dict[str, deque[float]] = {
+            name: deque(maxlen=window_size) for name in _GROWING
+        }
         self._flops: deque[float] = deque(maxlen=window_size)
 
     def update(
-        self, *, time: float, batches: int, samples: int, lengths: int | None = None, flops: int | None = None
+        self,
+        *,
+        time: float,
+        batches: int,
+        samples: int,
+        lengths: int | None = None,
+        flops: int | None = None,
     ) -> None:
         """Note the totals of this device so far, and the FLOPs since the last update.
 
@@ -51,20 +69,29 @@ class Throughput:
         given = {"time": time, "batches": batches, "samples": samples}
         given |= {} if lengths is None else {"lengths": lengths}
         if samples < batches or (lengths is not None and lengths < samples):
-            raise ValueError(f"Throughput: {batches=}, {samples=}, {lengths=}: each must be at least the one before.")
+            raise ValueError(
+                f"Throughput: {batches=}, {samples=}, {lengths=}: each must be at least the one "
+                "before."
+            )
         for name, total in given.items():
             before = self._totals[name]
             if before and before[-1] > total:
-                raise ValueError(f"Throughput: {name} fell from {before[-1]} to {total}; a total never falls.")
+                raise ValueError(
+                    f"Throughput: {name} fell from {before[-1]} to {total}; a total never falls."
+                )
             before.append(total)
         if lengths is not None and len(self._totals["lengths"]) != len(self._totals["samples"]):
-            raise RuntimeError("Throughput: lengths came with some updates only. Pass them with all or none.")
+            raise RuntimeError(
+                "Throughput: lengths came with some updates only. Pass them with all or none."
+            )
         if flops is not None:
             self._flops.append(flops * self.world_size)
 
     def compute(self) -> dict[str, float]:
         """The totals, and the rates once the window is full."""
-        metrics: dict[str, float] = {name: totals[-1] for name, totals in self._totals.items() if totals}
+        metrics: dict[str, float] = {
+            name: totals[-1] for name, totals in self._totals.items() if totals
+        }
         times = self._totals["time"]
         if len(times) < (times.maxlen or 0):
             return metrics
@@ -121,7 +148,9 @@ class ThroughputMonitor(Throughput):
 
 
 def measure_flops(
-    model: nn.Module, forward_fn: Callable[[], Tensor], loss_fn: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module,
+    forward_fn: Callable[[], Tensor],
+    loss_fn: Callable[[Tensor], Tensor] | None = None,
 ) -> int:
     """FLOPs of a forward pass, and of backward if there is a loss. A model on `meta` will do."""
     with FlopCounterMode(display=False) as counter:

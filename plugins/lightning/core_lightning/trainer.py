@@ -43,8 +43,9 @@ _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 class Trainer(TrainerAttributes):
     """Trains and evaluates a module; see `core.Trainer`.
 
-    Checkpoints are single files in Lightning's form, and logs go to `lightning_logs`, unless the arguments say
-    otherwise. `validate`, `test` and `predict` without a model use the best checkpoint of `fit`.
+    Checkpoints are single files in Lightning's form, and logs go to `lightning_logs`, unless the
+    arguments say otherwise. `validate`, `test` and `predict` without a model use the best
+    checkpoint of `fit`.
     """
 
     @with_variables
@@ -65,22 +66,25 @@ class Trainer(TrainerAttributes):
         """Check all arguments; nothing is started yet.
 
         Args:
-            logger: None and True are TensorBoard's, or rows of a CSV file where tensorboard isn't installed; in
-                `lightning_logs`.
+            logger: None and True are TensorBoard's, or rows of a CSV file where tensorboard isn't
+                installed; in `lightning_logs`.
             callbacks: one or several.
-            enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in `callbacks`, one is
-                there by default.
-            plugins: as `core.Trainer` takes them, or a LayerSync. With a CheckpointIO for another form of checkpoints:
-                `"distributed"` is core's own.
+            enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in
+                `callbacks`, one is there by default.
+            plugins: as `core.Trainer` takes them, or a LayerSync. With a CheckpointIO for another
+                form of checkpoints: `"distributed"` is core's own.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             barebones: nothing but the loop.
-            use_distributed_sampler: give each rank its share of the data. None is yes on several ranks; on one, loaders
-                stay untouched, and so shuffle as they do under Lightning.
+            use_distributed_sampler: give each rank its share of the data. None is yes on several
+                ranks; on one, loaders stay untouched, and so shuffle as they do under Lightning.
             enable_autolog_hparams: True is what always holds.
             model_registry: there is none.
             options: all others of `core.Trainer`.
         """
-        note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=3)
+        note(
+            "core trains in Lightning's place, and does some things differently on purpose.",
+            stacklevel=3,
+        )
         if model_registry is not None or not enable_autolog_hparams:
             note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=3)
         replace_half_on_cpu(options, stacklevel=4)
@@ -93,7 +97,9 @@ class Trainer(TrainerAttributes):
         saves = not barebones if enable_checkpointing is None else enable_checkpointing
         callbacks = _with_default(callbacks, ModelCheckpoint) if saves else callbacks
         if options.get("fast_dev_run"):
-            self.left_out = next((each for each in _listed(callbacks) if isinstance(each, CoreModelCheckpoint)), None)
+            self.left_out = next(
+                (each for each in _listed(callbacks) if isinstance(each, CoreModelCheckpoint)), None
+            )
         given = listed(plugins)
         syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
         super().__init__(
@@ -104,7 +110,11 @@ class Trainer(TrainerAttributes):
             default_root_dir=default_root_dir,
             barebones=barebones,
             use_distributed_sampler=use_distributed_sampler is not False,
-            **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
+            **{
+                name: value
+                for name, value in options.items()
+                if value is not None or name not in _OPTIONAL
+            },
         )
         self.barebones = barebones
         self.gradient_clip_val = self.gradient_clip_val  # with Lightning's enum
@@ -126,7 +136,11 @@ class Trainer(TrainerAttributes):
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers = [SameDraws(), MadeLoaders(), *observers]
             self.run.asks_beyond_length = False
-        self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = observers, True, False
+        self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = (
+            observers,
+            True,
+            False,
+        )
         self.run.outputs_of = self._outputs_of
         self.passed: dict[str, Any] = {}
         for each in self.loggers:
@@ -148,7 +162,8 @@ class Trainer(TrainerAttributes):
     ) -> None:
         """Train, and validate in between; see `core.Trainer.fit`.
 
-        Nothing in a checkpoint is executed, whatever `weights_only` says, but by `install(trusted=True)`.
+        Nothing in a checkpoint is executed, whatever `weights_only` says, but by
+        `install(trusted=True)`.
         """
         if self.checkpoint_callback is not None:
             note_objects(model, self.callbacks)
@@ -168,10 +183,14 @@ class Trainer(TrainerAttributes):
         datamodule: DataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best weights of `fit`."""
+        """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best
+        weights of `fit`.
+        """
         self.loaders_of: dict[str, set[int | None]] = {}
         finished = self.run.finished_fit
-        results = super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        results = super().validate(
+            model, dataloaders, datamodule, self._best(model, ckpt_path), verbose
+        )
         self._keep(finished)
         return self._by_loader(results)
 
@@ -184,10 +203,14 @@ class Trainer(TrainerAttributes):
         datamodule: DataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of `fit`."""
+        """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of
+        `fit`.
+        """
         self.loaders_of = {}
         finished = self.run.finished_fit
-        results = super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+        results = super().test(
+            model, dataloaders, datamodule, self._best(model, ckpt_path), verbose
+        )
         self._keep(finished)
         return self._by_loader(results)
 
@@ -200,48 +223,72 @@ class Trainer(TrainerAttributes):
         ckpt_path: PathLike | None = None,
         weights_only: bool | None = None,
     ) -> list[Any] | None:
-        """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of `fit`."""
+        """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of
+        `fit`.
+        """
         finished = self.run.finished_fit
-        found = super().predict(model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path))
+        found = super().predict(
+            model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path)
+        )
         self._keep(finished)
         return found
 
     def save_checkpoint(
         self, filepath: PathLike, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """All ranks. Save everything from which a run can go on; see `core.Trainer.save_checkpoint`."""
+        """All ranks. Save everything from which a run can go on; see
+        `core.Trainer.save_checkpoint`.
+        """
         super().save_checkpoint(filepath, bool(weights_only))
         for callback in self.callbacks:
-            if isinstance(callback, CoreModelCheckpoint) and callback.dirpath == os.path.dirname(filepath):
+            if isinstance(callback, CoreModelCheckpoint) and callback.dirpath == os.path.dirname(
+                filepath
+            ):
                 for logger in self.loggers:
                     getattr(logger, "after_save_checkpoint", lambda _: None)(callback)
 
     def _outputs_of(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
-        """The output of a training step as hooks get it: a dict, with the loss as it was divided for accumulation."""
+        """The output of a training step as hooks get it: a dict, with the loss as it was divided
+        for accumulation.
+        """
         step = self.running_step
         found = dict(output) if isinstance(output, dict) else {}
         if step is not None and step.manual:
-            return found if isinstance(output, dict) or output is None else {"loss": output.detach()}
+            return (
+                found if isinstance(output, dict) or output is None else {"loss": output.detach()}
+            )
         if loss is None:
             return {}
         divided = loss / step.num_accumulated if step is not None else loss
         return {"loss": divided, **{name: value for name, value in found.items() if name != "loss"}}
 
     def _keep(self, finished: Any) -> None:
-        """Keep the optimizers of the last fit, which programs look at and save, until the next one."""
+        """Keep the optimizers of the last fit, which programs look at and save, until the next
+        one.
+        """
         if finished is not None:
             self.run.finished_fit = finished
-            self.strategy.optimizers, self.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
+            self.strategy.optimizers, self.strategy.lr_schedulers = (
+                finished.optimizers,
+                finished.lr_schedulers,
+            )
 
     def _by_loader(self, results: list[dict[str, float]]) -> list[dict[str, float]]:
-        """A dict a loader; a name without an index is in those of the loaders that have logged it."""
+        """A dict a loader; a name without an index is in those of the loaders that have logged
+        it.
+        """
         of = self.loaders_of
-        return [{n: v for n, v in each.items() if index in of.get(n, {index})} for index, each in enumerate(results)]
+        return [
+            {n: v for n, v in each.items() if index in of.get(n, {index})}
+            for index, each in enumerate(results)
+        ]
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         """The path of what Lightning calls the best, which without a monitor is the newest."""
         callbacks = self.checkpoint_callbacks
-        saver = next((callback for callback in callbacks if callback.monitor), self.checkpoint_callback)
+        saver = next(
+            (callback for callback in callbacks if callback.monitor), self.checkpoint_callback
+        )
         is_asked = ckpt_path == "best" or (model is None and ckpt_path is None)
         if is_asked and saver is not None and saver.best_model_path:
             return str(saver.best_model_path)
@@ -249,7 +296,9 @@ class Trainer(TrainerAttributes):
 
 
 def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:
-    """The user's callbacks, with one of this kind, which programs look for by its class, if they have none."""
+    """The user's callbacks, with one of this kind, which programs look for by its class, if they
+    have none.
+    """
     given = _listed(callbacks)
     return given if _has(callbacks, CoreModelCheckpoint) else [*given, kind()]
 

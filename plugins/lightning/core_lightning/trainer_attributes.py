@@ -17,7 +17,9 @@ from core_lightning.utilities import GradClipAlgorithmType
 
 
 def _option(name: str, doc: str, *, none: Any = None) -> Any:
-    """An option of the Trainer that can be set, from the next stage on; `none` is what None means."""
+    """An option of the Trainer that can be set, from the next stage on; `none` is what None
+    means.
+    """
 
     def get(self: TrainerAttributes) -> Any:
         value = getattr(self.options, name)
@@ -48,23 +50,39 @@ def _algorithm(name: str) -> Any:
 
 def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
     raise ConfigurationError(
-        f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, and these "
-        "attributes are limits and counters. Use hooks, or write the loop with Fabric."
+        f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, "
+        "and these attributes are limits and counters. Use hooks, or write the loop with Fabric."
     )
 
 
 class TrainerAttributes(CoreTrainer):
-    """The Trainer with attributes under Lightning's names. An option that is set holds for the next stage."""
+    """The Trainer with attributes under Lightning's names. An option that is set holds for the next
+    stage.
+    """
 
     left_out: Callback | None = None
-    limit_train_batches = _option("limit_train_batches", "Batches of a training epoch, or a fraction.", none=1.0)
-    limit_val_batches = _option("limit_val_batches", "Batches of a validation run, or a fraction.", none=1.0)
-    limit_test_batches = _option("limit_test_batches", "Batches of a test run, or a fraction.", none=1.0)
-    limit_predict_batches = _option("limit_predict_batches", "Batches of a prediction run, or a fraction.", none=1.0)
-    val_check_interval = _option("val_check_interval", "Batches between validations, or a fraction.", none=1.0)
+    limit_train_batches = _option(
+        "limit_train_batches", "Batches of a training epoch, or a fraction.", none=1.0
+    )
+    limit_val_batches = _option(
+        "limit_val_batches", "Batches of a validation run, or a fraction.", none=1.0
+    )
+    limit_test_batches = _option(
+        "limit_test_batches", "Batches of a test run, or a fraction.", none=1.0
+    )
+    limit_predict_batches = _option(
+        "limit_predict_batches", "Batches of a prediction run, or a fraction.", none=1.0
+    )
+    val_check_interval = _option(
+        "val_check_interval", "Batches between validations, or a fraction.", none=1.0
+    )
     check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
-    reload_dataloaders_every_n_epochs = _option("reload_dataloaders_every_n_epochs", "Epochs between new loaders.")
-    log_every_n_steps = _option("log_every_n_steps", "Optimizer steps between step values for the loggers.")
+    reload_dataloaders_every_n_epochs = _option(
+        "reload_dataloaders_every_n_epochs", "Epochs between new loaders."
+    )
+    log_every_n_steps = _option(
+        "log_every_n_steps", "Optimizer steps between step values for the loggers."
+    )
 
     @property
     def num_sanity_val_steps(self) -> int | float:
@@ -96,7 +114,9 @@ class TrainerAttributes(CoreTrainer):
 
     @gradient_clip_algorithm.setter
     def gradient_clip_algorithm(self, algorithm: str) -> None:
-        clipping = self.clipping and dataclasses.replace(self.clipping, algorithm=_algorithm(algorithm))
+        clipping = self.clipping and dataclasses.replace(
+            self.clipping, algorithm=_algorithm(algorithm)
+        )
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
     interrupted = property(
@@ -132,15 +152,23 @@ class TrainerAttributes(CoreTrainer):
         )
 
     fit_loop = property(FitLoop, _refuse, doc="Limits and counters of training.")
-    validate_loop = property(lambda self: EvaluationLoop(self, "val"), _refuse, doc="Batches of `validate`.")
-    test_loop = property(lambda self: EvaluationLoop(self, "test"), _refuse, doc="Batches of `test`.")
-    predict_loop = property(lambda self: EvaluationLoop(self, "predict"), _refuse, doc="Batches of `predict`.")
+    validate_loop = property(
+        lambda self: EvaluationLoop(self, "val"), _refuse, doc="Batches of `validate`."
+    )
+    test_loop = property(
+        lambda self: EvaluationLoop(self, "test"), _refuse, doc="Batches of `test`."
+    )
+    predict_loop = property(
+        lambda self: EvaluationLoop(self, "predict"), _refuse, doc="Batches of `predict`."
+    )
 
     min_epochs = _view("options.min_epochs", "Epochs for which a stop waits.")
     min_steps = _view("options.min_steps", "Optimizer steps for which a stop waits.")
     accelerator = _view("strategy.accelerator", "The kind of device.")
     precision_plugin = _view("strategy.precision_plugin", "The number formats.")
-    lr_scheduler_configs = _view("strategy.lr_schedulers", "The schedulers, each with when it is stepped.")
+    lr_scheduler_configs = _view(
+        "strategy.lr_schedulers", "The schedulers, each with when it is stepped."
+    )
 
     optimizers = property(
         attrgetter("strategy.optimizers"),
@@ -166,7 +194,9 @@ class TrainerAttributes(CoreTrainer):
         return {"num_replicas": strategy.data_parallel_size, "rank": strategy.data_parallel_rank}
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[object]:
-        """A context in which parameters are made on the device and with its dtype; True leaves their values open."""
+        """A context in which parameters are made on the device and with its dtype; True leaves
+        their values open.
+        """
         return self.strategy.init_context(empty=bool(empty_init))
 
     @property
@@ -189,7 +219,10 @@ class TrainerAttributes(CoreTrainer):
     @property
     def is_last_batch(self) -> bool:
         """True in the last batch of a training epoch."""
-        return self.run.finished_fit is not None or self.fit_loop.batch_idx + 1 >= self.num_training_batches
+        return (
+            self.run.finished_fit is not None
+            or self.fit_loop.batch_idx + 1 >= self.num_training_batches
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED:

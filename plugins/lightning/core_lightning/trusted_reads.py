@@ -1,4 +1,6 @@
-"""Reads of a checkpoint whose writer is known: the objects in it are unpickled, which executes what it says."""
+"""Reads of a checkpoint whose writer is known: the objects in it are unpickled, which executes what
+it says.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ _load = torch.load
 
 @contextmanager
 def objects_for(cls: type[Any], path: PathLike, *, is_trusted: bool) -> Iterator[dict[str, Any]]:
-    """A context in which modules of a class find what their `on_save_checkpoint` had added to a checkpoint.
+    """A context in which modules of a class find what their `on_save_checkpoint` had added to a
+    checkpoint.
 
-    It gives hyperparameters, as arguments of `__init__`, and nobody hears that objects are left out. Where the file
-    isn't trusted, there are none but those of allowed classes.
+    It gives hyperparameters, as arguments of `__init__`, and nobody hears that objects are left
+    out. Where the file isn't trusted, there are none but those of allowed classes.
     """
     if not is_trusted:
         yield _taken(cls, _allowed_hparams(path))
@@ -44,7 +47,9 @@ def objects_for(cls: type[Any], path: PathLike, *, is_trusted: bool) -> Iterator
 
 
 def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The hyperparameters that `PickledObjects` has kept, or a program at their places; and what the hook has added."""
+    """The hyperparameters that `PickledObjects` has kept, or a program at their places; and what
+    the hook has added.
+    """
     state = load_checkpoint(path)
     try:
         hparams, of_hook = in_section(state.get("callbacks", {}))
@@ -53,10 +58,14 @@ def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
         is_torchs = "lightning" in state.get("format", {}) or zipfile.is_zipfile(path)
         saved = _load(path, map_location="cpu", weights_only=False) if is_torchs else {}
     except Exception as error:
-        raise CheckpointError(f"The objects in {str(path)!r} can't be unpickled: {error!r}.") from error
+        raise CheckpointError(
+            f"The objects in {str(path)!r} can't be unpickled: {error!r}."
+        ) from error
     placed = {name: value for name, value in saved.get(_HPARAMS, {}).items() if not is_plain(value)}
     hparams |= placed
-    of_hook |= {name: value for name, value in saved.items() if name != _HPARAMS and not is_plain(value)}
+    of_hook |= {
+        name: value for name, value in saved.items() if name != _HPARAMS and not is_plain(value)
+    }
     of_hook[_HPARAMS] = {**of_hook.get(_HPARAMS, {}), **placed}
     return _as_arguments(hparams, state), of_hook
 
@@ -89,7 +98,9 @@ def _taken(cls: type[Any], hparams: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def as_path(file: Any) -> Iterator[PathLike]:
-    """A path to what a program has given, which may be an open file: that one is copied, and the copy removed."""
+    """A path to what a program has given, which may be an open file: that one is copied, and the
+    copy removed.
+    """
     if not hasattr(file, "read"):
         yield file
         return
@@ -101,7 +112,8 @@ def as_path(file: Any) -> Iterator[PathLike]:
 
 
 def let_torch_load_give_objects() -> None:
-    """Make this process's `torch.load(path, weights_only=False)` find objects where Lightning has them.
+    """Make this process's `torch.load(path, weights_only=False)` find objects where Lightning has
+    them.
 
     Programs that read their checkpoints by themselves ask so. Any other read stays as it is.
     """
@@ -120,5 +132,6 @@ def _with_objects(loaded: Any) -> Any:
     if not isinstance(own, dict) or "format" not in own:
         return loaded
     hparams, of_hook = in_section(own.get("callbacks", {}))
-    both = {**hparams, **loaded.get(_HPARAMS, {})}  # what a program has put there itself counts most
+    # what a program has put there itself counts most
+    both = {**hparams, **loaded.get(_HPARAMS, {})}
     return {**of_hook, **loaded, **({_HPARAMS: both} if both else {})}

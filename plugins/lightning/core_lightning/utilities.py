@@ -48,7 +48,9 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def _unwrap_objects(collection: Any) -> Any:
-    """Nested collections with the program's own objects in the place of what Fabric has returned for them."""
+    """Nested collections with the program's own objects in the place of what Fabric has returned
+    for them.
+    """
 
     def own(value: Any) -> Any:
         if isinstance(value, FabricModule):
@@ -77,18 +79,27 @@ def get_filesystem(path: str | os.PathLike[str], **options: Any) -> Any:
     return fsspec.url_to_fs(os.fspath(path), **options)[0]
 
 
-def is_shared_filesystem(strategy: Strategy, path: str | os.PathLike[str] | None = None, timeout: float = 3) -> bool:
-    """All ranks. True if a file that rank 0 makes in a folder appears to all of them, within `timeout` seconds.
+def is_shared_filesystem(
+    strategy: Strategy, path: str | os.PathLike[str] | None = None, timeout: float = 3
+) -> bool:
+    """All ranks. True if a file that rank 0 makes in a folder appears to all of them, within
+    `timeout` seconds.
 
-    The path is the folder, or a file in it; None is the current one. URLs are shared. The strategy is that of a Trainer
-    or Fabric that has begun.
+    The path is the folder, or a file in it; None is the current one. URLs are shared. The strategy
+    is that of a Trainer or Fabric that has begun.
     """
     if strategy.world_size == 1 or (path is not None and "://" in os.fspath(path)):
         return True
     place = Path(path or ".").resolve()
     if not strategy.reduce_boolean_decision(place.exists()):
-        raise FileNotFoundError(f"{place} isn't there on every rank, so it can't be told if it is shared.")
-    probe = Path(strategy.broadcast(str((place if place.is_dir() else place.parent) / f".shared-{os.getpid()}")))
+        raise FileNotFoundError(
+            f"{place} isn't there on every rank, so it can't be told if it is shared."
+        )
+    probe = Path(
+        strategy.broadcast(
+            str((place if place.is_dir() else place.parent) / f".shared-{os.getpid()}")
+        )
+    )
     if strategy.is_global_zero:
         probe.touch()
     strategy.barrier("is_shared_filesystem")
@@ -106,7 +117,9 @@ def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
     return to_device(batch, torch.device(device))
 
 
-def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Any]:
+def grad_norm(
+    module: nn.Module, norm_type: float | int | str, group_separator: str = "/"
+) -> dict[str, Any]:
     """The norms of all gradients, each under its parameter's name, and the total one."""
     power = float(norm_type)
     norms = {

@@ -1,4 +1,6 @@
-"""The whole checkpoint that `on_save_checkpoint` of a program for Lightning expects, and what it makes of it."""
+"""The whole checkpoint that `on_save_checkpoint` of a program for Lightning expects, and what it
+makes of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _HPARAMS = "hyper_parameters"
 
 
 class WholeCheckpoint(dict[str, Any]):
-    """The parts that Lightning has under its keys, as far as module hooks ask for them: not the optimizers' states."""
+    """The parts that Lightning has under its keys, as far as module hooks ask for them: not the
+    optimizers' states.
+    """
 
     @classmethod
     def of(cls, module: Any, **more: Any) -> WholeCheckpoint:
@@ -39,7 +43,9 @@ class WholeCheckpoint(dict[str, Any]):
 
 
 def give_whole(cls: type[Any], base: type[Any]) -> None:
-    """Pass the whole checkpoint to the hooks of a subclass. Their own calls of `super()` get the same."""
+    """Pass the whole checkpoint to the hooks of a subclass. Their own calls of `super()` get the
+    same.
+    """
     for name, call in (("on_save_checkpoint", _save), ("on_load_checkpoint", _load)):
         hook = getattr(cls, name)
         if hook is not getattr(base, name) and not hasattr(hook, "gets_whole"):
@@ -48,7 +54,9 @@ def give_whole(cls: type[Any], base: type[Any]) -> None:
             setattr(cls, name, wrapped)
 
 
-def _wrapped(hook: Callable[..., None], call: Callable[..., None]) -> Callable[[Any, dict[str, Any]], None]:
+def _wrapped(
+    hook: Callable[..., None], call: Callable[..., None]
+) -> Callable[[Any, dict[str, Any]], None]:
     @functools.wraps(hook)
     def with_whole(self: Any, checkpoint: dict[str, Any]) -> None:
         if isinstance(checkpoint, WholeCheckpoint):
@@ -61,9 +69,15 @@ def _wrapped(hook: Callable[..., None], call: Callable[..., None]) -> Callable[[
 
 def _save(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) -> None:
     whole = WholeCheckpoint.of(module)
-    before = {key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()}
+    before = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()
+    }
     hook(module, whole)
-    changed = {key: value for key, value in whole.items() if key not in before or _differs(before[key], value)}
+    changed = {
+        key: value
+        for key, value in whole.items()
+        if key not in before or _differs(before[key], value)
+    }
     checkpoint.update(plain_part(module, changed))
 
 
@@ -77,19 +91,24 @@ def _load(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) ->
 def _differs(before: Any, after: Any) -> bool:
     """True if a hook has put something else there, itself or within."""
     if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() != after.keys() or any(after[key] is not value for key, value in before.items())
+        return before.keys() != after.keys() or any(
+            after[key] is not value for key, value in before.items()
+        )
     return before is not after
 
 
 def allowed_in(section: dict[str, Any]) -> dict[str, Any]:
-    """The objects of allowed classes that a checkpoint has, as sections; hyperparameters under their own key."""
+    """The objects of allowed classes that a checkpoint has, as sections; hyperparameters under
+    their own key.
+    """
     return from_bytes(section[KEY]) if KEY in section else {}
 
 
 def plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
     """The part that a checkpoint can hold, with objects of allowed classes as bytes.
 
-    All objects stay with the module for `PickledObjects`; without one, those of other classes are left out.
+    All objects stay with the module for `PickledObjects`; without one, those of other classes are
+    left out.
     """
     hparams = changed.pop(_HPARAMS, {})
     plain = {key: value for key, value in changed.items() if is_plain(value)}
@@ -107,10 +126,13 @@ def _allowed_part(module: Any, objects: dict[str, Any]) -> dict[str, bytes]:
     """The objects of a module that are allowed, and a warning of others that its hook has added."""
     added = objects.pop(_HPARAMS, {})
     refused = {name: refusal(value) for name, value in [*added.items(), *objects.items()]}
-    if left_out := [f"{name!r} (of {named})" for name, named in refused.items() if named is not None]:
+    if left_out := [
+        f"{name!r} (of {named})" for name, named in refused.items() if named is not None
+    ]:
         note(
-            f"on_save_checkpoint of {type(module).__name__} adds {', '.join(left_out)}, left out of checkpoints. "
-            f"Nothing else that is read is executed. {WAY} core_lightning.install(trusted=True) keeps all.",
+            f"on_save_checkpoint of {type(module).__name__} adds {', '.join(left_out)}, left out "
+            f"of checkpoints. Nothing else that is read is executed. {WAY} "
+            "core_lightning.install(trusted=True) keeps all.",
             stacklevel=6,
         )
     own = {name: value for name, value in module.hparams.items() if not is_kept(value)}

@@ -14,16 +14,21 @@ ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Lightning's names mean core, until the test ends; with `UNDER_LIGHTNING=1` before pytest, Lightning itself."""
+    """Lightning's names mean core, until the test ends; with `UNDER_LIGHTNING=1` before pytest,
+    Lightning itself.
+    """
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     if "UNDER_LIGHTNING" in os.environ:
         yield importlib.import_module
         return
-    warnings.filterwarnings("ignore", "core trains in Lightning's place")  # until the test ends: pytest puts them back
+    # until the test ends: pytest puts them back
+    warnings.filterwarnings("ignore", "core trains in Lightning's place")
     core_lightning.install()
     yield importlib.import_module
     # No list of before: a package that a test imports may have added a finder of its own.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if "core_lightning" not in type(finder).__module__]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if "core_lightning" not in type(finder).__module__
+    ]
     for name in [name for name in sys.modules if name.partition(".")[0] in ROOTS]:
         del sys.modules[name]
 
@@ -46,7 +51,9 @@ def loaded(installed):
     """Imports a file of this folder, which imports Lightning itself."""
 
     def load(name):
-        spec = importlib.util.spec_from_file_location(f"lightning_{Path(name).stem}", Path(__file__).parent / name)
+        spec = importlib.util.spec_from_file_location(
+            f"lightning_{Path(name).stem}", Path(__file__).parent / name
+        )
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # for good: libraries that list all callbacks import it
         spec.loader.exec_module(module)

@@ -1,4 +1,6 @@
-"""A program for Lightning, unchanged: trains, saves and goes on. Its arguments: a folder, and epochs."""
+"""A program for Lightning, unchanged: trains, saves and goes on. Its arguments: a folder, and
+epochs.
+"""
 
 import sys
 

@@ -4,9 +4,10 @@
     python plugins/lightning/tests/signatures.py diff      # core's; what differs, one a line
     python plugins/lightning/tests/signatures.py table     # core's
 
-The first writes `data/signatures.json`. The last writes `core_lightning/missing.txt`, which `--explain` reads, and the
-tables of `docs/lightning-differences.md`, from the decisions in `core_lightning/differences.toml`: patterns of what
-differs, each with a reason. `test_signatures.py` fails on a difference without one, and on a pattern of nothing.
+The first writes `data/signatures.json`. The last writes `core_lightning/missing.txt`, which
+`--explain` reads, and the tables of `docs/lightning-differences.md`, from the decisions in
+`core_lightning/differences.toml`: patterns of what differs, each with a reason.
+`test_signatures.py` fails on a difference without one, and on a pattern of nothing.
 """
 
 import ast
@@ -32,22 +33,40 @@ _PARTS = {
     "plugins.precision tuner utilities cli core trainer",
     "fabric": "strategies accelerators loggers plugins plugins.environments utilities wrappers",
 }
-PACKAGES = [name for root, parts in _PARTS.items() for name in (root, *(f"{root}.{part}" for part in parts.split(" ")))]
+PACKAGES = [
+    name
+    for root, parts in _PARTS.items()
+    for name in (root, *(f"{root}.{part}" for part in parts.split(" ")))
+]
 SKIPPED = ("self", "cls")
 
 
-# what a library has ---------------------------------------------------------------------------------------------------
+# what a library has -------------------------------------------------------------------------------
 
 
 def arguments(function):
-    """Names with defaults, in order; those by position; whether any others are taken. None if nobody knows."""
+    """Names with defaults, in order; those by position; whether any others are taken. None if
+    nobody knows.
+    """
     try:
-        parameters = [item for name, item in inspect.signature(function).parameters.items() if name not in SKIPPED]
+        parameters = [
+            item
+            for name, item in inspect.signature(function).parameters.items()
+            if name not in SKIPPED
+        ]
     except (TypeError, ValueError):
         return None
-    named = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
-    defaults = {item.name: "" if item.default is item.empty else shown(item.default) for item in named}
-    return [defaults, [item.name for item in named if item.kind is not item.KEYWORD_ONLY], named != parameters]
+    named = [
+        item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
+    ]
+    defaults = {
+        item.name: "" if item.default is item.empty else shown(item.default) for item in named
+    }
+    return [
+        defaults,
+        [item.name for item in named if item.kind is not item.KEYWORD_ONLY],
+        named != parameters,
+    ]
 
 
 def shown(default):
@@ -62,8 +81,14 @@ def shown(default):
 def attributes(cls):
     """Names that methods of the class assign to `self`."""
     owned = [each for each in cls.__mro__ if each.__module__.startswith(("lightning", "core"))]
-    nodes = [node for each in owned for node in ast.walk(source(each)) if isinstance(node, ast.Attribute)]
-    assigned = {node.attr for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    nodes = [
+        node for each in owned for node in ast.walk(source(each)) if isinstance(node, ast.Attribute)
+    ]
+    assigned = {
+        node.attr
+        for node in nodes
+        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
     return {name for name in assigned if not name.startswith("_")}
 
 
@@ -86,13 +111,17 @@ def member(cls, name):
 def public(module):
     for name in getattr(module, "__all__", dir(module)):
         thing = getattr(module, name)
-        is_own = hasattr(module, "__all__") or str(getattr(thing, "__module__", "")).startswith("lightning")
+        is_own = hasattr(module, "__all__") or str(getattr(thing, "__module__", "")).startswith(
+            "lightning"
+        )
         if not name.startswith("_") and not inspect.ismodule(thing) and is_own:
             yield name, thing
 
 
 def record():
-    """Lightning's things, each once: its names, arguments, bases, and members that no base has in the same form."""
+    """Lightning's things, each once: its names, arguments, bases, and members that no base has in
+    the same form.
+    """
     things = {}
     for package in PACKAGES:
         for name, thing in public(importlib.import_module(f"lightning.{package}")):
@@ -124,7 +153,7 @@ def described(thing, names, first):
     return found
 
 
-# what differs ---------------------------------------------------------------------------------------------------------
+# what differs -------------------------------------------------------------------------------------
 
 
 def compared(what, theirs, ours):
@@ -132,7 +161,9 @@ def compared(what, theirs, ours):
     if theirs is None or ours is None:
         return
     (defaults, order, they_take_more), (own, own_order, is_open) = theirs, ours
-    renamed = {a: b for a, b in zip(order, own_order, strict=False) if a not in own and b not in defaults}
+    renamed = {
+        a: b for a, b in zip(order, own_order, strict=False) if a not in own and b not in defaults
+    }
     for name, default in defaults.items():
         if name in renamed:
             yield f"{what}({name}=): here {renamed[name]}"
@@ -144,14 +175,23 @@ def compared(what, theirs, ours):
     if not is_open and own_order[: len(common)] != common:
         yield f"{what}(): here {', '.join(own_order) or 'by keyword'}"
     for name, default in own.items():
-        if not default and not they_take_more and name not in defaults and name not in renamed.values():
+        if (
+            not default
+            and not they_take_more
+            and name not in defaults
+            and name not in renamed.values()
+        ):
             yield f"{what}({name}): needed"
 
 
 def differences(theirs):
-    """What core-lightning has otherwise than the record of Lightning says, one a line; once for a class and a base."""
+    """What core-lightning has otherwise than the record of Lightning says, one a line; once for a
+    class and a base.
+    """
     by_name = {each["names"][0]: each for each in theirs}
-    found = {name: set(of_class(name, each, by_name)) for name, each in by_name.items() if "has" in each}
+    found = {
+        name: set(of_class(name, each, by_name)) for name, each in by_name.items() if "has" in each
+    }
     for name, each in by_name.items():
         said = {line for base in each.get("bases", ()) for line in found.get(base, ())}
         yield from (alias for alias in each["names"] if looked_up(alias) is None)
@@ -159,7 +199,9 @@ def differences(theirs):
         if is_stand_in(ours):
             yield f"{name}: refused"
         elif ours is not None:
-            yield from compared(name, each.get("takes"), arguments(ours.__init__ if "has" in each else ours))
+            yield from compared(
+                name, each.get("takes"), arguments(ours.__init__ if "has" in each else ours)
+            )
             yield from sorted(f"{name}.{line}" for line in found.get(name, set()) - said)
 
 
@@ -177,9 +219,11 @@ def of_class(name, thing, by_name):
     ours = looked_up(name)
     if ours is None or is_stand_in(ours):
         return
-    has = {item: form for base in reversed(thing["bases"]) for item, form in by_name[base]["has"].items()} | thing[
-        "has"
-    ]
+    has = {
+        item: form
+        for base in reversed(thing["bases"])
+        for item, form in by_name[base]["has"].items()
+    } | thing["has"]
     own = attributes(ours)
     for item, form in has.items():
         if not hasattr(ours, item) and item not in own:
@@ -194,7 +238,7 @@ def of_class(name, thing, by_name):
             yield f"{item} = ..."
 
 
-# the page -------------------------------------------------------------------------------------------------------------
+# the page -----------------------------------------------------------------------------------------
 
 
 def decided(found, decisions):
@@ -202,7 +246,10 @@ def decided(found, decisions):
     by_decision = {}
     for line in found:
         matching = (
-            index for index, each in enumerate(decisions) for pattern in each["what"] if fnmatchcase(line, pattern)
+            index
+            for index, each in enumerate(decisions)
+            for pattern in each["what"]
+            if fnmatchcase(line, pattern)
         )
         by_decision.setdefault(next(matching, None), []).append(line)
     return by_decision
@@ -215,7 +262,13 @@ def tables(found, config):
         what = ", ".join(f"`{pattern.removeprefix('pytorch.')}`" for pattern in each["what"])
         rows.append(f"| {what} ({len(lines)}) | {each['here']} | {each['why']} |")
     rows += ["", "| Lightning | core-lightning | why |", "| --- | --- | --- |"]
-    return [*rows, *(f"| {each['lightning']} | {each['here']} | {each['why']} |" for each in config["behaviour"])]
+    return [
+        *rows,
+        *(
+            f"| {each['lightning']} | {each['here']} | {each['why']} |"
+            for each in config["behaviour"]
+        ),
+    ]
 
 
 def written(page, rows):
@@ -240,7 +293,9 @@ def main(action):
         print(*found, sep="\n")
         return
     MISSING.write_text("\n".join(found) + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), tables(found, config)), encoding="utf-8")
+    PAGE.write_text(
+        written(PAGE.read_text(encoding="utf-8"), tables(found, config)), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ QUIET = {
     "enable_checkpointing": False,
     "num_sanity_val_steps": 0,
 }
-DATA = (torch.randn(8, 4, generator=torch.Generator().manual_seed(0)) * 64).round() / 64  # alike on every processor
+# alike on every processor
+DATA = (torch.randn(8, 4, generator=torch.Generator().manual_seed(0)) * 64).round() / 64
 
 
 def load(batch_size=2):
@@ -33,7 +34,8 @@ class Net(pl.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        # In float64: the norm of two samples makes much of the last bit, which differs between processors.
+        # In float64: the norm of two samples makes much of the last bit, which differs between
+        # processors.
         self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
         self.seen = []
 
@@ -84,13 +86,20 @@ class Rising(Plain):
 
 
 def scheduled(kind=StepLR, **options):
-    """A net that learns nothing, with a scheduler that halves the rate when it steps; `options` say more of it."""
+    """A net that learns nothing, with a scheduler that halves the rate when it steps; `options` say
+    more of it.
+    """
 
     class Scheduled(Plain):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            arguments = {"step_size": 1, "gamma": 0.5} if kind is StepLR else {"factor": 0.5, "patience": 0}
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": kind(optimizer, **arguments), **options}}
+            arguments = (
+                {"step_size": 1, "gamma": 0.5} if kind is StepLR else {"factor": 0.5, "patience": 0}
+            )
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": kind(optimizer, **arguments), **options},
+            }
 
         def on_train_batch_start(self, batch, batch_idx):
             self.seen.append(self.optimizers().param_groups[0]["lr"])
@@ -130,7 +139,9 @@ def fit(net, val=True, train=None, ckpt_path=None, **options):
     trainer = make_trainer(**{"max_epochs": 2, "limit_val_batches": None if val else 0, **options})
     torch.manual_seed(1)
     with contextlib.redirect_stdout(io.StringIO()):
-        trainer.fit(net, load() if train is None else train, load() if val else None, ckpt_path=ckpt_path)
+        trainer.fit(
+            net, load() if train is None else train, load() if val else None, ckpt_path=ckpt_path
+        )
     return trainer
 
 
@@ -139,4 +150,9 @@ def rounded(metrics):
 
 
 def total(module):
-    return round(math.fsum(each.detach().double().abs().sum().item() for each in module.state_dict().values()), 4)
+    return round(
+        math.fsum(
+            each.detach().double().abs().sum().item() for each in module.state_dict().values()
+        ),
+        4,
+    )

@@ -1,4 +1,6 @@
-"""Accelerators under Lightning's names: a program's own in Lightning's form, and core's with Lightning's methods."""
+"""Accelerators under Lightning's names: a program's own in Lightning's form, and core's with
+Lightning's methods.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,11 @@ def own(installed):
 def test_a_programs_own_trains(lit, own, devices):
     accelerator = own()
     trainer = lit.fit(lit.Plain(), accelerator=accelerator, devices=devices)
-    assert (trainer.accelerator, accelerator.name, accelerator.name()) == (accelerator, "own", "own")
+    assert (trainer.accelerator, accelerator.name, accelerator.name()) == (
+        accelerator,
+        "own",
+        "own",
+    )
     assert [one for one in own.told if one[0] == "trainer"] == [("trainer", trainer)]
     assert ("device", torch.device("cpu")) in own.told
     assert own.told[-1] == ("teardown",)
@@ -77,7 +83,9 @@ def test_devices_that_are_no_indices_are_an_error(lit, own):
         def parse_devices(devices):
             return "own:0"
 
-    with pytest.raises(core.ConfigurationError, match=r"Odd.parse_devices\(1\) returned 'own:0'. Expected indices"):
+    with pytest.raises(
+        core.ConfigurationError, match=r"Odd.parse_devices\(1\) returned 'own:0'. Expected indices"
+    ):
         lit.make_trainer(accelerator=Odd())
 
 

@@ -1,4 +1,6 @@
-"""Objects in checkpoints: those of classes that somebody has allowed come back, and nothing else is executed."""
+"""Objects in checkpoints: those of classes that somebody has allowed come back, and nothing else is
+executed.
+"""
 
 import dataclasses
 import enum
@@ -43,7 +45,9 @@ def their_package(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     values = ("their_objects:Settings", "their_objects")
     found = [metadata.EntryPoint(value, value, allowed_objects.GROUP) for value in values]
-    monkeypatch.setattr(metadata, "entry_points", lambda group: found if group == allowed_objects.GROUP else [])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: found if group == allowed_objects.GROUP else []
+    )
     allowed = allowed_objects._allowed
     allowed.cache_clear()
     yield module
@@ -61,7 +65,9 @@ def make(lit):
 
 
 def settings():
-    return Settings(Kind.A, np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(["a", None], object))
+    return Settings(
+        Kind.A, np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(["a", None], object)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:on_save_checkpoint of Hooked adds 'runs'")
@@ -74,7 +80,10 @@ def test_objects_of_allowed_classes_come_back(lit, their_package):
                 checkpoint["runs"] = Runs()
 
             def on_load_checkpoint(self, checkpoint):
-                self.found = checkpoint["extra"]["settings"], checkpoint["hyper_parameters"]["settings"]
+                self.found = (
+                    checkpoint["extra"]["settings"],
+                    checkpoint["hyper_parameters"]["settings"],
+                )
                 assert isinstance(checkpoint["empty"], torch.nn.ModuleList)
                 assert KEY not in checkpoint
                 assert "runs" not in checkpoint
@@ -99,20 +108,30 @@ def test_objects_of_allowed_classes_come_back(lit, their_package):
 
 def test_a_class_that_nobody_has_allowed_is_left_out_and_named(lit):
     net = make(lit)(1, torch.nn.MSELoss(), torch.nn.Linear(1, 1))
-    with pytest.warns(UserWarning, match=r"'other' \(of torch.nn.modules.linear.Linear\) of Net are objects"):
+    with pytest.warns(
+        UserWarning, match=r"'other' \(of torch.nn.modules.linear.Linear\) of Net are objects"
+    ):
         note_objects(net, [])
     lit.fit(net).save_checkpoint("last.ckpt")
     found = make(lit).load_from_checkpoint("last.ckpt").hparams
     assert (found.keys(), found.other) == ({"settings", "loss", "other"}, None)
     assert refusal(Runs()) == "builtins.exec"
-    assert "numpy.dtype" in refusal(np.zeros(1, [("field", "f4")])), "no form of ours, and NumPy's isn't taken"
+    assert "numpy.dtype" in refusal(np.zeros(1, [("field", "f4")])), (
+        "no form of ours, and NumPy's isn't taken"
+    )
     assert "lambda" in refusal(lambda: None)
 
 
-def test_what_was_allowed_where_it_was_written_need_not_be_where_it_is_read(their_package, monkeypatch):
+def test_what_was_allowed_where_it_was_written_need_not_be_where_it_is_read(
+    their_package, monkeypatch
+):
     content = to_bytes(settings())
-    monkeypatch.setattr(allowed_objects, "_allowed", lambda: {"core_lightning.allowed_objects:make_array"})
-    with pytest.raises(RefusedClassError, match=r"their_objects.Kind, their_objects.Settings aren't allowed"):
+    monkeypatch.setattr(
+        allowed_objects, "_allowed", lambda: {"core_lightning.allowed_objects:make_array"}
+    )
+    with pytest.raises(
+        RefusedClassError, match=r"their_objects.Kind, their_objects.Settings aren't allowed"
+    ):
         from_bytes(content)
     with torch.serialization.safe_globals([Kind, Settings]):
         assert from_bytes(content).kind is Kind.A, "as a program allows it by torch's own function"

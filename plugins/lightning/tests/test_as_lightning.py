@@ -1,4 +1,6 @@
-"""Programs that count on what Lightning does, with what Lightning 2.6.6 and torch 2.13.0 gave for them."""
+"""Programs that count on what Lightning does, with what Lightning 2.6.6 and torch 2.13.0 gave for
+them.
+"""
 
 import copy
 
@@ -14,7 +16,12 @@ def test_fabric_shuffles_as_under_lightning_on_one_device(installed):
     fabric = installed("lightning.fabric").Fabric(accelerator="cpu", devices=1)
     torch.manual_seed(1)
     loader = fabric.setup_dataloaders(DataLoader(torch.arange(6), batch_size=3, shuffle=True))
-    assert [batch.tolist() for _ in range(2) for batch in loader] == [[0, 1, 4], [3, 2, 5], [4, 2, 0], [5, 1, 3]]
+    assert [batch.tolist() for _ in range(2) for batch in loader] == [
+        [0, 1, 4],
+        [3, 2, 5],
+        [4, 2, 0],
+        [5, 1, 3],
+    ]
 
 
 def test_a_checkpoints_epoch_is_the_one_that_runs_until_its_last_hooks_are_through(lit):
@@ -28,10 +35,16 @@ def test_a_checkpoints_epoch_is_the_one_that_runs_until_its_last_hooks_are_throu
     trainer = lit.fit(lit.Plain(), callbacks=[Saving()], val=False, enable_checkpointing=True)
     trainer.save_checkpoint("after.ckpt")
     names = {"start0": 0, "end0": 0, "start1": 1, "end1": 1, "after": 2}
-    paths = {trainer.checkpoint_callback.best_model_path: 1, **{f"{name}.ckpt": epoch for name, epoch in names.items()}}
+    paths = {
+        trainer.checkpoint_callback.best_model_path: 1,
+        **{f"{name}.ckpt": epoch for name, epoch in names.items()},
+    }
     for path, epoch in paths.items():
         saved = torch.load(path, weights_only=True)
-        assert (saved["epoch"], saved["loops"]["fit_loop"]["epoch_progress"]["total"]["completed"]) == (epoch, epoch)
+        assert (
+            saved["epoch"],
+            saved["loops"]["fit_loop"]["epoch_progress"]["total"]["completed"],
+        ) == (epoch, epoch)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +59,9 @@ def test_prediction_writers_know_the_indices_on_one_device(lit, interval, told):
     found = []
 
     class Writer(lit.pl.callbacks.BasePredictionWriter):
-        def write_on_batch_end(self, trainer, module, prediction, batch_indices, batch, batch_idx, dataloader_idx):
+        def write_on_batch_end(
+            self, trainer, module, prediction, batch_indices, batch, batch_idx, dataloader_idx
+        ):
             found.append(batch_indices)
 
         def write_on_epoch_end(self, trainer, module, predictions, batch_indices):
@@ -55,7 +70,10 @@ def test_prediction_writers_know_the_indices_on_one_device(lit, interval, told):
     writer = Writer(interval)
     assert len(lit.make_trainer(callbacks=[writer]).predict(lit.Plain(), lit.load(3))) == 3
     assert found == told
-    assert (writer.interval.on_batch, writer.interval.on_epoch) == ("batch" in interval, "epoch" in interval)
+    assert (writer.interval.on_batch, writer.interval.on_epoch) == (
+        "batch" in interval,
+        "epoch" in interval,
+    )
 
 
 def test_the_callbacks_are_the_users_and_the_defaults(lit):
@@ -84,8 +102,12 @@ def test_the_wrapper_is_in_evaluation_mode_while_the_module_is(lit):
 def test_a_weight_that_a_step_uses_twice_adds_up_its_gradients_in_float32(lit):
     net, gradients = lit.Plain(), []
     small = 2.0**-9  # too small to change 1 in bfloat16
-    net.training_step = lambda *_: sum(net.layers(torch.full((1, 4), size)).sum() for size in (1.0, small))
-    net.on_before_optimizer_step = lambda optimizer: gradients.append(float(net.layers.weight.grad[0, 0]))
+    net.training_step = lambda *_: sum(
+        net.layers(torch.full((1, 4), size)).sum() for size in (1.0, small)
+    )
+    net.on_before_optimizer_step = lambda optimizer: gradients.append(
+        float(net.layers.weight.grad[0, 0])
+    )
     lit.fit(net, max_steps=1, precision="bf16-mixed", val=False)
     assert gradients == [1 + small]
 
@@ -103,9 +125,13 @@ def test_loaders_that_are_made_for_each_epoch_draw_as_often(lit):
     net, drawn = lit.Plain(), []
     net.train_dataloader = net.val_dataloader = lambda: lit.load(4)
     net.on_train_epoch_end = lambda: drawn.append(int(torch.randint(1000, ())))
-    net.on_train_epoch_start = lambda: drawn.append(int(torch.randint(1000, ()))) if net.current_epoch else None
+    net.on_train_epoch_start = lambda: (
+        drawn.append(int(torch.randint(1000, ()))) if net.current_epoch else None
+    )
     torch.manual_seed(1)
-    lit.make_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=2).fit(net)
+    lit.make_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=2).fit(
+        net
+    )
     assert drawn == [263, 341, 516, 340, 750]
 
 
@@ -116,7 +142,12 @@ def test_a_module_finds_under_fabric_what_it_asks_a_trainer_for(installed, lit, 
     net.on_train_epoch_end = ended.append
     assert (net.fabric, net.logger) == (None, None)
     model, optimizer = fabric.setup(net, net.configure_optimizers())
-    assert (net.fabric, net.trainer, model.logger, list(net.loggers)) == (fabric, fabric, csv, [csv])
+    assert (net.fabric, net.trainer, model.logger, list(net.loggers)) == (
+        fabric,
+        fabric,
+        csv,
+        [csv],
+    )
     assert net.optimizers() is optimizer
     before = net.layers.weight.detach().clone()
     net.manual_backward(model.training_step(next(iter(lit.load())), 0))
@@ -135,6 +166,8 @@ def test_a_module_finds_under_fabric_what_it_asks_a_trainer_for(installed, lit, 
 def test_a_module_belongs_to_whom_it_was_given_last(installed, lit):
     net, found = lit.Plain(), []
     installed("lightning.fabric").Fabric(accelerator="cpu", devices=1).setup(net)
-    net.on_train_start = lambda: found.append((net.fabric, net.trainer, net.optimizers().param_groups[0]["lr"]))
+    net.on_train_start = lambda: found.append(
+        (net.fabric, net.trainer, net.optimizers().param_groups[0]["lr"])
+    )
     trainer = lit.fit(net, max_steps=1)
     assert found == [(None, trainer, 0.1)]

@@ -1,4 +1,6 @@
-"""The demos' models, with the weights that Lightning 2.6.6 and torch 2.13.0 gave for the same seeds on a CPU."""
+"""The demos' models, with the weights that Lightning 2.6.6 and torch 2.13.0 gave for the same seeds
+on a CPU.
+"""
 
 import sys
 
@@ -19,12 +21,19 @@ def close(found, expected):
 
 @pytest.mark.parametrize("sanity_steps", [2, 0])
 @pytest.mark.parametrize(
-    ("name", "weights"), [("BoringModel", 7.957848420832306), ("ManualOptimBoringModel", 9.687233208213001)]
+    ("name", "weights"),
+    [("BoringModel", 7.957848420832306), ("ManualOptimBoringModel", 9.687233208213001)],
 )
-def test_random_loaders_of_a_module_are_made_in_lightnings_order(lit, boring, name, weights, sanity_steps):
+def test_random_loaders_of_a_module_are_made_in_lightnings_order(
+    lit, boring, name, weights, sanity_steps
+):
     torch.manual_seed(1)
     module = getattr(boring, name)()
-    limits = {"limit_train_batches": 3, "limit_val_batches": 2, "num_sanity_val_steps": sanity_steps}
+    limits = {
+        "limit_train_batches": 3,
+        "limit_val_batches": 2,
+        "num_sanity_val_steps": sanity_steps,
+    }
     lit.make_trainer(max_epochs=2, **limits).fit(module)
     close(total(module), weights)
     assert {"train_dataloader", "val_dataloader"} & module.__dict__.keys() == set()
@@ -62,7 +71,11 @@ def test_data_modules_give_lightnings_weights(lit, boring):
             8.39452307857573,
             [8.944963235793693, 8.39452307857573],
         ),
-        ({"decay": 0.5, "update_starting_at_step": 5, "update_starting_at_epoch": 0}, 7.957058142637834, None),
+        (
+            {"decay": 0.5, "update_starting_at_step": 5, "update_starting_at_epoch": 0},
+            7.957058142637834,
+            None,
+        ),
     ],
 )
 def test_the_exponential_average_is_lightnings(lit, boring, options, weights, validated):
@@ -75,7 +88,9 @@ def test_the_exponential_average_is_lightnings(lit, boring, options, weights, va
     torch.manual_seed(1)
     module = Net()
     average = lit.pl.callbacks.EMAWeightAveraging(**options)
-    lit.make_trainer(max_epochs=2, callbacks=[average], limit_train_batches=5, limit_val_batches=1).fit(module)
+    lit.make_trainer(
+        max_epochs=2, callbacks=[average], limit_train_batches=5, limit_val_batches=1
+    ).fit(module)
     close(total(module), weights)
     assert validated is None or seen == pytest.approx(validated, rel=1e-6)
 
@@ -88,7 +103,9 @@ def test_the_network_of_the_bug_report_is_lightnings(boring):
 def test_what_is_in_another_package_says_so(installed, monkeypatch):
     monkeypatch.setitem(sys.modules, "core_lightning_demos", None)
     monkeypatch.delitem(sys.modules, "core_lightning_demos.lstm", raising=False)
-    with pytest.raises(ModuleNotFoundError, match="SimpleLSTM is in the package core-lightning-demos: `pip install"):
+    with pytest.raises(
+        ModuleNotFoundError, match="SimpleLSTM is in the package core-lightning-demos: `pip install"
+    ):
         _ = installed("lightning.pytorch.demos.lstm").SimpleLSTM
 
 

@@ -67,6 +67,8 @@ def test_a_program_gets_the_verdict_that_it_has_shown(tmp_path, name):
 )
 def test_core_run_reports_and_runs_nothing(tmp_path, monkeypatch, options, code, said):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("from lightning.pytorch import Trainer\nraise SystemExit(7)\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        "from lightning.pytorch import Trainer\nraise SystemExit(7)\n", encoding="utf-8"
+    )
     done = CliRunner().invoke(command, ["run", *options, "train.py"])
     assert (done.exit_code, said in done.output) == (code, True), done.output

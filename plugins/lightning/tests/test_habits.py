@@ -1,4 +1,6 @@
-"""Habits of programs for Lightning, each of which ended in an error. What is expected is what Lightning does."""
+"""Habits of programs for Lightning, each of which ended in an error. What is expected is what
+Lightning does.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -28,10 +30,13 @@ def test_a_callback_without_a_state_no_logs_and_a_summary_of_its_own(lit, capsys
             return None
 
     callbacks = [Stateless(), lit.pl.callbacks.ModelSummary()]
-    trainer = lit.make_trainer(log_every_n_steps=0, callbacks=callbacks, max_epochs=1, enable_checkpointing=True)
+    trainer = lit.make_trainer(
+        log_every_n_steps=0, callbacks=callbacks, max_epochs=1, enable_checkpointing=True
+    )
     trainer.fit(lit.Plain(), lit.load(), lit.load())
     assert Path(trainer.checkpoint_callback.best_model_path).exists()
-    trainer.test(lit.Plain(), lit.load(), ckpt_path="best", verbose=False)  # without a monitor the newest
+    # without a monitor the newest
+    trainer.test(lit.Plain(), lit.load(), ckpt_path="best", verbose=False)
     assert "trainable parameters" in capsys.readouterr().out
 
 
@@ -41,7 +46,9 @@ def test_loaders_that_were_passed_are_read_again_where_reloading_was_asked_for(l
 
 @pytest.mark.filterwarnings("ignore:precision='16-mixed' is bf16-mixed")
 def test_fabric_takes_optimizers_before_their_module_and_float16_on_a_cpu(installed):
-    fabric = installed("lightning.fabric").Fabric(accelerator="cpu", devices=1, precision="16-mixed")
+    fabric = installed("lightning.fabric").Fabric(
+        accelerator="cpu", devices=1, precision="16-mixed"
+    )
     assert fabric.strategy.precision_plugin.name == "bf16-mixed"
     module = torch.nn.Linear(2, 1, bias=False)
     before = module.weight.detach().clone()
@@ -52,7 +59,9 @@ def test_fabric_takes_optimizers_before_their_module_and_float16_on_a_cpu(instal
     torch.testing.assert_close(module.weight.detach(), before - 0.5)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard"
+)
 def test_logs_go_to_tensorboard_unless_it_is_not_installed(lit, monkeypatch):
     trainer = lit.make_trainer(logger=True)
     assert type(trainer.logger).__name__ == "TensorBoardLogger"
@@ -70,4 +79,6 @@ def test_rows_are_written_through_the_experiment(installed, tmp_path):
     logger = installed("lightning.pytorch.loggers").CSVLogger(tmp_path)
     logger.experiment.log_metrics({"a": 1.5}, step=3)
     logger.experiment.save()
-    assert (tmp_path / "lightning_logs/version_0/metrics.csv").read_text(encoding="utf-8") == "step,a\n3,1.5\n"
+    assert (tmp_path / "lightning_logs/version_0/metrics.csv").read_text(
+        encoding="utf-8"
+    ) == "step,a\n3,1.5\n"

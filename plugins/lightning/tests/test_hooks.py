@@ -1,4 +1,6 @@
-"""Hooks that get from Lightning what core's don't: a whole checkpoint, and a say in the mode of a module's parts."""
+"""Hooks that get from Lightning what core's don't: a whole checkpoint, and a say in the mode of a
+module's parts.
+"""
 
 import io
 
@@ -46,7 +48,9 @@ def make_net(lit):
 
 def test_a_whole_checkpoint_is_given_and_what_a_hook_makes_of_it_is_saved(lit):
     net = make_net(lit)()
-    with pytest.warns(UserWarning, match=r"adds 'thing' \(of [\w.]+Secret\), 'secret' \(of [\w.]+Secret\)"):
+    with pytest.warns(
+        UserWarning, match=r"adds 'thing' \(of [\w.]+Secret\), 'secret' \(of [\w.]+Secret\)"
+    ):
         lit.fit(net, max_epochs=1).save_checkpoint("last.ckpt")
     saved = torch.load("last.ckpt", weights_only=True)
     assert (saved["steps"], saved["global_step"]) == (4, 4)
@@ -65,7 +69,8 @@ def test_a_program_that_is_trusted_keeps_its_objects(lit, monkeypatch, request):
     load_prelude("lightning-trusted")()
     net = make_net(lit)()
     lit.fit(net, max_epochs=1).save_checkpoint("last.ckpt")
-    assert "secret" not in torch.load("last.ckpt", weights_only=True)  # all that isn't plain is bytes
+    # all that isn't plain is bytes
+    assert "secret" not in torch.load("last.ckpt", weights_only=True)
     own_read = torch.load("last.ckpt", weights_only=False)
     assert isinstance(own_read["secret"], Secret)
     assert own_read["hyper_parameters"] == {"width": 2, "extra": 5, "thing": own_read["secret"]}
@@ -97,10 +102,13 @@ class Drawing:
 
 
 @pytest.mark.parametrize(
-    ("sanity_steps", "recorded"), [(0, [6, 8, 10, 12, 15, 18, 21]), (1, [5, 5, 7, 9, 11, 14, 17, 20])]
+    ("sanity_steps", "recorded"),
+    [(0, [6, 8, 10, 12, 15, 18, 21]), (1, [5, 5, 7, 9, 11, 14, 17, 20])],
 )
 def test_what_draws_when_it_is_asked_is_asked_as_often_as_by_lightning(lit, sanity_steps, recorded):
-    """By each step, as many numbers were drawn as under Lightning 2.6.6, where these were counted."""
+    """By each step, as many numbers were drawn as under Lightning 2.6.6, where these were
+    counted.
+    """
 
     class Net(lit.Plain):
         @property
@@ -118,7 +126,9 @@ def test_what_draws_when_it_is_asked_is_asked_as_often_as_by_lightning(lit, sani
         test_step = predict_step = validation_step
 
     net = Net()
-    trainer = lit.make_trainer(max_epochs=2, num_sanity_val_steps=sanity_steps, enable_model_summary=True)
+    trainer = lit.make_trainer(
+        max_epochs=2, num_sanity_val_steps=sanity_steps, enable_model_summary=True
+    )
     torch.manual_seed(1)
     stream = [torch.rand(()).item() for _ in range(40)]
     torch.manual_seed(1)

@@ -20,7 +20,12 @@ def test_every_name_leads_somewhere(installed):
         imported = installed(module)
         assert sorted(found) == imported.__all__
         for name in imported.__all__:
-            if name not in ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy", "DDPStrategy"):
+            if name not in (
+                "DeepSpeedStrategy",
+                "FSDPStrategy",
+                "ModelParallelStrategy",
+                "DDPStrategy",
+            ):
                 getattr(imported, name)  # those are of packages that may not be installed
 
 
@@ -37,16 +42,23 @@ def test_the_three_roots_are_one_and_the_classes_are_cores(installed):
 
 
 def test_what_is_not_there_says_where_to_look(installed):
-    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.nothing'; docs/lightning.md says"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"no module 'lightning.pytorch.nothing'; docs/lightning.md says"
+    ):
         installed("lightning.pytorch.nothing")
-    with pytest.raises(AttributeError, match=r"no 'lightning.pytorch.callbacks.Nothing'; docs/lightning.md"):
+    with pytest.raises(
+        AttributeError, match=r"no 'lightning.pytorch.callbacks.Nothing'; docs/lightning.md"
+    ):
         _ = installed("lightning.pytorch.callbacks").Nothing
 
 
 def test_what_has_no_counterpart_can_be_imported_and_says_so_when_it_is_made(installed):
     kind = installed("lightning.pytorch.callbacks").SpikeDetection
     own = type("Own", (kind,), {})
-    with pytest.raises(core.ConfigurationError, match=r"Own: SpikeDetection is not on core. EarlyStopping\(check_fin"):
+    with pytest.raises(
+        core.ConfigurationError,
+        match=r"Own: SpikeDetection is not on core. EarlyStopping\(check_fin",
+    ):
         own(window=3)
 
 
@@ -58,15 +70,19 @@ def test_lightning_that_was_imported_before_is_left_alone(monkeypatch):
 
 
 def test_nothing_is_in_the_way_before_install_is_called():
-    """In a new interpreter: neither the package nor its import takes a name or imports torch; nothing draws later."""
+    """In a new interpreter: neither the package nor its import takes a name or imports torch;
+    nothing draws later.
+    """
     check = (
         "import sys, core_lightning, importlib.util as u; "
         "print([n for n in ('lightning', 'pytorch_lightning', 'torch') if n in sys.modules], "
         "len([f for f in sys.meta_path if 'core_lightning' in type(f).__module__])); "
-        "core_lightning.install(); import random; random.seed(0); import rich.style; print(random.random())"
+        "core_lightning.install(); import random; random.seed(0); import rich.style; "
+        "print(random.random())"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "0", "0.8444218515250481"]  # what a seed is followed by, also with rich
+    # what a seed is followed by, also with rich
+    assert done.stdout.split() == ["[]", "0", "0.8444218515250481"]
 
 
 def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_path):
@@ -75,17 +91,29 @@ def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_pa
     summary = summarize(module, max_depth=1)
     assert (summary.layer_names, summary.param_nums) == (["0", "1"], [9, 4])
     assert (summary.total_parameters, summary.trainable_parameters) == (13, 9)
-    assert str(summary).splitlines()[1:] == ["0     Linear  9", "1     Linear  4", "9 of 13 parameters are trained"]
-    assert installed("lightning.fabric.utilities.cloud_io").get_filesystem(tmp_path).isdir(str(tmp_path))
+    assert str(summary).splitlines()[1:] == [
+        "0     Linear  9",
+        "1     Linear  4",
+        "9 of 13 parameters are trained",
+    ]
+    assert (
+        installed("lightning.fabric.utilities.cloud_io")
+        .get_filesystem(tmp_path)
+        .isdir(str(tmp_path))
+    )
 
 
 def test_a_difference_is_told_once_and_at_the_line_that_meets_it():
-    with pytest.warns(UserWarning, match="Another order. See docs/coming-from-lightning.md.") as told:
+    with pytest.warns(
+        UserWarning, match="Another order. See docs/coming-from-lightning.md."
+    ) as told:
         list(map(differences.note, ["Another order."] * 2))
     assert [each.filename for each in told] == [__file__]
 
 
-def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(installed, monkeypatch):
+def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(
+    installed, monkeypatch
+):
     loggers = installed("lightning.pytorch.loggers")
     monkeypatch.setattr("core_lightning.service_loggers.find_spec", lambda name: None)
     with pytest.raises(core.ConfigurationError, match="tensorboard") as missing:
@@ -93,7 +121,9 @@ def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_li
     assert isinstance(missing.value, ModuleNotFoundError)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard"
+)
 def test_the_tensorboard_logger_takes_lightnings_arguments(installed, tmp_path):
     kind = installed("lightning.pytorch.loggers").TensorBoardLogger
     logger = kind(tmp_path, log_graph=False, default_hp_metric=False, prefix="run", flush_secs=1)
@@ -111,7 +141,9 @@ def test_the_name_of_a_checkpoint_is_lightnings(installed):
     named = kind("/x", "{epoch:02d}-{val_loss:.2f}-{missing:d}")
     values = {"epoch": 3, "val_loss": torch.tensor(0.1234)}
     assert named.format_checkpoint_name(values) == "/x/epoch=03-val_loss=0.12-missing=0.ckpt"
-    assert named.format_checkpoint_name(values, "{epoch}", ver=2, prefix="p") == "/x/p-epoch=3-v2.ckpt"
+    assert (
+        named.format_checkpoint_name(values, "{epoch}", ver=2, prefix="p") == "/x/p-epoch=3-v2.ckpt"
+    )
     bare = kind(filename="a/{epoch}_{step}", auto_insert_metric_name=False)
     assert bare.format_checkpoint_name({"epoch": 1, "step": 2}) == "a/1_2.ckpt"
 
@@ -119,11 +151,13 @@ def test_the_name_of_a_checkpoint_is_lightnings(installed):
 def test_what_rank_zero_says_is_heard(tmp_path):
     """In a new interpreter: pytest has handlers of its own."""
     program = (
-        "import core_lightning; core_lightning.install(); from lightning.pytorch.utilities import *; "
-        "rank_zero_info('heard'); import logging; logging.getLogger('lightning.fabric').setLevel(logging.ERROR); "
-        "rank_zero_info('unheard')"
+        "import core_lightning; core_lightning.install(); from lightning.pytorch.utilities import "
+        "*; rank_zero_info('heard'); import logging; "
+        "logging.getLogger('lightning.fabric').setLevel(logging.ERROR); rank_zero_info('unheard')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stderr == "heard\n"
 
 
@@ -140,7 +174,9 @@ def test_norms_of_gradients_in_parts_are_those_of_all_parts():
         def full_tensor(self):
             return torch.tensor(4.0)
 
-    parted = types.SimpleNamespace(grad=types.SimpleNamespace(data=types.SimpleNamespace(norm=lambda power: Partial())))
+    parted = types.SimpleNamespace(
+        grad=types.SimpleNamespace(data=types.SimpleNamespace(norm=lambda power: Partial()))
+    )
     whole = types.SimpleNamespace(grad=torch.tensor([3.0]))
     module = types.SimpleNamespace(named_parameters=lambda: [("parted", parted), ("whole", whole)])
     norms = grad_norm(module, 2)

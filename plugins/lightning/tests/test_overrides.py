@@ -14,8 +14,12 @@ import core
     ],
 )
 def test_a_subclass_is_refused_by_the_name_of_the_method(pl, base, name, way):
-    with pytest.warns(UserWarning, match=f"Own{base}{name} overrides {name}, which nothing calls here"):
-        own = type(f"Own{base}{name}", (getattr(pl.callbacks, base),), {name: lambda self, *_: None})
+    with pytest.warns(
+        UserWarning, match=f"Own{base}{name} overrides {name}, which nothing calls here"
+    ):
+        own = type(
+            f"Own{base}{name}", (getattr(pl.callbacks, base),), {name: lambda self, *_: None}
+        )
     with pytest.raises(core.ConfigurationError, match=way):
         own()
 

@@ -1,4 +1,6 @@
-"""Throughput, collectives, hyperparameters and exports, for loops of a program's own. Figures are Lightning's."""
+"""Throughput, collectives, hyperparameters and exports, for loops of a program's own. Figures are
+Lightning's.
+"""
 
 import argparse
 
@@ -12,7 +14,9 @@ def test_throughput_is_of_the_window_and_of_all_devices(installed):
     utilities = installed("lightning.fabric.utilities")
     throughput = utilities.Throughput(available_flops=50.0, world_size=2, window_size=3)
     for step in range(1, 5):
-        throughput.update(time=step * 2.0, batches=step, samples=step * 4, lengths=step * 40, flops=10)
+        throughput.update(
+            time=step * 2.0, batches=step, samples=step * 4, lengths=step * 40, flops=10
+        )
     assert throughput.compute() == {
         "time": 8.0,
         "batches": 4,
@@ -103,7 +107,11 @@ def test_hyperparameters_as_loggers_take_them(installed):
     nested = {"a": {"b": 1}, "c": [{"d": 2}], "e": [1, 2], "f": argparse.Namespace(g=3)}
     assert logger._flatten_dict(nested) == {"a/b": 1, "c/0/d": 2, "e": [1, 2], "f/g": 3}
     assert logger._convert_params(None) == {}
-    assert logger._sanitize_callable_params({"a": dict, "b": lambda: 3, "c": 4}) == {"a": "dict", "b": 3, "c": 4}
+    assert logger._sanitize_callable_params({"a": dict, "b": lambda: 3, "c": 4}) == {
+        "a": "dict",
+        "b": 3,
+        "c": 4,
+    }
     assert logger._sanitize_params({"a": [1], "b": 0.5}) == {"a": "[1]", "b": 0.5}
     assert logger._add_prefix({"a": 1}, "own", "-") == {"own-a": 1}
 
@@ -116,7 +124,9 @@ def test_a_module_becomes_torchscript_before_and_after_it_was_trained(lit, borin
     for _ in range(2):
         model.train().to_torchscript("saved.pt", method=method)
         loaded = torch.jit.load("saved.pt")
-        torch.testing.assert_close(loaded(model.example_input_array), model(model.example_input_array))
+        torch.testing.assert_close(
+            loaded(model.example_input_array), model(model.example_input_array)
+        )
         assert model.training
         lit.make_trainer(max_steps=1).fit(model)
 
@@ -136,7 +146,10 @@ def test_a_trace_needs_an_example(boring):
 )
 def test_early_stopping_names_its_reason(installed, lit, options, reason):
     callbacks = installed("lightning.pytorch.callbacks.early_stopping")
-    stopping, again = callbacks.EarlyStopping("val", **options), callbacks.EarlyStopping("val", **options)
+    stopping, again = (
+        callbacks.EarlyStopping("val", **options),
+        callbacks.EarlyStopping("val", **options),
+    )
     assert stopping.stopping_reason is callbacks.EarlyStoppingReason.NOT_STOPPED
     lit.fit(lit.Rising(), max_epochs=3, callbacks=stopping)
     assert stopping.stopping_reason is callbacks.EarlyStoppingReason[reason]

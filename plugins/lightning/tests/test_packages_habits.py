@@ -54,7 +54,9 @@ def test_ddp_with_a_wrapper_and_shares_of_its_own(lit, strategies):
     assert trainer.world_size == 1
     assert strategies.DDPStrategy().distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
     whole = type("Whole", (strategies.DDPStrategy,), {"configure_ddp": Own.configure_ddp})
-    in_one_process(lambda: lit.fit(lit.Plain(), strategy=whole(process_group_backend="gloo")), ranks=1)
+    in_one_process(
+        lambda: lit.fit(lit.Plain(), strategy=whole(process_group_backend="gloo")), ranks=1
+    )
     assert len(models) == 1
 
 
@@ -74,5 +76,7 @@ def test_parts_that_packages_ask_for(lit, installed, tmp_path):
     assert bars.get_standard_metrics(trainer) == {"v_num": 3}
     assert bars.get_standard_metrics(lit.make_trainer()) == {}
     assert trainer._accelerator_connector._parallel_devices == [torch.device("cpu")]
-    assert issubclass(installed("lightning.pytorch.callbacks.progress.rich_progress").CustomProgress, object)
+    assert issubclass(
+        installed("lightning.pytorch.callbacks.progress.rich_progress").CustomProgress, object
+    )
     assert lit.pl._logger is logging.getLogger("lightning.pytorch")

@@ -16,9 +16,14 @@ def test_precisions_take_lightnings_arguments(installed):
     plugins = installed("lightning.pytorch.plugins")
     mixed = plugins.MixedPrecision("bf16-mixed", "cpu")
     assert (mixed.precision, mixed.dtype, mixed.scaler) == ("bf16-mixed", torch.bfloat16, None)
-    with pytest.raises(core.ConfigurationError, match=r"MixedPrecision\('32'\): expected '16-mixed' or 'bf16-mixed'"):
+    with pytest.raises(
+        core.ConfigurationError,
+        match=r"MixedPrecision\('32'\): expected '16-mixed' or 'bf16-mixed'",
+    ):
         plugins.MixedPrecision("32", "cpu")
-    with pytest.raises(core.ConfigurationError, match=r"HalfPrecision\('16-mixed'\): expected '16-true'"):
+    with pytest.raises(
+        core.ConfigurationError, match=r"HalfPrecision\('16-mixed'\): expected '16-true'"
+    ):
         plugins.HalfPrecision("16-mixed")
 
 
@@ -93,7 +98,9 @@ def test_a_program_for_slurm_runs_outside_of_it(installed, lit, monkeypatch):
 def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
     strategies = installed("lightning.fabric.strategies")
     assert issubclass(strategies.XLAFSDPStrategy, core.Strategy)
-    absent = installed("core_lightning.strategies")._stand_in("SomeStrategy", "pip install core-some")
+    absent = installed("core_lightning.strategies")._stand_in(
+        "SomeStrategy", "pip install core-some"
+    )
     assert not isinstance(core.Strategy, absent)
     with pytest.raises(core.ConfigurationError, match="pip install core-some"):
         absent(devices=2)
@@ -115,7 +122,9 @@ def test_layers_are_synced_while_several_ranks_train(installed, lit):
 
     lit.fit(lit.Plain(), max_epochs=1, plugins=[Own()])
     assert calls == []
-    in_one_process(lambda: lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()]), ranks=1)
+    in_one_process(
+        lambda: lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()]), ranks=1
+    )
     assert calls == ["apply", "revert"]
     other = type("Other", (Own,), {"apply": lambda self, model: nn.Sequential(model)})
     with pytest.raises(core.WorkerError, match=r"Other\.apply returned another module than Plain"):
@@ -164,7 +173,10 @@ def test_helpers_answer_as_lightnings(installed, boring, caplog, capsys):
     tying = installed("lightning.pytorch.utilities.parameter_tying")
     assert tying.find_shared_parameters(shared) == [["a.weight", "b.weight"]]
     shared["b"].weight = nn.Parameter(torch.zeros(2, 2))
-    assert tying.set_shared_parameters(shared, [["a.weight", "b.weight"]])["b"].weight is shared["a"].weight
+    assert (
+        tying.set_shared_parameters(shared, [["a.weight", "b.weight"]])["b"].weight
+        is shared["a"].weight
+    )
     ranks = installed("lightning.pytorch.utilities.rank_zero")
     assert [ranks.rank_prefixed_message("a", rank) for rank in (None, 3)] == ["a", "[rank: 3] a"]
     with caplog.at_level(logging.INFO, "core"):
@@ -175,9 +187,14 @@ def test_helpers_answer_as_lightnings(installed, boring, caplog, capsys):
     memory = installed("lightning.pytorch.utilities.memory")
     assert memory.is_oom_error(RuntimeError("CUDA out of memory."))
     assert not memory.is_oom_error(ValueError("CUDA out of memory."))
-    assert not memory.recursive_detach({"a": [torch.ones(1, requires_grad=True) * 2]})["a"][0].requires_grad
+    assert not memory.recursive_detach({"a": [torch.ones(1, requires_grad=True) * 2]})["a"][
+        0
+    ].requires_grad
     data = installed("lightning.pytorch.utilities.data")
-    assert (data.extract_batch_size({"a": torch.zeros(3, 2)}), data.sized_len(iter(()))) == (3, None)
+    assert (data.extract_batch_size({"a": torch.zeros(3, 2)}), data.sized_len(iter(()))) == (
+        3,
+        None,
+    )
     installed("lightning.pytorch").cli_lightning_logo()
     assert "runs on core" in capsys.readouterr().out
 
@@ -221,9 +238,15 @@ def test_fabrics_wrappers_are_known_and_unwrapped(installed):
 
 @pytest.mark.filterwarnings("ignore:Without has a validation_step")
 def test_packages_ask_for_devices_and_loaders_by_private_names(installed, lit):
-    connector = installed("lightning.pytorch.trainer.connectors.accelerator_connector")._AcceleratorConnector
+    connector = installed(
+        "lightning.pytorch.trainer.connectors.accelerator_connector"
+    )._AcceleratorConnector
     found = connector(accelerator="cpu", devices=2)
-    assert (found._accelerator_flag, found._devices_flag, found._choose_auto_accelerator()) == ("cpu", 2, "cpu")
+    assert (found._accelerator_flag, found._devices_flag, found._choose_auto_accelerator()) == (
+        "cpu",
+        2,
+        "cpu",
+    )
 
     class Without(lit.Plain):
         def on_train_start(self):
@@ -233,7 +256,11 @@ def test_packages_ask_for_devices_and_loaders_by_private_names(installed, lit):
         def val_dataloader(self):
             return lit.load()
 
-    for kind, val, expected in ((With, False, True), (Without, False, False), (Without, True, True)):
+    for kind, val, expected in (
+        (With, False, True),
+        (Without, False, False),
+        (Without, True, True),
+    ):
         net = kind()
         lit.fit(net, val, limit_val_batches=None)
         assert net.seen == [expected]
@@ -246,11 +273,19 @@ def test_checkpoints_stand_alone_in_their_folder(lit):
 
 def test_callbacks_forget_a_fit_before(installed):
     callbacks = installed("lightning.pytorch.callbacks")
-    stopped = {"wait_count": 2, "stopped_epoch": 3, "best_score": torch.tensor(0.1), "stopping_reason": 3}
+    stopped = {
+        "wait_count": 2,
+        "stopped_epoch": 3,
+        "best_score": torch.tensor(0.1),
+        "stopping_reason": 3,
+    }
     for make, state in (
         (lambda: callbacks.EarlyStopping("loss"), stopped),
         (callbacks.WeightAveraging, {"latest_update_step": 5}),
-        (lambda: callbacks.StochasticWeightAveraging(0.1), {"latest_update_epoch": 5, "average": []}),
+        (
+            lambda: callbacks.StochasticWeightAveraging(0.1),
+            {"latest_update_epoch": 5, "average": []},
+        ),
     ):
         callback = make()
         callback.load_state_dict(state)

@@ -1,4 +1,6 @@
-"""A program for Lightning, unchanged, on core: its weights are Lightning's, and each reads the other's checkpoints."""
+"""A program for Lightning, unchanged, on core: its weights are Lightning's, and each reads the
+other's checkpoints.
+"""
 
 import os
 from pathlib import Path
@@ -15,13 +17,19 @@ from core_testing import programs
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "data" / "lightning_2.6.6.ckpt"
-"""A file that Lightning 2.6.6 has saved after two epochs of `program.py`, with torch 2.13.0 on a CPU."""
+"""A file that Lightning 2.6.6 has saved after two epochs of `program.py`, with torch 2.13.0 on a
+CPU.
+"""
 AFTER_FOUR = torch.tensor([[-0.32455283403396606, -0.7549933791160583]])
-"""Lightning's weights after four epochs, of one run, or of two, the second from what core has saved."""
+"""Lightning's weights after four epochs, of one run, or of two, the second from what core has
+saved.
+"""
 SHUFFLED = torch.tensor([[-0.36182284355163574, -0.7486072182655334]])
 """Likewise after two epochs of shuffled data."""
 AS_ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
-"""How far the same program may come to lie from what another kind of processor has recorded: it rounds otherwise."""
+"""How far the same program may come to lie from what another kind of processor has recorded: it
+rounds otherwise.
+"""
 
 pytestmark = pytest.mark.numbers
 
@@ -50,7 +58,9 @@ def test_weights_and_checkpoint_are_lightnings(program, recorded, tmp_path):
 
 
 def test_core_goes_on_from_either(program, recorded, tmp_path):
-    """From Lightning's file, and from its own, of the same form: as an uninterrupted run, and as Lightning's."""
+    """From Lightning's file, and from its own, of the same form: as an uninterrupted run, and as
+    Lightning's.
+    """
     at_once = program.train(tmp_path / "four", 4)[1].layer.weight
     trainer, _ = program.train(tmp_path / "two", 2)
     own = tmp_path / "own.ckpt"
@@ -65,7 +75,9 @@ def test_core_goes_on_from_either(program, recorded, tmp_path):
         assert loaded.hparams == {"width": 2, "lr": 0.05}
 
 
-def test_a_shuffled_run_is_lightnings_also_if_it_is_saved_inside_an_epoch(program, tmp_path, monkeypatch):
+def test_a_shuffled_run_is_lightnings_also_if_it_is_saved_inside_an_epoch(
+    program, tmp_path, monkeypatch
+):
     saved = tmp_path / "saved.ckpt"
 
     def at_three(net, *_):
@@ -83,7 +95,9 @@ def test_a_shuffled_run_is_lightnings_also_if_it_is_saved_inside_an_epoch(progra
 def test_the_best_weights_are_tested_without_a_model(program, tmp_path):
     trainer, net = program.train(tmp_path, 2)
     best = load_checkpoint(trainer.checkpoint_callback.best_model_path)["model"]["layer.weight"]
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 2), torch.ones(2, 1)))
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.ones(2, 2), torch.ones(2, 1))
+    )
     with torch.no_grad():
         net.layer.weight.zero_()
     (result,) = trainer.test(dataloaders=data)
@@ -101,10 +115,13 @@ def test_objects_are_unpickled_for_one_who_trusts_the_file(lit, tmp_path):
             self.criterion = loss
 
     with pytest.warns(
-        UserWarning, match=r"hyperparameters 'loss' \(of [\w.]+made\) of Judged .* `core run --lightning-t"
+        UserWarning,
+        match=r"hyperparameters 'loss' \(of [\w.]+made\) of Judged .* `core run --lightning-t",
     ):
         note_objects(Judged(Loss(), 3), [])
-    trainer = lit.fit(Judged(Loss(), 3), callbacks=[core_lightning.PickledObjects()], enable_checkpointing=True)
+    trainer = lit.fit(
+        Judged(Loss(), 3), callbacks=[core_lightning.PickledObjects()], enable_checkpointing=True
+    )
     trainer.save_checkpoint(path)
     unpickled.clear()
     assert torch.load(path, weights_only=True)["hyper_parameters"] == {"width": 3}
@@ -130,8 +147,19 @@ class Loss:
 
 @pytest.mark.slow
 def test_the_prelude_runs_it_in_two_processes(tmp_path):
-    command = [*programs.CORE, "run", "--lightning", "--devices", "2", str(HERE / "program.py"), str(tmp_path), "1"]
-    done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    command = [
+        *programs.CORE,
+        "run",
+        "--lightning",
+        "--devices",
+        "2",
+        str(HERE / "program.py"),
+        str(tmp_path),
+        "1",
+    ]
+    done = programs.run(
+        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
 
@@ -139,7 +167,9 @@ def test_the_prelude_runs_it_in_two_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_program_says_how_many_processes_there_are(tmp_path, devices):
-    """As under Lightning, which is started by `python`: no `--devices` is needed, whichever number the program has."""
+    """As under Lightning, which is started by `python`: no `--devices` is needed, whichever number
+    the program has.
+    """
     SCRIPT = """
 import sys
 from lightning.fabric import Fabric
@@ -150,6 +180,8 @@ sys.stdout.write(f"{fabric.global_rank}/{fabric.world_size}\\n")
 """
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [*programs.CORE, "run", "--lightning", "script.py", str(devices)]
-    done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    done = programs.run(
+        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == [f"{rank}/{devices}" for rank in range(devices)]

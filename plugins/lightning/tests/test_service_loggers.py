@@ -9,8 +9,12 @@ import pytest
 import core
 from core_testing import programs
 
-NEEDS_WANDB = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install wandb")
-NEEDS_MLFLOW = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny")
+NEEDS_WANDB = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="pip install wandb"
+)
+NEEDS_MLFLOW = pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None, reason="pip install mlflow-skinny"
+)
 
 
 @pytest.mark.slow
@@ -50,8 +54,13 @@ best = pathlib.Path(trainer.checkpoint_callback.best_model_path)
 print(best.parent.parts[-3:] == ("a project", run.id, "checkpoints"))
 print([name for name in run.summary.keys() if name.startswith(("gradients", "parameters"))])
 """
-    quiet = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_X_SAVE_REQUIREMENTS": "false"}
-    folders = {f"WANDB_{each}_DIR": str(tmp_path / each) for each in ("CACHE", "CONFIG", "DATA")}  # else in the home
+    quiet = {
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_X_SAVE_REQUIREMENTS": "false",
+    }
+    # else in the home
+    folders = {f"WANDB_{each}_DIR": str(tmp_path / each) for each in ("CACHE", "CONFIG", "DATA")}
     command = [sys.executable, "-W", "ignore", "-c", WANDB]
     environment = {**os.environ, **quiet, **folders}
     done = programs.run(command, cwd=tmp_path, env=environment, timeout=120, preload="wandb,torch")

@@ -20,9 +20,18 @@ def test_a_strategy_has_lightnings_names(lit, single):
     class Reads(lit.pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *_):
             strategy = trainer.strategy
-            seen.append((strategy.lightning_module is pl_module, sorted(strategy.lightning_module_state_dict())))
-            assert strategy.batch_to_device({"x": torch.ones(1)})["x"].device == strategy.root_device
-            weights = {name: torch.zeros_like(value) for name, value in pl_module.state_dict().items()}
+            seen.append(
+                (
+                    strategy.lightning_module is pl_module,
+                    sorted(strategy.lightning_module_state_dict()),
+                )
+            )
+            assert (
+                strategy.batch_to_device({"x": torch.ones(1)})["x"].device == strategy.root_device
+            )
+            weights = {
+                name: torch.zeros_like(value) for name, value in pl_module.state_dict().items()
+            }
             strategy.load_model_state_dict({"state_dict": weights})
 
     strategy = lit.fit(model, max_steps=1, callbacks=Reads()).strategy
@@ -69,13 +78,18 @@ def test_the_overrides_of_a_subclass_are_called(lit, single):
 
 
 def test_an_override_that_core_would_never_call_is_refused_where_the_class_is_used(single):
-    with pytest.warns(UserWarning, match=r"Own overrides training_step, which nothing calls here. Override the module"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Own overrides training_step, which nothing calls here. Override the module",
+    ):
         own = type("Own", (single,), {"training_step": lambda self, batch: None})
     with pytest.raises(core.ConfigurationError, match="Own overrides training_step"):
         own("cpu")
     with pytest.warns(UserWarning, match="Give the Trainer a CheckpointIO"):
         type("Own", (single,), {"save_checkpoint": lambda self, *arguments: None})
-    with pytest.raises(core.ConfigurationError, match=r"load_optimizer_state_dict\(checkpoint\): Override get_opt"):
+    with pytest.raises(
+        core.ConfigurationError, match=r"load_optimizer_state_dict\(checkpoint\): Override get_opt"
+    ):
         type("Own", (single,), {"load_optimizer_state_dict": lambda self, checkpoint: None})
 
 
@@ -84,5 +98,7 @@ def test_a_step_that_does_not_say_how_often_it_updated_is_an_error(lit, single):
         def optimizer_step(self, optimizer, closure, model=None, **kwargs):
             return optimizer.step(closure)
 
-    with pytest.raises(core.ConfigurationError, match=r"Own.optimizer_step returned .* the number of updates"):
+    with pytest.raises(
+        core.ConfigurationError, match=r"Own.optimizer_step returned .* the number of updates"
+    ):
         lit.fit(lit.Plain(), strategy=Own("cpu"))

@@ -1,4 +1,6 @@
-"""Attributes of the Trainer that programs read and set, with what they are under Lightning 2.6.6."""
+"""Attributes of the Trainer that programs read and set, with what they are under Lightning
+2.6.6.
+"""
 
 import math
 
@@ -13,13 +15,17 @@ def test_states_are_lightnings(lit, installed):
     class Net(lit.Plain):
         def on_train_batch_end(self, *_):
             state = self.trainer.state
-            self.seen.append((state.fn, state.stage, state.finished, self.trainer.enable_validation))
+            self.seen.append(
+                (state.fn, state.stage, state.finished, self.trainer.enable_validation)
+            )
 
     net, trainer = Net(), lit.make_trainer(max_epochs=1)
     assert trainer.state == states.TrainerState()
     trainer.fit(net, lit.load(), lit.load())
     assert net.seen[-1] == (states.TrainerFn.FITTING, states.RunningStage.TRAINING, False, True)
-    assert trainer.state == states.TrainerState(states.TrainerStatus.FINISHED, states.TrainerFn.FITTING)
+    assert trainer.state == states.TrainerState(
+        states.TrainerStatus.FINISHED, states.TrainerFn.FITTING
+    )
     assert (trainer.state.finished, trainer.state.stopped) == (True, True)
     trainer.validate(net, lit.load(), verbose=False)
     assert trainer.state.fn is states.TrainerFn.VALIDATING
@@ -29,7 +35,11 @@ def test_options_are_lightnings_and_can_be_set_between_stages(lit):
     net, trainer = lit.Rising(), lit.make_trainer(max_epochs=1, gradient_clip_val=0.5)
     limits = [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")]
     assert [getattr(trainer, name) for name in (*limits, "val_check_interval")] == [1.0] * 5
-    assert (trainer.check_val_every_n_epoch, trainer.log_every_n_steps, trainer.num_sanity_val_steps) == (1, 50, 0)
+    assert (
+        trainer.check_val_every_n_epoch,
+        trainer.log_every_n_steps,
+        trainer.num_sanity_val_steps,
+    ) == (1, 50, 0)
     assert (trainer.gradient_clip_val, trainer.logger, trainer.barebones) == (0.5, None, False)
     trainer.limit_train_batches, trainer.limit_val_batches = 2, 1
     trainer.num_sanity_val_steps = trainer.log_every_n_steps = 1
@@ -54,7 +64,10 @@ def test_fit_goes_on_after_its_limit_is_raised_and_its_loops_are_read(lit):
 
         def on_train_epoch_end(self):
             loop = self.trainer.fit_loop.epoch_loop
-            processed = self.trainer.fit_loop.epoch_progress.current.processed, loop.batch_progress.total.processed
+            processed = (
+                self.trainer.fit_loop.epoch_progress.current.processed,
+                loop.batch_progress.total.processed,
+            )
             self.ended = (*processed, loop.global_step, loop.val_loop.max_batches)
 
     net, trainer = Net(), lit.make_trainer(max_epochs=1)
@@ -68,7 +81,9 @@ def test_fit_goes_on_after_its_limit_is_raised_and_its_loops_are_read(lit):
 
 @pytest.mark.parametrize("name", ["fit_loop", "validate_loop", "test_loop", "predict_loop"])
 def test_loops_cannot_be_replaced(lit, name):
-    with pytest.raises(core.ConfigurationError, match="loop can't be replaced by object: core has loops of its own"):
+    with pytest.raises(
+        core.ConfigurationError, match="loop can't be replaced by object: core has loops of its own"
+    ):
         setattr(lit.make_trainer(), name, object())
 
 

@@ -26,23 +26,37 @@ def net(lit):
 
 
 def loader(batch_size=4):
-    return DataLoader(TensorDataset(torch.linspace(-1, 1, 256, dtype=torch.float64).view(64, 4)), batch_size)
+    return DataLoader(
+        TensorDataset(torch.linspace(-1, 1, 256, dtype=torch.float64).view(64, 4)), batch_size
+    )
 
 
 CURVES = {
-    "exponential": ({"num_training": 20}, 1, (20, 6.309573444801934e-08, 1.0989344288282767, 0.0002511886431509582)),
+    "exponential": (
+        {"num_training": 20},
+        1,
+        (20, 6.309573444801934e-08, 1.0989344288282767, 0.0002511886431509582),
+    ),
     "linear": (
         {"num_training": 15, "mode": "linear", "min_lr": 1e-4, "max_lr": 0.5},
         1,
         (15, 0.06675333333333333, 0.40420422229335706, 0.3666933333333333),
     ),
-    "ends with the epochs": ({}, 1, (32, 1.4454397707459274e-08, 1.3190036444826438, 7.585775750291837e-08)),
+    "ends with the epochs": (
+        {},
+        1,
+        (32, 1.4454397707459274e-08, 1.3190036444826438, 7.585775750291837e-08),
+    ),
     "diverges": (
         {"num_training": 30, "max_lr": 1e4},
         1,
         (27, 6.309573444801932e-08, 2041.0094411371292, 0.00025118864315095785),
     ),
-    "accumulated": ({"num_training": 14}, 2, (14, 1.3894954943731376e-07, 0.522094992859084, 0.019306977288832496)),
+    "accumulated": (
+        {"num_training": 14},
+        2,
+        (14, 1.3894954943731376e-07, 0.522094992859084, 0.019306977288832496),
+    ),
 }
 """Options, batches a step; number of rates, the second one, the last loss, and the suggestion."""
 
@@ -65,7 +79,12 @@ def test_a_callback_searches_alike(lit, net):
 
 @pytest.mark.parametrize(
     ("options", "size"),
-    [({}, 8), ({"mode": "binsearch"}, 7), ({"mode": "binsearch", "margin": 0.5}, 4), ({"max_val": 6}, 6)],
+    [
+        ({}, 8),
+        ({"mode": "binsearch"}, 7),
+        ({"mode": "binsearch", "margin": 0.5}, 4),
+        ({"max_val": 6}, 6),
+    ],
     ids=["power", "binsearch", "half", "limited"],
 )
 def test_a_size_is_reduced_by_the_margin_and_limited(lit, installed, net, options, size):

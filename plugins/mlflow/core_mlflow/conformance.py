@@ -1,4 +1,6 @@
-"""The conformance suites of core-mlflow. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-mlflow. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class TestMLFlow(LoggerConformance):
     def read(self, logger: Any, folder: Path) -> list[tuple[int, str, float]]:
         """The values that have arrived."""
         client = logger.experiment
-        runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+        runs = client.search_runs(
+            [experiment.experiment_id for experiment in client.search_experiments()]
+        )
         return [
             (one.step, name, one.value)
             for run in runs

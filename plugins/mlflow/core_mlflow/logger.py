@@ -28,17 +28,21 @@ _FOREIGN = re.compile(r"[^\w\-./: ]")
 
 
 class MLFlowLogger(Logger):
-    """Hands metrics to a tracking server or store of MLflow, in batches and from a thread of its own.
+    """Hands metrics to a tracking server or store of MLflow, in batches and from a thread of its
+    own.
 
-    Characters that MLflow refuses in names become underscores. Nested options are recorded as `model/width`.
+    Characters that MLflow refuses in names become underscores. Nested options are recorded as
+    `model/width`.
 
     Args:
         experiment_name: made if it isn't there.
         run_name: for people; None lets MLflow invent one.
-        tracking_uri: of the server or store: `"http://..."`, `"sqlite:///mlflow.db"`, `"file:./mlruns"` (recent
-            releases want MLFLOW_ALLOW_FILE_STORE=true for it). None is MLflow's own choice: MLFLOW_TRACKING_URI.
+        tracking_uri: of the server or store: `"http://..."`, `"sqlite:///mlflow.db"`,
+            `"file:./mlruns"` (recent releases want MLFLOW_ALLOW_FILE_STORE=true for it). None is
+            MLflow's own choice: MLFLOW_TRACKING_URI.
         version: id of a run to continue; None makes a new one.
-        save_dir: holds a folder `experiment_name/version` for what belongs to the run, such as checkpoints.
+        save_dir: holds a folder `experiment_name/version` for what belongs to the run, such as
+            checkpoints.
         tags: of a new run.
         artifact_location: of a new experiment; None is the server's choice.
         flush_interval_s: values that were logged within so many seconds go in one batch.
@@ -60,14 +64,19 @@ class MLFlowLogger(Logger):
         flush_interval_s: float = 5.0,
     ) -> None:
         require_package("mlflow", user="MLFlowLogger", install="mlflow-skinny")
-        self._experiment_name, self._run_name, self._tracking_uri = experiment_name, run_name, tracking_uri
+        self._experiment_name, self._run_name, self._tracking_uri = (
+            experiment_name,
+            run_name,
+            tracking_uri,
+        )
         self._run_id, self._save_dir = version, Path(save_dir).expanduser()
         self._tags, self._artifact_location = dict(tags or {}), artifact_location
         self._flush_interval_s = flush_interval_s
         self._client: MlflowClient | None = None
         self._waiting: list[Metric] = []
         self._waiting_since_s = 0.0
-        # The library's own way to send in the background leaves threads behind, with which no worker can be forked.
+        # The library's own way to send in the background leaves threads behind, with which no
+        # worker can be forked.
         self._sender: ThreadPoolExecutor | None = None
         self._sending: list[Future[None]] = []
 
@@ -85,12 +94,15 @@ class MLFlowLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """Folder for what belongs to the run and isn't sent, such as checkpoints. It may not exist yet."""
+        """Folder for what belongs to the run and isn't sent, such as checkpoints. It may not exist
+        yet.
+        """
         return str(self._save_dir / self._experiment_name / self.version)
 
     @property
     def experiment(self) -> MlflowClient:
-        """The client, for artifacts, models and the rest: `logger.experiment.log_artifact(logger.version, path)`.
+        """The client, for artifacts, models and the rest:
+        `logger.experiment.log_artifact(logger.version, path)`.
 
         Raises:
             ConfigurationError: MLflow can't use the tracking URI.
@@ -100,14 +112,18 @@ class MLFlowLogger(Logger):
 
             try:
                 self._client = mlflow.MlflowClient(self._tracking_uri)
-            except Exception as error:  # each store has errors of its own, those of missing packages included
+            except Exception as error:
+                # each store has errors of its own, those of missing packages included
                 raise ConfigurationError(
-                    f"MLflow can't use the tracking URI {self._tracking_uri or mlflow.get_tracking_uri()!r}: {error}"
+                    "MLflow can't use the tracking URI "
+                    f"{self._tracking_uri or mlflow.get_tracking_uri()!r}: {error}"
                 ) from error
         return self._client
 
     def _make_run(self) -> str:
-        run = self.experiment.create_run(self.experiment_id, run_name=self._run_name, tags=self._tags)
+        run = self.experiment.create_run(
+            self.experiment_id, run_name=self._run_name, tags=self._tags
+        )
         return str(run.info.run_id)
 
     @property
@@ -118,7 +134,11 @@ class MLFlowLogger(Logger):
         found = self.experiment.get_experiment_by_name(self._experiment_name)
         if found is None:
             try:
-                return str(self.experiment.create_experiment(self._experiment_name, self._artifact_location))
+                return str(
+                    self.experiment.create_experiment(
+                        self._experiment_name, self._artifact_location
+                    )
+                )
             except MlflowException:
                 # Another run that begins now may have made it in between.
                 found = self.experiment.get_experiment_by_name(self._experiment_name)
@@ -141,7 +161,10 @@ class MLFlowLogger(Logger):
             Metric(_FOREIGN.sub("_", name), to_scalar(name, value), int(now_s * 1000), step)
             for name, value in metrics.items()
         ]
-        if len(self._waiting) >= _MAX_METRICS or now_s - self._waiting_since_s >= self._flush_interval_s:
+        if (
+            len(self._waiting) >= _MAX_METRICS
+            or now_s - self._waiting_since_s >= self._flush_interval_s
+        ):
             self._send()
 
     def _send(self) -> None:
@@ -151,7 +174,9 @@ class MLFlowLogger(Logger):
             self._sender = ThreadPoolExecutor(1, thread_name_prefix="MLFlowLogger")
         for start in range(0, len(waiting), _MAX_METRICS):
             batch = waiting[start : start + _MAX_METRICS]
-            self._sending.append(self._sender.submit(self.experiment.log_batch, self.version, metrics=batch))
+            self._sending.append(
+                self._sender.submit(self.experiment.log_batch, self.version, metrics=batch)
+            )
         while len(self._sending) > _MAX_SENDING:
             self._sending.pop(0).result()
 
@@ -159,12 +184,17 @@ class MLFlowLogger(Logger):
         """Record the options."""
         from mlflow.entities import Param
 
-        plain = [Param(_FOREIGN.sub("_", name), str(value)) for name, value in flatten_names(params).items()]
+        plain = [
+            Param(_FOREIGN.sub("_", name), str(value))
+            for name, value in flatten_names(params).items()
+        ]
         for start in range(0, len(plain), _MAX_PARAMS):
             self.experiment.log_batch(self.version, params=plain[start : start + _MAX_PARAMS])
 
     def save(self) -> None:
-        """Send what waits, and wait until all of it has arrived; what went wrong on the way is raised here."""
+        """Send what waits, and wait until all of it has arrived; what went wrong on the way is
+        raised here.
+        """
         if self._waiting:
             self._send()
         sender, self._sender = self._sender, None

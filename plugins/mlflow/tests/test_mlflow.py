@@ -99,7 +99,9 @@ def test_two_runs_share_an_experiment_and_a_copy_its_run(store):
     first.save()
     assert history(first, "loss") == [(0, 1.0), (1, 2.0)]
     [experiment] = first.experiment.search_experiments(filter_string="name = 'core_logs'")
-    assert {run.info.run_id for run in first.experiment.search_runs([experiment.experiment_id])} == {
+    assert {
+        run.info.run_id for run in first.experiment.search_runs([experiment.experiment_id])
+    } == {
         first.version,
         second.version,
     }
@@ -124,7 +126,9 @@ def test_what_went_wrong_on_the_way_is_told(store):
 
 def test_a_place_that_mlflow_does_not_know(store):
     logger = MLFlowLogger(tracking_uri="carrier-pigeon://home")
-    with pytest.raises(ConfigurationError, match=r"MLflow can't use the tracking URI 'carrier-pigeon://home'"):
+    with pytest.raises(
+        ConfigurationError, match=r"MLflow can't use the tracking URI 'carrier-pigeon://home'"
+    ):
         logger.log_hyperparams({"lr": 0.1})
 
 
@@ -140,6 +144,11 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
 
 
 def test_making_a_logger_imports_nothing():
-    program = "import sys; from core.loggers import MLFlowLogger; MLFlowLogger(); print('mlflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    program = (
+        "import sys; from core.loggers import MLFlowLogger; MLFlowLogger(); print('mlflow' "
+        "in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ
+    )
     assert done.stdout.strip() == "False"

@@ -1,4 +1,6 @@
-"""The program of a rank's process: Monarch runs in a thread, and the main thread is the function's."""
+"""The program of a rank's process: Monarch runs in a thread, and the main thread is the
+function's.
+"""
 
 import os
 import sys

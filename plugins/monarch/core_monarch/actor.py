@@ -31,7 +31,9 @@ class MonarchActor(Actor):  # type: ignore[misc]  # Monarch isn't installed wher
         return await self._in_main_thread(functools.partial(self._rank.begin, paths))
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
-    async def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> MonarchEnding:
+    async def run(
+        self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]
+    ) -> MonarchEnding:
         """See `RankProcess.run`."""
         return await self._in_main_thread(functools.partial(self._rank.run, call, world, variables))
 

@@ -1,4 +1,6 @@
-"""The conformance suite of core-monarch. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suite of core-monarch. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import LauncherConformance
 

@@ -8,7 +8,8 @@ from core import Absent, ClusterEnvironment, ConfigurationError
 
 
 class MonarchEnvironment(ClusterEnvironment):
-    """Processes that `MonarchLauncher` makes, on all hosts. The launcher brings it; nothing has to name it.
+    """Processes that `MonarchLauncher` makes, on all hosts. The launcher brings it; nothing has to
+    name it.
 
     Variables, set by the launcher in every process:
         MASTER_ADDR, MASTER_PORT: where rank 0 meets the others.
@@ -26,7 +27,9 @@ class MonarchEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """The address of rank 0's host; in the main process, before there is a rank 0, this machine."""
+        """The address of rank 0's host; in the main process, before there is a rank 0, this
+        machine.
+        """
         return os.environ.get("MASTER_ADDR", "127.0.0.1") if self._world else "127.0.0.1"
 
     @property
@@ -37,7 +40,9 @@ class MonarchEnvironment(ClusterEnvironment):
             ConfigurationError: this is the main process, and there is no rank 0 yet.
         """
         if not self._world:
-            raise ConfigurationError("The port at which ranks meet is known in Monarch's processes only.")
+            raise ConfigurationError(
+                "The port at which ranks meet is known in Monarch's processes only."
+            )
         return int(os.environ["MASTER_PORT"])
 
     def world_size(self) -> int:
@@ -56,6 +61,8 @@ class MonarchEnvironment(ClusterEnvironment):
         """Number of the host; 0 before the launcher has spoken."""
         return self._world[3] if self._world else 0
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set the ranks, as the launcher has numbered them."""
         self._world = (world_size, global_rank, local_rank, node_rank)

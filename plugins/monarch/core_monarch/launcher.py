@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class MonarchLauncher(Launcher):
-    """Runs the function in Monarch's actors, one a rank, each in a process of its own, and none of it in this process.
+    """Runs the function in Monarch's actors, one a rank, each in a process of its own, and none of
+    it in this process.
 
-    The script is started once. Each `launch` makes the processes on the hosts, and ends with them. Everything that the
-    ranks need is pickled by cloudpickle, so that it also works from a notebook, and what the script itself defines
-    needs no import.
+    The script is started once. Each `launch` makes the processes on the hosts, and ends with them.
+    Everything that the ranks need is pickled by cloudpickle, so that it also works from a notebook,
+    and what the script itself defines needs no import.
     """
 
     calls_in_place = False
@@ -32,8 +33,8 @@ class MonarchLauncher(Launcher):
         """Create the launcher.
 
         Args:
-            hosts: Monarch's `HostMesh`, such as `attach_to_workers(...)` or a job's `state().trainers`, a host for
-                each node of the run. None: this machine.
+            hosts: Monarch's `HostMesh`, such as `attach_to_workers(...)` or a job's
+                `state().trainers`, a host for each node of the run. None: this machine.
             env: variables of the ranks' processes, beside those of their host.
         """
         self.hosts = hosts
@@ -56,7 +57,11 @@ class MonarchLauncher(Launcher):
         library.load()
         number = 1 if self.hosts is None else self.hosts.size()
         if number != self.num_nodes:
-            whose = "this launcher has this machine alone" if self.hosts is None else f"there are {number} in `hosts`"
+            whose = (
+                "this launcher has this machine alone"
+                if self.hosts is None
+                else f"there are {number} in `hosts`"
+            )
             raise LaunchError(
                 f"num_nodes={self.num_nodes} needs as many hosts of Monarch, and {whose}. Pass "
                 "MonarchLauncher(hosts=...) with Monarch's mesh of them, or num_nodes to fit it."
@@ -71,7 +76,9 @@ class MonarchLauncher(Launcher):
         """
         self.check()
         if self.cluster_environment is None:
-            raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
+            raise ConfigurationError(
+                "The launcher needs a cluster environment to tell ranks; call connect(...) first."
+            )
         file = io.BytesIO()
         LaunchedCall.of(self.cluster_environment, function, args, kwargs).write(
             file,

@@ -1,4 +1,6 @@
-"""Calls from Monarch's threads into the main thread, where Python handles signals and so interrupts a call."""
+"""Calls from Monarch's threads into the main thread, where Python handles signals and so interrupts
+a call.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ class MainThread:
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | int] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | int] = (
+            queue.SimpleQueue()
+        )
         self.is_busy = False
 
     def serve(self) -> int:
-        """Main thread. Run calls, one after the other, until the process is to end. Returns its exit code."""
+        """Main thread. Run calls, one after the other, until the process is to end. Returns its
+        exit code.
+        """
         while not isinstance(call := self._calls.get(), int):
             function, future = call
             self.is_busy = True

@@ -29,7 +29,9 @@ _ECHO_S = 15.0
 Monarch asks for lost processes now and then, and has named them after up to 10.
 """
 _HEAR_S = 0.5
-"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
+"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native
+code.
+"""
 _END_S = 20.0
 """Seconds in which Monarch ends all processes, by force at last."""
 _NAME = "core_monarch_ranks"
@@ -68,8 +70,12 @@ class MonarchRanks:
             LaunchError: they don't begin.
         """
         monarch, actor = library.load(), library.load("core_monarch.actor")
-        command = type(monarch.default_bootstrap_cmd())(sys.executable, None, ["-m", "core_monarch"], variables)
-        self._procs = hosts.spawn_procs({"ranks": self._num_processes}, bootstrap_command=command, name=_NAME)
+        command = type(monarch.default_bootstrap_cmd())(
+            sys.executable, None, ["-m", "core_monarch"], variables
+        )
+        self._procs = hosts.spawn_procs(
+            {"ranks": self._num_processes}, bootstrap_command=command, name=_NAME
+        )
         actors = self._procs.spawn(_NAME, actor.MonarchActor).flatten("rank")
         try:
             self._places = [place for _, place in actors.begin.call(sys.path).get(_START_S).items()]
@@ -78,21 +84,27 @@ class MonarchRanks:
         self._actors = [actors.slice(rank=rank) for rank in range(len(self._places))]
 
     def run(self, call: bytes) -> bytes:
-        """Run the pickled call on every rank. Returns rank 0's pickled result; empty if a signal ended the run.
+        """Run the pickled call on every rank. Returns rank 0's pickled result; empty if a signal
+        ended the run.
 
         Raises:
             WorkerError: the rank that failed first; all others have ended.
         """
         first = self._places[0]
         is_here = len({place.host for place in self._places}) == 1
-        meeting = {"MASTER_ADDR": "127.0.0.1" if is_here else first.host, "MASTER_PORT": str(first.port)}
+        meeting = {
+            "MASTER_ADDR": "127.0.0.1" if is_here else first.host,
+            "MASTER_PORT": str(first.port),
+        }
         running = {
             rank: actor.run.call_one(call, self._world(rank), {**meeting, **self._variables(rank)})
             for rank, actor in enumerate(self._actors)
         }
         failure = self._watch(running)
         if failure is not None:
-            message = f"Rank {failure.rank} ended first, and this rank stops because of it. {failure}"
+            message = (
+                f"Rank {failure.rank} ended first, and this rank stops because of it. {failure}"
+            )
             self._stop(running, message, failure.rank)
         if self.is_interrupted:
             return b""
@@ -125,7 +137,9 @@ class MonarchRanks:
         return f"(node {rank // self._num_processes}, {place.host}, pid {place.pid})"
 
     def _watch(self, running: dict[int, Any]) -> WorkerError | None:
-        """Wait until all have ended, or one has failed and it is known which was first. `running`: those left."""
+        """Wait until all have ended, or one has failed and it is known which was first. `running`:
+        those left.
+        """
         ends_s: float | None = None
         while running:
             self._collect(running, _LOOK_S)
@@ -135,7 +149,8 @@ class MonarchRanks:
                 continue
             if any(map(self._is_cause, failed)):
                 break
-            # A lost connection is the effect of another rank's end, which may not have been noticed yet.
+            # A lost connection is the effect of another rank's end, which may not have been noticed
+            # yet.
             ends_s = ends_s or time.monotonic() + _ECHO_S
             if time.monotonic() > ends_s:
                 break
@@ -155,12 +170,16 @@ class MonarchRanks:
             del running[rank]
 
     def _lost(self, rank: int, said: str) -> WorkerError:
-        """The error of a rank whose process is gone, of which Monarch has said no more than text."""
+        """The error of a rank whose process is gone, of which Monarch has said no more than
+        text.
+        """
         if killed := re.search(r"Killed\(sig=(\d+)", said):
             return worker_error(rank, -int(killed[1]), None, where=self._where(rank))
         if exited := re.search(r"exited with non-zero code (\d+)", said):
             return worker_error(rank, int(exited[1]), None, where=self._where(rank))
-        return WorkerError(f"Rank {rank} {self._where(rank)} was lost. Monarch says: {said}", rank=rank)
+        return WorkerError(
+            f"Rank {rank} {self._where(rank)} was lost. Monarch says: {said}", rank=rank
+        )
 
     def _hand_on(self, running: Mapping[int, Any]) -> None:
         if self._heard is not None and self._handed_on is None:
@@ -175,12 +194,16 @@ class MonarchRanks:
         if isinstance(ending, WorkerError):
             return True
         # A signal that was handed on ends a rank by its code.
-        return ending.has_left or ending.exit_code not in ((0,) if self._heard is None else (0, 128 + self._heard))
+        return ending.has_left or ending.exit_code not in (
+            (0,) if self._heard is None else (0, 128 + self._heard)
+        )
 
     def _is_cause(self, rank: int) -> bool:
         """True if it has failed by itself, not because another rank was gone."""
         ending = self._endings[rank]
-        return isinstance(ending, WorkerError) or not (ending.report is not None and ending.report.is_echo)
+        return isinstance(ending, WorkerError) or not (
+            ending.report is not None and ending.report.is_echo
+        )
 
     def _failure(self, rank: int) -> WorkerError:
         ending = self._endings[rank]
@@ -188,16 +211,18 @@ class MonarchRanks:
             return ending
         if ending.has_left:
             return WorkerError(
-                f"Rank {rank} {self._where(rank)} exited with code 0 in the middle of its work, and the other ranks "
-                "still needed it. All ranks must make the same calls: look for a sys.exit that only some of them come "
-                "to.",
+                f"Rank {rank} {self._where(rank)} exited with code 0 in the middle of its work, "
+                "and the other ranks still needed it. All ranks must make the same calls: look for "
+                "a sys.exit that only some of them come to.",
                 rank=rank,
                 exit_code=0,
             )
         return worker_error(rank, ending.exit_code, ending.report, where=self._where(rank))
 
     def _stop(self, running: dict[int, Any], message: str, first: int) -> None:
-        """Raise an exception in all ranks that are left, and wait a while for their `finally` blocks."""
+        """Raise an exception in all ranks that are left, and wait a while for their `finally`
+        blocks.
+        """
         for rank in running:
             self._actors[rank].post.broadcast(MonarchNews(message=message, rank=first))
         self._await(running, _HEAR_S)
@@ -214,7 +239,8 @@ class MonarchRanks:
 
 @contextlib.contextmanager
 def faults_of_ranks_are_answers() -> Iterator[None]:
-    """A context in which a lost rank is an error of its call alone; Monarch would end the whole program besides.
+    """A context in which a lost rank is an error of its call alone; Monarch would end the whole
+    program besides.
 
     Faults of other meshes go where they went before.
     """
@@ -233,8 +259,14 @@ def faults_of_ranks_are_answers() -> Iterator[None]:
 
 
 def variables_of_core() -> dict[str, str]:
-    """The variables of this process that steer core, which hosts that were started before it don't have."""
-    return {name: value for name, value in os.environ.items() if name.startswith("CORE_") and name not in _OF_A_RANK}
+    """The variables of this process that steer core, which hosts that were started before it don't
+    have.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("CORE_") and name not in _OF_A_RANK
+    }
 
 
 _OF_A_RANK = (

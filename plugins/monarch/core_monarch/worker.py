@@ -1,4 +1,6 @@
-"""The worker's side: one rank, in a process that Monarch has made, whose main thread runs the function."""
+"""The worker's side: one rank, in a process that Monarch has made, whose main thread runs the
+function.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +72,22 @@ class RankProcess:
         self._news: MonarchNews | None = None
 
     def begin(self, paths: list[str]) -> MonarchPlace:
-        """Find modules where the main process does, and hear signals from here on. Returns where this is."""
+        """Find modules where the main process does, and hear signals from here on. Returns where
+        this is.
+        """
         sys.path += [path for path in paths if path not in sys.path]
-        for number in (signal.SIGINT, signal.SIGTERM):  # the main process hears it too, and hands it on
+        # the main process hears it too, and hands it on
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGIO, self._on_news)
         return MonarchPlace(socket.gethostname(), os.getpid(), reserve_port(self, host=""))
 
-    def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> MonarchEnding:
-        """Call the function. Whatever ends it is part of the answer: an error of Monarch's means a lost process."""
+    def run(
+        self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]
+    ) -> MonarchEnding:
+        """Call the function. Whatever ends it is part of the answer: an error of Monarch's means a
+        lost process.
+        """
         os.environ.update(variables)
         try:
             self._is_running = True
@@ -120,16 +129,22 @@ class RankProcess:
 
 
 def _share_cores(num_processes: int) -> None:
-    """Give this process its share of the host's cores, unless the user has chosen with `OMP_NUM_THREADS`."""
+    """Give this process its share of the host's cores, unless the user has chosen with
+    `OMP_NUM_THREADS`.
+    """
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_processes)))
+        torch.set_num_threads(
+            max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) // num_processes))
+        )
 
 
 def _left(error: SystemExit) -> MonarchEnding:
     if error.code is None or error.code == 0:
         return MonarchEnding(0, has_left=True)
     return (
-        MonarchEnding(error.code) if isinstance(error.code, int) else MonarchEnding(1, report=WorkerFailure.of(error))
+        MonarchEnding(error.code)
+        if isinstance(error.code, int)
+        else MonarchEnding(1, report=WorkerFailure.of(error))
     )

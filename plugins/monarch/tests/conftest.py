@@ -1,4 +1,6 @@
-"""Tests that need Monarch: `tox run -e monarch`. Elsewhere those of `test_without_monarch.py` alone are collected."""
+"""Tests that need Monarch: `tox run -e monarch`. Elsewhere those of `test_without_monarch.py` alone
+are collected.
+"""
 
 from importlib.metadata import PackageNotFoundError, distribution
 

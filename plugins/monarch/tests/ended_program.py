@@ -1,4 +1,5 @@
-"""Trains in Monarch's actors until a rank, or the program, is ended. python ended_program.py FOLDER HOW
+"""Trains in Monarch's actors until a rank, or the program, is ended. python ended_program.py FOLDER
+HOW
 
 How: "interrupt" trains on; "raise", "leave", "exit" and "kill" end rank 1 after three steps.
 """
@@ -15,7 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module, Trainer, WorkerError
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 
 
 class Net(Module):
@@ -55,12 +61,23 @@ class Ends(Callback):
 
 def main():
     folder, how = Path(sys.argv[1]), sys.argv[2]
-    options = {"devices": 2, "plugins": "monarch", "max_epochs": -1, "callbacks": [Ends(folder, how)], **QUIET}
+    options = {
+        "devices": 2,
+        "plugins": "monarch",
+        "max_epochs": -1,
+        "callbacks": [Ends(folder, how)],
+        **QUIET,
+    }
     trainer = Trainer(strategy="ddp", accelerator="cpu", **options)
     try:
         trainer.fit(Net(), DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=4))
     except WorkerError as error:
-        told = {"rank": error.rank, "exit_code": error.exit_code, "text": str(error), "trace": error.worker_traceback}
+        told = {
+            "rank": error.rank,
+            "exit_code": error.exit_code,
+            "text": str(error),
+            "trace": error.worker_traceback,
+        }
         print("TOLD", json.dumps(told))
 
 

@@ -1,4 +1,6 @@
-"""Trains on two hosts of Monarch, which are processes of this machine, and prints as JSON what came of it."""
+"""Trains on two hosts of Monarch, which are processes of this machine, and prints as JSON what came
+of it.
+"""
 
 import json
 import os
@@ -18,7 +20,13 @@ class Places(Callback):
         self.places = []
 
     def on_train_start(self, trainer, module):
-        mine = [trainer.global_rank, trainer.local_rank, trainer.strategy.node_rank, os.getppid(), os.environ["MINE"]]
+        mine = [
+            trainer.global_rank,
+            trainer.local_rank,
+            trainer.strategy.node_rank,
+            os.getppid(),
+            os.environ["MINE"],
+        ]
         self.places = trainer.strategy.gather_objects(mine) or []
 
     def state_dict(self):
@@ -33,7 +41,13 @@ def fit(plugins, devices, num_nodes):
     net, places = Net(), Places()
     options = {"strategy": "ddp", "plugins": plugins} if plugins else {}
     trainer = Trainer(
-        accelerator="cpu", devices=devices, num_nodes=num_nodes, max_epochs=2, callbacks=[places], **options, **QUIET
+        accelerator="cpu",
+        devices=devices,
+        num_nodes=num_nodes,
+        max_epochs=2,
+        callbacks=[places],
+        **options,
+        **QUIET,
     )
     data = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)))
     trainer.fit(net, DataLoader(data, batch_size=16 // trainer.world_size))

@@ -2,4 +2,6 @@
 
 from core_monarch import conformance
 
-globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+globals().update(
+    {name: suite for name, suite in vars(conformance).items() if name.startswith("Test")}
+)

@@ -49,8 +49,12 @@ def assert_all_end(ranks):
     [
         ("kill", -signal.SIGKILL, "was killed by SIGKILL"),
         pytest.param("exit", 3, "exited with code 3", marks=pytest.mark.slow),
-        pytest.param("leave", 0, "exited with code 0 in the middle of its work", marks=pytest.mark.slow),
-        pytest.param("raise", 1, "failed with ValueError: the user's hook fails", marks=pytest.mark.slow),
+        pytest.param(
+            "leave", 0, "exited with code 0 in the middle of its work", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "raise", 1, "failed with ValueError: the user's hook fails", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_rank_that_ends_first_is_named(how, exit_code, text, tmp_path):
@@ -65,7 +69,9 @@ def test_the_rank_that_ends_first_is_named(how, exit_code, text, tmp_path):
     assert_all_end(pids(tmp_path))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_all_ranks_at_one_step(number, tmp_path):
     """Ctrl-C goes to the whole group, SIGTERM to the program alone."""
     with started("ended_program.py", tmp_path, "interrupt") as program:
@@ -85,7 +91,9 @@ def test_ranks_end_with_a_program_that_is_killed(tmp_path):
 
 
 def test_on_two_hosts(tmp_path):
-    """The weights are those of one process, and ranks have the variables that are asked for, not their host's."""
+    """The weights are those of one process, and ranks have the variables that are asked for, not
+    their host's.
+    """
     run = told("hosts_program.py")
     assert run["weights"] == pytest.approx(run["alone"], abs=1e-6)
     assert [place[:3] for place in run["places"]] == [[0, 0, 0], [1, 1, 0], [2, 0, 1], [3, 1, 1]]

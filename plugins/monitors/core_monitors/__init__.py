@@ -1,4 +1,5 @@
-"""Callbacks that log values beside the metrics of a module: learning rates, memory, samples a second.
+"""Callbacks that log values beside the metrics of a module: learning rates, memory, samples a
+second.
 
 from core.callbacks import DeviceStatsMonitor, LearningRateMonitor, ThroughputMonitor
 """

@@ -18,5 +18,6 @@ def require_logger(who: str, trainer: Trainer) -> None:
     """
     if not trainer.loggers:
         raise ConfigurationError(
-            f"{who} has nowhere to log to: the trainer has no logger. Pass Trainer(logger=True), or leave it out."
+            f"{who} has nowhere to log to: the trainer has no logger. Pass Trainer(logger=True), "
+            "or leave it out."
         )

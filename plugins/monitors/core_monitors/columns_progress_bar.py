@@ -23,7 +23,9 @@ class ColumnsProgressBar(StageBars):
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Begin to draw, on rank 0."""
         metrics = TextColumn("{task.fields[metrics]}", markup=False)
-        self.progress = Progress(*self.configure_columns(trainer), metrics, disable=self.is_disabled)
+        self.progress = Progress(
+            *self.configure_columns(trainer), metrics, disable=self.is_disabled
+        )
         self.progress.start()
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -38,7 +40,10 @@ class ColumnsProgressBar(StageBars):
 
     def make_bar(self, stage: str) -> Any:
         """A line of its own. That of a validation run within training goes when it ends."""
-        return _Line(self.progress, is_left=stage not in ("sanity", "validation") or self.trainer.state.fn != "fit")
+        return _Line(
+            self.progress,
+            is_left=stage not in ("sanity", "validation") or self.trainer.state.fn != "fit",
+        )
 
 
 class _Line:
@@ -57,7 +62,9 @@ class _Line:
         self.progress.update(self.task, description=text, total=self.total)
 
     def set_postfix(self, metrics: dict[str, Any]) -> None:
-        self.progress.update(self.task, metrics=" ".join(f"{name}: {value}" for name, value in metrics.items()))
+        self.progress.update(
+            self.task, metrics=" ".join(f"{name}: {value}" for name, value in metrics.items())
+        )
 
     def refresh(self) -> None:
         self.progress.update(self.task, completed=self.n)

@@ -17,7 +17,8 @@ _PREFIX = "device"
 
 
 class DeviceStatsMonitor(Callback):
-    """Logs the `Accelerator.memory_stats` of rank 0's device, as `device/allocated_bytes` and so on.
+    """Logs the `Accelerator.memory_stats` of rank 0's device, as `device/allocated_bytes` and so
+    on.
 
     Logged with the other metrics of steps, every `log_every_n_steps`.
     """
@@ -49,7 +50,9 @@ class DeviceStatsMonitor(Callback):
         """Note where training begins."""
         self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Log, if this step's metrics are logged."""
         step, before = trainer.global_step, self._step_seen
         if step == before:

@@ -19,13 +19,19 @@ class StageBars(ProgressBar):
         refresh_rate: batches between two drawings.
     """
 
-    sanity_check_description, train_description, validation_description = "Sanity Checking", "Training", "Validation"
+    sanity_check_description, train_description, validation_description = (
+        "Sanity Checking",
+        "Training",
+        "Validation",
+    )
     test_description, predict_description = "Testing", "Predicting"
     refresh_rate = 1
     _loader: int | None = None
 
     def make_bar(self, stage: str) -> Any:
-        """Rank 0. A bar for `"sanity"`, `"train"`, `"validation"`, `"test"` or `"predict"`, when that begins."""
+        """Rank 0. A bar for `"sanity"`, `"train"`, `"validation"`, `"test"` or `"predict"`, when
+        that begins.
+        """
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -36,7 +42,9 @@ class StageBars(ProgressBar):
         """Begin anew."""
         _begin(self.train_progress_bar, self.total_train_batches, f"Epoch {trainer.current_epoch}")
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Draw, every `refresh_rate` batches."""
         if _advance(self.train_progress_bar, batch_idx + 1, self.refresh_rate):
             self.train_progress_bar.set_postfix(self.get_metrics(trainer, module))
@@ -59,14 +67,22 @@ def _hooks(stage: str) -> dict[str, Callable[..., None]]:
         setattr(self, attribute, self.make_bar("sanity" if trainer.sanity_checking else stage))
 
     def batch_start(
-        self: Any, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self: Any,
+        trainer: Trainer,
+        module: nn.Module,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if self._loader == dataloader_idx:
             return
         self._loader, limit = dataloader_idx, trainer.options.num_sanity_val_steps
         is_limited = trainer.sanity_checking and limit >= 0
         what = getattr(self, f"{'sanity_check' if trainer.sanity_checking else stage}_description")
-        total = min(getattr(trainer.loaders, stage)[dataloader_idx].num_batches, limit if is_limited else math.inf)
+        total = min(
+            getattr(trainer.loaders, stage)[dataloader_idx].num_batches,
+            limit if is_limited else math.inf,
+        )
         _begin(getattr(self, attribute), total, f"{what} DataLoader {dataloader_idx}")
 
     def batch_end(

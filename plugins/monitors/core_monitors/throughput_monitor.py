@@ -26,13 +26,15 @@ _PREFIX = "throughput"
 class ThroughputMonitor(Callback):
     """Logs batches, samples, tokens and FLOPs a second, and the model's FLOPs utilization.
 
-    Measured from one log to the next, every `log_every_n_steps`, without the time of validation runs. The device is
-    waited for at those steps only. Figures are of the whole run, on all devices; utilization is of a device.
+    Measured from one log to the next, every `log_every_n_steps`, without the time of validation
+    runs. The device is waited for at those steps only. Figures are of the whole run, on all
+    devices; utilization is of a device.
 
-    `throughput/batches_per_s`, `samples_per_s`, `tokens_per_s`, `flops_per_s`, `model_flops_utilization` (0 to 1), and
-    the totals `samples` and `tokens`.
+    `throughput/batches_per_s`, `samples_per_s`, `tokens_per_s`, `flops_per_s`,
+    `model_flops_utilization` (0 to 1), and the totals `samples` and `tokens`.
 
-    Where core-plan is installed it is a `PlannedMemory` too: an error for want of memory says what the rank had.
+    Where core-plan is installed it is a `PlannedMemory` too: an error for want of memory says what
+    the rank had.
     """
 
     def __init__(
@@ -43,27 +45,31 @@ class ThroughputMonitor(Callback):
         peak_flops_per_s: float | None = None,
         plans: str | Path | None = None,
     ) -> None:
-        """Create the callback. Functions get a batch on the device; reading its values waits for the device each step.
+        """Create the callback. Functions get a batch on the device; reading its values waits for
+        the device each step.
 
         Args:
-            batch_size_fn: samples of a batch; None counts them as `self.log` does: the first dimension of its first
-                tensor, unless the batch says it itself.
+            batch_size_fn: samples of a batch; None counts them as `self.log` does: the first
+                dimension of its first tensor, unless the batch says it itself.
             num_tokens_fn: tokens of a batch; None doesn't count tokens.
-            flops_per_batch: floating-point operations of forward and backward for one batch on one device, a number or
-                a function of the batch. `torch.utils.flop_counter.FlopCounterMode` measures it.
-            peak_flops_per_s: what the device could do in this precision at best, from its data sheet: 989e12 for
-                bfloat16 on an H100.
-            plans: what `core plan --json` has printed for this run's strategy, as a file: the planned memory is logged
-                beside the real one.
+            flops_per_batch: floating-point operations of forward and backward for one batch on one
+                device, a number or a function of the batch.
+                `torch.utils.flop_counter.FlopCounterMode` measures it.
+            peak_flops_per_s: what the device could do in this precision at best, from its data
+                sheet: 989e12 for bfloat16 on an H100.
+            plans: what `core plan --json` has printed for this run's strategy, as a file: the
+                planned memory is logged beside the real one.
 
         Raises:
-            ConfigurationError: a peak without FLOPs, or one that isn't positive; or a file that has no such plan.
+            ConfigurationError: a peak without FLOPs, or one that isn't positive; or a file that has
+                no such plan.
             ImportError: a file, and core-plan isn't installed.
         """
         if peak_flops_per_s is not None and (flops_per_batch is None or peak_flops_per_s <= 0):
             raise ConfigurationError(
-                f"ThroughputMonitor(peak_flops_per_s={peak_flops_per_s!r}, flops_per_batch={flops_per_batch!r}): "
-                "expected both, and a positive peak, or no peak. Utilization is computed from the two."
+                f"ThroughputMonitor(peak_flops_per_s={peak_flops_per_s!r}, "
+                f"flops_per_batch={flops_per_batch!r}): expected both, and a positive peak, or no "
+                "peak. Utilization is computed from the two."
             )
         self.batch_size_fn = batch_size_fn
         self.num_tokens_fn = num_tokens_fn
@@ -108,14 +114,20 @@ class ThroughputMonitor(Callback):
         self._wait(trainer)
         self._clear()
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Count the batch; measure at steps that log metrics."""
         self._batches += 1
         self._samples += self._count_samples(batch)
         if self.num_tokens_fn is not None:
             self._tokens += self.num_tokens_fn(batch)
         if self.flops_per_batch is not None:
-            self._flops += self.flops_per_batch(batch) if callable(self.flops_per_batch) else self.flops_per_batch
+            self._flops += (
+                self.flops_per_batch(batch)
+                if callable(self.flops_per_batch)
+                else self.flops_per_batch
+            )
         step, before = trainer.global_step, self._step_seen
         if step != before:
             self._step_seen = step
@@ -148,8 +160,9 @@ class ThroughputMonitor(Callback):
         if size is None and not self._has_warned:
             self._has_warned = True
             warn_caller(
-                f"ThroughputMonitor can't tell how many samples a batch has ({type(batch).__name__} without a tensor "
-                "that has dimensions), and counts each as 1. Pass batch_size_fn=.",
+                "ThroughputMonitor can't tell how many samples a batch has "
+                f"({type(batch).__name__} without a tensor that has dimensions), and counts each "
+                "as 1. Pass batch_size_fn=.",
             )
         return 1 if size is None else size
 
@@ -180,7 +193,8 @@ class ThroughputMonitor(Callback):
         return {f"{_PREFIX}/{name}": value for name, value in values.items()}
 
     def _wait(self, trainer: Trainer) -> None:
-        # Python runs ahead of the device: without a wait, the clock would measure how fast work is queued.
+        # Python runs ahead of the device: without a wait, the clock would measure how fast work is
+        # queued.
         trainer.strategy.accelerator.synchronize(trainer.strategy.root_device)
 
 

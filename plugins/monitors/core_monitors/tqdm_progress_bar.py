@@ -24,7 +24,11 @@ class Tqdm(tqdm):  # type: ignore[misc]  # has no types
     def format_num(n: float | str) -> str:
         """The number, or the text, with five characters or more."""
         text = n if isinstance(n, str) else str(tqdm.format_num(n))
-        if isinstance(n, int) or "e" in text or (isinstance(n, str) and not n.replace(".", "", 1).isdigit()):
+        if (
+            isinstance(n, int)
+            or "e" in text
+            or (isinstance(n, str) and not n.replace(".", "", 1).isdigit())
+        ):
             return text
         return (text if "." in text or len(text) > 4 else f"{text}.").ljust(5, "0")
 
@@ -33,7 +37,8 @@ _Base: Any = RichProgressBar if tqdm is object else StageBars
 
 
 class TQDMProgressBar(_Base):  # type: ignore[misc]
-    """The bars of tqdm, where it's installed; else that of core. The methods `init_..._tqdm` may be overridden.
+    """The bars of tqdm, where it's installed; else that of core. The methods `init_..._tqdm` may be
+    overridden.
 
     Args:
         refresh_rate: batches between two drawings; 0 for none.
@@ -41,16 +46,24 @@ class TQDMProgressBar(_Base):  # type: ignore[misc]
         leave: keep the bar of each epoch.
     """
 
-    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+    BAR_FORMAT = (
+        "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+    )
 
-    def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
+    def __init__(
+        self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False
+    ) -> None:
         super().__init__()
         self.refresh_rate, self.process_position, self.leave = refresh_rate, process_position, leave
         if refresh_rate == 0:
             self.disable()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if not isinstance(value, tqdm)}
+        return {
+            name: value
+            for name, value in super().__getstate__().items()
+            if not isinstance(value, tqdm)
+        }
 
     def make_bar(self, stage: str) -> Any:
         """The bar of one of the methods below."""
@@ -58,7 +71,11 @@ class TQDMProgressBar(_Base):  # type: ignore[misc]
 
     def _bar(self, description: str, *, line: int = 0, **options: Any) -> Tqdm:
         position = 2 * self.process_position + line
-        options |= {"disable": self.is_disabled, "bar_format": self.BAR_FORMAT, "position": position}
+        options |= {
+            "disable": self.is_disabled,
+            "bar_format": self.BAR_FORMAT,
+            "position": position,
+        }
         return Tqdm(desc=description, dynamic_ncols=True, file=sys.stdout, **options)
 
     def init_sanity_tqdm(self) -> Tqdm:

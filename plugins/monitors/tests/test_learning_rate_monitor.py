@@ -10,7 +10,9 @@ from core.callbacks import LearningRateMonitor
 from support.tiny import Tiny, loader, make_trainer
 
 # The tiny module can validate; most tests here have no need to.
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
 
 
 class Scheduled(Tiny):
@@ -22,17 +24,27 @@ class Scheduled(Tiny):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.9, weight_decay=0.1)
-        scheduler = {"scheduler": StepLR(optimizer, 1, 0.5), "interval": self.interval, "name": self.name}
+        scheduler = {
+            "scheduler": StepLR(optimizer, 1, 0.5),
+            "interval": self.interval,
+            "name": self.name,
+        }
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 
 def rows(trainer, column):
     with (Path(trainer.log_dir) / "metrics.csv").open() as file:
-        return [(int(row["step"]), float(row[column])) for row in csv.DictReader(file) if row.get(column)]
+        return [
+            (int(row["step"]), float(row[column]))
+            for row in csv.DictReader(file)
+            if row.get(column)
+        ]
 
 
 def fit(root, monitor, module, **options):
-    trainer = make_trainer(root, monitor, logger=True, **{"max_epochs": 2, "log_every_n_steps": 1, **options})
+    trainer = make_trainer(
+        root, monitor, logger=True, **{"max_epochs": 2, "log_every_n_steps": 1, **options}
+    )
     trainer.fit(module, loader())
     return trainer
 
@@ -99,7 +111,12 @@ def test_groups_and_several_optimizers(tmp_path):
 
 
 def test_it_needs_a_logger_and_an_interval(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"LearningRateMonitor has nowhere to log to.*Trainer\(logger=True\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"LearningRateMonitor has nowhere to log to.*Trainer\(logger=True\)",
+    ):
         make_trainer(tmp_path, LearningRateMonitor(), max_epochs=1).fit(Tiny(), loader())
-    with pytest.raises(ConfigurationError, match=r"logging_interval='batch'\): expected 'step', 'epoch' or None"):
+    with pytest.raises(
+        ConfigurationError, match=r"logging_interval='batch'\): expected 'step', 'epoch' or None"
+    ):
         LearningRateMonitor("batch")

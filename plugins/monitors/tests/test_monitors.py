@@ -12,7 +12,9 @@ from core_monitors import throughput_monitor
 from support.tiny import Tiny, loader, make_trainer
 
 # The tiny module can validate; most tests here have no need to.
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
 
 
 def columns(trainer):
@@ -28,13 +30,16 @@ def columns(trainer):
 
 def fit(root, monitor, *others, ckpt_path=None, **options):
     trainer = make_trainer(
-        root, monitor, *others, **{"logger": True, "max_epochs": 1, "log_every_n_steps": 2, **options}
+        root,
+        monitor,
+        *others,
+        **{"logger": True, "max_epochs": 1, "log_every_n_steps": 2, **options},
     )
     trainer.fit(Tiny(), loader(), loader(), ckpt_path=ckpt_path)
     return trainer
 
 
-# device stats -------------------------------------------------------------------------------------------------------
+# device stats -------------------------------------------------------------------------------------
 
 
 def test_memory_of_the_device(tmp_path):
@@ -47,18 +52,31 @@ def test_memory_of_the_device(tmp_path):
 
 
 def test_load_of_the_machine_once_a_step(tmp_path):
-    found = columns(fit(tmp_path, DeviceStatsMonitor(cpu_stats=True), accumulate_grad_batches=2, log_every_n_steps=1))
-    assert {"device/cpu_percent", "device/cpu_memory_percent", "device/cpu_swap_percent"} <= found.keys()
+    found = columns(
+        fit(
+            tmp_path,
+            DeviceStatsMonitor(cpu_stats=True),
+            accumulate_grad_batches=2,
+            log_every_n_steps=1,
+        )
+    )
+    assert {
+        "device/cpu_percent",
+        "device/cpu_memory_percent",
+        "device/cpu_swap_percent",
+    } <= found.keys()
     assert found["device/cpu_memory_used_bytes"][2] > 0
     assert list(found["device/peak_resident_bytes"]) == [1, 2]
 
 
-# throughput ---------------------------------------------------------------------------------------------------------
+# throughput ---------------------------------------------------------------------------------------
 
 
 def test_samples_tokens_and_flops(tmp_path):
     options = {"flops_per_batch": 100.0, "peak_flops_per_s": 1e15}
-    trainer = fit(tmp_path, ThroughputMonitor(num_tokens_fn=lambda batch: batch[0].numel(), **options))
+    trainer = fit(
+        tmp_path, ThroughputMonitor(num_tokens_fn=lambda batch: batch[0].numel(), **options)
+    )
     found = {name.removeprefix("throughput/"): values for name, values in columns(trainer).items()}
     batches_per_s = found["batches_per_s"][4]
     assert found["samples_per_s"][4] == pytest.approx(2 * batches_per_s)
@@ -71,7 +89,9 @@ def test_samples_tokens_and_flops(tmp_path):
 
 
 def test_functions_of_the_batch(tmp_path):
-    monitor = ThroughputMonitor(batch_size_fn=lambda batch: 10, flops_per_batch=lambda batch: float(batch[0].numel()))
+    monitor = ThroughputMonitor(
+        batch_size_fn=lambda batch: 10, flops_per_batch=lambda batch: float(batch[0].numel())
+    )
     found = columns(fit(tmp_path, monitor))
     assert found["throughput/samples"] == {2: 20, 4: 40}
     ratio = found["throughput/flops_per_s"][2] / found["throughput/batches_per_s"][2]
@@ -87,7 +107,10 @@ def test_the_time_of_validation_does_not_count(tmp_path, monkeypatch):
     def pass_s(seconds):
         clock.now_s += seconds
 
-    slow = LambdaCallback(on_train_batch_start=lambda *_: pass_s(0.5), on_validation_batch_end=lambda *_: pass_s(100.0))
+    slow = LambdaCallback(
+        on_train_batch_start=lambda *_: pass_s(0.5),
+        on_validation_batch_end=lambda *_: pass_s(100.0),
+    )
     found = columns(fit(tmp_path, ThroughputMonitor(), slow, val_check_interval=1))
     # Four batches of validation lie between the first and the second batch of training.
     assert found["throughput/batches_per_s"] == {2: 2.0, 4: 2.0}
@@ -106,7 +129,9 @@ def test_a_batch_of_unknown_size(tmp_path):
         def training_step(self, batch, batch_idx):
             return super().training_step([batch.x], batch_idx)
 
-    trainer = make_trainer(tmp_path, ThroughputMonitor(), logger=True, max_epochs=1, log_every_n_steps=1)
+    trainer = make_trainer(
+        tmp_path, ThroughputMonitor(), logger=True, max_epochs=1, log_every_n_steps=1
+    )
     with pytest.warns(
         UserWarning, match=r"ThroughputMonitor can't tell .*SimpleNamespace.* Pass batch_size_fn="
     ) as warned:
@@ -118,12 +143,15 @@ def test_a_batch_of_unknown_size(tmp_path):
 @pytest.mark.parametrize("monitor", [DeviceStatsMonitor, ThroughputMonitor])
 def test_they_need_a_logger(tmp_path, monitor):
     with pytest.raises(
-        ConfigurationError, match=rf"{monitor.__name__} has nowhere to log to: the trainer has no logger"
+        ConfigurationError,
+        match=rf"{monitor.__name__} has nowhere to log to: the trainer has no logger",
     ):
         fit(tmp_path, monitor(), logger=False)
 
 
-@pytest.mark.parametrize("options", [{"peak_flops_per_s": 1.0}, {"peak_flops_per_s": 0, "flops_per_batch": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"peak_flops_per_s": 1.0}, {"peak_flops_per_s": 0, "flops_per_batch": 1.0}]
+)
 def test_arguments_that_cannot_be(options):
     with pytest.raises(ConfigurationError, match=r"expected both, and a positive peak, or no peak"):
         ThroughputMonitor(**options)

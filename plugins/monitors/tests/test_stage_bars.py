@@ -1,4 +1,6 @@
-"""Bars that tqdm draws, and columns of rich: made, advanced and closed at the hooks of each stage."""
+"""Bars that tqdm draws, and columns of rich: made, advanced and closed at the hooks of each
+stage.
+"""
 
 import re
 
@@ -79,4 +81,10 @@ def test_columns_of_a_subclass_are_drawn(capsys):
 
 
 def test_numbers_keep_their_width():
-    assert [Tqdm.format_num(each) for each in (7, 0.5, "1.5", "text", 1e-9)] == ["7", "0.500", "1.500", "text", "1e-9"]
+    assert [Tqdm.format_num(each) for each in (7, 0.5, "1.5", "text", 1e-9)] == [
+        "7",
+        "0.500",
+        "1.500",
+        "text",
+        "1e-9",
+    ]

@@ -19,7 +19,8 @@ _SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux, in which every u
 
 
 def memory_folder(given: PathLike | None = None) -> Path:
-    """The folder in memory: what is given, or the variable `CORE_MEMORY_FOLDER`, or `/dev/shm`, or the temporary one.
+    """The folder in memory: what is given, or the variable `CORE_MEMORY_FOLDER`, or `/dev/shm`, or
+    the temporary one.
 
     Raises:
         ConfigurationError: it isn't there.
@@ -55,7 +56,9 @@ def is_own_folder(path: PathLike) -> bool:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )
 
 
 def _prefix(job: str) -> str:

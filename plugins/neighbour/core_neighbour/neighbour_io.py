@@ -1,4 +1,6 @@
-"""A checkpoint in the memory of nodes: each has the parts of its own ranks, and of those of the node before."""
+"""A checkpoint in the memory of nodes: each has the parts of its own ranks, and of those of the
+node before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.checkpoint.building_blocks import FolderReader, cannot_write, overwriting, together
-from core.contract import CheckpointError, CheckpointIO, CheckpointNotFoundError, DirectCollectives, UnsupportedError
+from core.contract import (
+    CheckpointError,
+    CheckpointIO,
+    CheckpointNotFoundError,
+    DirectCollectives,
+    UnsupportedError,
+)
 from core_neighbour import node_parts
 
 if TYPE_CHECKING:
@@ -23,13 +31,16 @@ T = TypeVar("T")
 
 
 class NeighbourCheckpointIO(CheckpointIO):
-    """Saves to a folder of each node, which the others don't see: after the loss of a node, every part is somewhere.
+    """Saves to a folder of each node, which the others don't see: after the loss of a node, every
+    part is somewhere.
 
-    Each rank writes its own part, and gives it to a rank of the next node. To load, a rank gets from other nodes the
-    files that it needs, at any number of ranks. A save that isn't complete on all nodes is none. It is no
-    checkpoint that lasts: it is as safe as the memory of two nodes, and a path means something on these nodes only.
+    Each rank writes its own part, and gives it to a rank of the next node. To load, a rank gets
+    from other nodes the files that it needs, at any number of ranks. A save that isn't complete on
+    all nodes is none. It is no checkpoint that lasts: it is as safe as the memory of two nodes, and
+    a path means something on these nodes only.
 
-    Order of calls: `save_checkpoint` any number of times; or, in another process, `newest` and then `load_checkpoint`.
+    Order of calls: `save_checkpoint` any number of times; or, in another process, `newest` and then
+    `load_checkpoint`.
     """
 
     layout = "sharded"
@@ -45,7 +56,9 @@ class NeighbourCheckpointIO(CheckpointIO):
         self._found: dict[int, Part] = {}
         self._holders: dict[str, dict[int, int]] = {}
 
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+    def save_checkpoint(
+        self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives
+    ) -> None:
         """Write this rank's part to `path`, and to the next node.
 
         Args:
@@ -54,7 +67,8 @@ class NeighbourCheckpointIO(CheckpointIO):
             collectives: the ranks that call this together.
 
         Raises:
-            CheckpointError: it can't be written, or `state` holds something that can't be saved. On all ranks.
+            CheckpointError: it can't be written, or `state` holds something that can't be saved. On
+                all ranks.
             UnsupportedError: these ranks can't reach each other one by one.
         """
         assert state is not None, "every rank has its part of a state of layout 'sharded'"
@@ -86,9 +100,11 @@ class NeighbourCheckpointIO(CheckpointIO):
     def newest(
         self, parent: PathLike, *, collectives: Collectives, names: Container[str] | None = None
     ) -> tuple[str, int] | None:
-        """All ranks. Name, and nanoseconds since 1970, of the newest checkpoint in a folder that is complete.
+        """All ranks. Name, and nanoseconds since 1970, of the newest checkpoint in a folder that is
+        complete.
 
-        Every byte is read and verified, each on one rank. `load_checkpoint` loads what was found last.
+        Every byte is read and verified, each on one rank. `load_checkpoint` loads what was found
+        last.
 
         Args:
             parent: the folder, on this node.
@@ -99,7 +115,9 @@ class NeighbourCheckpointIO(CheckpointIO):
         own = node_parts.find(Path(parent), ring.share)
         offers = ring.direct.broadcast_object(ring.direct.gather_objects(own))
         parts = (part for offer in offers for part in offer)
-        found = node_parts.complete(part for part in parts if names is None or part.checkpoint in names)
+        found = node_parts.complete(
+            part for part in parts if names is None or part.checkpoint in names
+        )
         self._found, self._holders = found or {}, {}
         if found is None:
             return None
@@ -122,8 +140,12 @@ class NeighbourCheckpointIO(CheckpointIO):
         with overwriting(plan.has_targets):
             return together(collectives, plan.fill)
 
-    def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """All ranks. The state that `newest` has found, with a `TensorDescription` in the place of each tensor."""
+    def describe_checkpoint(
+        self, path: PathLike, *, collectives: Collectives
+    ) -> dict[str, Any] | None:
+        """All ranks. The state that `newest` has found, with a `TensorDescription` in the place of
+        each tensor.
+        """
         return self._with_files(path, collectives, lambda reader: (reader.describe(), []))  # type: ignore[no-any-return]
 
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
@@ -139,19 +161,26 @@ class NeighbourCheckpointIO(CheckpointIO):
             direct = collectives.in_background()
             if direct.size > 1 and not isinstance(direct, DirectCollectives):
                 raise UnsupportedError(
-                    f"{type(direct).__name__} has no `exchange`: these ranks can't reach each other one by one, "
-                    "and none can give its shards to another node. Use another CheckpointIO."
+                    f"{type(direct).__name__} has no `exchange`: these ranks can't reach each "
+                    "other one by one, and none can give its shards to another node. Use another "
+                    "CheckpointIO."
                 )
             self._ring = _Ring(direct, self._node)  # type: ignore[arg-type]  # it is one, or alone
         return self._ring
 
     def _with_files(
-        self, path: PathLike, collectives: Collectives, work: Callable[[FolderReader], tuple[T, list[ChunkRead]]]
+        self,
+        path: PathLike,
+        collectives: Collectives,
+        work: Callable[[FolderReader], tuple[T, list[ChunkRead]]],
     ) -> T:
-        """All ranks. The result of `work`, once each has the files for it, and those that are to be read."""
+        """All ranks. The result of `work`, once each has the files for it, and those that are to be
+        read.
+        """
         if not self.exists(path):
             raise CheckpointNotFoundError(
-                f"There is no checkpoint {os.fspath(path)!r} in the memory of these nodes. Load one from a disk."
+                f"There is no checkpoint {os.fspath(path)!r} in the memory of these nodes. Load "
+                "one from a disk."
             )
         ring = self._connected(collectives)
         content = node_parts.manifest_of(self._found, dict(collectives.writer))
@@ -161,13 +190,17 @@ class NeighbourCheckpointIO(CheckpointIO):
             here = {name for name, holders in self._holders.items() if self._node in holders}
             folder = node_parts.NodeFolder(Path(path), here)
             result, needed = together(ring.direct, lambda: _attempt(folder, content, work, ring))  # noqa: B023
-            requests = ring.direct.broadcast_object(ring.direct.gather_objects((self._node, needed)))
+            requests = ring.direct.broadcast_object(
+                ring.direct.gather_objects((self._node, needed))
+            )
             wanted = [(node, name) for node, names in requests for name in names]
             if not wanted:
                 return result  # type: ignore[return-value]  # nothing is missing
 
     def _likely_files(self, ring: _Ring) -> list[tuple[int, str]]:
-        """Node and name: all indexes, what isn't cut, and what the same number of ranks will need."""
+        """Node and name: all indexes, what isn't cut, and what the same number of ranks will
+        need.
+        """
         as_many = ring.size == len(self._found)
         return [
             (node, name)
@@ -179,9 +212,15 @@ class NeighbourCheckpointIO(CheckpointIO):
 
     def _fetch(self, ring: _Ring, folder: Path, wanted: Iterable[tuple[int, str]]) -> None:
         """All ranks, which name the same. Bring files to nodes that lack them."""
-        sizes = {name: entry.size_bytes for part in self._found.values() for name, entry in part.files.items()}
+        sizes = {
+            name: entry.size_bytes
+            for part in self._found.values()
+            for name, entry in part.files.items()
+        }
         sends, receives = [], []
-        missing = [(node, name) for node, name in dict.fromkeys(wanted) if node not in self._holders[name]]
+        missing = [
+            (node, name) for node, name in dict.fromkeys(wanted) if node not in self._holders[name]
+        ]
         if not missing:
             return
 
@@ -215,7 +254,9 @@ class _Ring:
     def __init__(self, direct: DirectCollectives, node: int) -> None:
         self.direct, self.rank, self.size = direct, direct.rank, direct.size
         found = direct.gather_objects((node, secrets.token_hex(4)))
-        self.nodes, self._first_token = direct.broadcast_object(found and ([own for own, _ in found], found[0][1]))
+        self.nodes, self._first_token = direct.broadcast_object(
+            found and ([own for own, _ in found], found[0][1])
+        )
         self._num_saved = 0
         self._ranks: dict[int, list[int]] = {}
         for rank, number in enumerate(self.nodes):
@@ -250,7 +291,8 @@ class _Ring:
         return ranks[number % len(ranks)]
 
     def pass_on(self, folder: Path, part: Part | None) -> list[tuple[Part, list[Any]]]:
-        """All ranks. Send the next node a note of what it will get, and make room for what this rank gets.
+        """All ranks. Send the next node a note of what it will get, and make room for what this
+        rank gets.
 
         Args:
             folder: of the checkpoint.
@@ -266,13 +308,23 @@ class _Ring:
         self.exchange([(self._taker, sent)] if self._taker is not None else [], notes)
         parts = [node_parts.part_from(bytes(note)) for _, note in notes]
         return [
-            (each, [node_parts.place(folder / name, entry.size_bytes) for name, entry in each.files.items()])
+            (
+                each,
+                [
+                    node_parts.place(folder / name, entry.size_bytes)
+                    for name, entry in each.files.items()
+                ],
+            )
             for each in parts
             if each is not None
         ]
 
-    def send_files(self, folder: Path, part: Part | None, received: list[tuple[Part, list[Any]]]) -> None:
-        """All ranks, once all have room. Send the own files to the next node, and receive others."""
+    def send_files(
+        self, folder: Path, part: Part | None, received: list[tuple[Part, list[Any]]]
+    ) -> None:
+        """All ranks, once all have room. Send the own files to the next node, and receive
+        others.
+        """
         sends = []
         if self._taker is not None and part is not None:
             sends = [(self._taker, node_parts.content_of(folder / name)) for name in part.files]
@@ -284,7 +336,11 @@ class _Ring:
         if len(nodes) == 1:
             return {}
         following = zip(nodes, [*nodes[1:], nodes[0]], strict=True)
-        return {rank: takers[place % len(takers)] for ranks, takers in following for place, rank in enumerate(ranks)}
+        return {
+            rank: takers[place % len(takers)]
+            for ranks, takers in following
+            for place, rank in enumerate(ranks)
+        }
 
 
 def _planned(reader: FolderReader, state: Any) -> tuple[Any, list[ChunkRead]]:
@@ -312,6 +368,10 @@ def _raise_together(direct: DirectCollectives, problem: Exception | None, path: 
 
     def fail() -> None:
         if problem is not None:
-            raise problem if isinstance(problem, CheckpointError) else cannot_write(os.fspath(path), problem)
+            raise (
+                problem
+                if isinstance(problem, CheckpointError)
+                else cannot_write(os.fspath(path), problem)
+            )
 
     together(direct, fail)

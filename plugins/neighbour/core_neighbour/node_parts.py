@@ -1,6 +1,7 @@
 """The parts of a checkpoint that one node has in its memory, each with a note that says what it is.
 
-A part is what core's `PartWriter` writes for one rank. Its note is written last, and makes it a part.
+A part is what core's `PartWriter` writes for one rank. Its note is written last, and makes it a
+part.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def part_from(content: bytes) -> Part | None:
     if content[:32] != digest_of(text).encode():
         return None
     fields = json.loads(text)
-    return Part(**fields | {"files": {name: FileEntry(**entry) for name, entry in fields["files"].items()}})
+    return Part(
+        **fields | {"files": {name: FileEntry(**entry) for name, entry in fields["files"].items()}}
+    )
 
 
 class _Plain:
@@ -115,7 +118,10 @@ def find(parent: Path, share: tuple[int, int]) -> list[Part]:
     return [
         part
         for folder, part in found
-        if part is not None and part.rank % size == index and part.checkpoint == folder.name and _is_whole(folder, part)
+        if part is not None
+        and part.rank % size == index
+        and part.checkpoint == folder.name
+        and _is_whole(folder, part)
     ]
 
 
@@ -136,7 +142,11 @@ def complete(parts: Iterable[Part]) -> dict[int, Part] | None:
     saves: dict[tuple[str, str], dict[int, Part]] = {}
     for part in parts:
         saves.setdefault((part.checkpoint, part.token), {})[part.rank] = part
-    whole = [save for save in saves.values() if all(len(save) == part.world_size for part in save.values())]
+    whole = [
+        save
+        for save in saves.values()
+        if all(len(save) == part.world_size for part in save.values())
+    ]
     return max(whole, key=lambda save: (save[0].checkpoint, save[0].saved_at_ns), default=None)
 
 
@@ -150,7 +160,8 @@ def place(path: Path, size_bytes: int) -> mmap.mmap | bytearray:
     """A new file of this size, mapped: what is written there is in it.
 
     Raises:
-        OSError: there is no room. Without asking for it first, the process would end when it writes there.
+        OSError: there is no room. Without asking for it first, the process would end when it writes
+            there.
     """
     if not size_bytes:
         path.touch()
@@ -179,7 +190,9 @@ def _mapped(file: BinaryIO, size_bytes: int) -> mmap.mmap:
 
 
 class AbsentError(OSError):
-    """Bytes are needed now of a file that is in the memory of another node: `args[0]` is its name."""
+    """Bytes are needed now of a file that is in the memory of another node: `args[0]` is its
+    name.
+    """
 
 
 class _AbsentFile(MappedFile):

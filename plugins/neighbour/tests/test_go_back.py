@@ -14,7 +14,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from core import Capability, ConfigurationError, DataModule, Trainer, UnsupportedError
-from core.callbacks import Callback, EarlyStopping, GoBack, LambdaCallback, MemoryCheckpoint, ModelCheckpoint
+from core.callbacks import (
+    Callback,
+    EarlyStopping,
+    GoBack,
+    LambdaCallback,
+    MemoryCheckpoint,
+    ModelCheckpoint,
+)
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointNotFoundError
 from core.strategies import SingleDeviceStrategy
@@ -75,7 +82,9 @@ ALONE = SimpleNamespace(trainer=trainer_of_one, backend=SimpleNamespace(num_proc
 
 def fit_alone(*callbacks, batch_size=4, ckpt_path=None, resume="all", **options):
     trainer = trainer_of_one(callbacks=list(callbacks), **options)
-    trainer.fit(make_net(), datamodule=Data(batch_size=batch_size), ckpt_path=ckpt_path, resume=resume)
+    trainer.fit(
+        make_net(), datamodule=Data(batch_size=batch_size), ckpt_path=ckpt_path, resume=resume
+    )
     return trainer
 
 
@@ -99,7 +108,11 @@ class Back(Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if trainer.global_step == self.at and not self.asked and not trainer.count_unfinished():
-            self.asked, self.kept, self.asked_at_s = True, list(self.memory.kept), trainer.progress.elapsed_s
+            self.asked, self.kept, self.asked_at_s = (
+                True,
+                list(self.memory.kept),
+                trainer.progress.elapsed_s,
+            )
             self.memory.go_back(trainer, self.to and self.to - trainer.global_rank)
 
 
@@ -108,7 +121,10 @@ def fit(rank, folder, to=None, at=None, keep=3, every=1, data=(), loader=SHUFFLE
     random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
     name = "back" if at else "straight"
     memory = MemoryCheckpoint(every, folder, keep=keep)
-    back, saver = Back(memory, at, to), ModelCheckpoint(folder / name, every_n_train_steps=4, save_top_k=-1)
+    back, saver = (
+        Back(memory, at, to),
+        ModelCheckpoint(folder / name, every_n_train_steps=4, save_top_k=-1),
+    )
     callbacks = [back, EarlyStopping("val_loss", patience=9), memory, saver, Listener()]
     given = {"max_epochs": 3, "enable_checkpointing": True, "default_root_dir": folder, **options}
     trainer = rank.trainer(callbacks=callbacks, **given)
@@ -127,7 +143,9 @@ def state_at_the_end(path):
     del state["progress"]["elapsed_s"]
     for own in state["ranks"]:
         own["metrics"]["values"] = dict(sorted(own["metrics"]["values"].items()))
-    state["callbacks"] = {name: own for name, own in state["callbacks"].items() if "ModelCheckpoint" not in name}
+    state["callbacks"] = {
+        name: own for name, own in state["callbacks"].items() if "ModelCheckpoint" not in name
+    }
     return state
 
 
@@ -136,19 +154,31 @@ def check(folder, results, *, at, begins, per_step=1):
         assert back.starts == [0, begins]
         assert count_batches(found) == count_batches(expected) + (at - begins) * per_step
         # What counts is how each came last. An epoch has no third part.
-        last = [{event[: 2 + (event[0] != "epoch")]: event for event in events} for events in (expected, found)]
+        last = [
+            {event[: 2 + (event[0] != "epoch")]: event for event in events}
+            for events in (expected, found)
+        ]
         assert last[0] == last[1]
     assert_same(state_at_the_end(folder / "back.ckpt"), state_at_the_end(folder / "straight.ckpt"))
-    files = [{name.replace("-v1", "") for name in os.listdir(folder / name)} for name in ("straight", "back")]
+    files = [
+        {name.replace("-v1", "") for name in os.listdir(folder / name)}
+        for name in ("straight", "back")
+    ]
     assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow), pytest.param("parallel", marks=pytest.mark.slow)]
+    "strategy",
+    [
+        "ddp",
+        pytest.param("fsdp", marks=pytest.mark.slow),
+        pytest.param("parallel", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_back_as_if_it_had_not_gone_on(tmp_path, strategy):
     results = BACKENDS[strategy].run(straight_and_back, tmp_path, {"at": 8, "to": 4, "keep": 5})
-    check(tmp_path, results, at=8, begins=4)  # over the beginning of an epoch, with a validation and a file in between
+    # over the beginning of an epoch, with a validation and a file in between
+    check(tmp_path, results, at=8, begins=4)
     assert results[0][1].kept == [3, 4, 5, 6, 7]
 
 
@@ -159,11 +189,20 @@ CASES = {
     "accumulated": ({"at": 2, "to": 1, "accumulate_grad_batches": 2}, 1, 2),
     "a stream": ({"at": 8, "to": 7, "data": [Stream], "loader": {}}, 7, 1),
     "workers": (
-        {"at": 9, "to": 7, "loader": {"num_workers": 1, "persistent_workers": True}, "seed_samples": True},
+        {
+            "at": 9,
+            "to": 7,
+            "loader": {"num_workers": 1, "persistent_workers": True},
+            "seed_samples": True,
+        },
         7,
         1,
     ),
-    "other loaders in each epoch": ({"at": 8, "to": 4, "keep": 6, "reload_dataloaders_every_n_epochs": 1}, 4, 1),
+    "other loaders in each epoch": (
+        {"at": 8, "to": 4, "keep": 6, "reload_dataloaders_every_n_epochs": 1},
+        4,
+        1,
+    ),
     "with a bar": ({"at": 8, "to": 7, "enable_progress_bar": True}, 7, 1),
 }
 
@@ -196,12 +235,16 @@ def fit_on_node(memory, strategy):
     memory = MemoryCheckpoint(folder=memory[int(rank)], keep=4)
     back = Back(memory, 5, 4)
     callbacks = [Damages(memory._folder, 5, 4), back, memory]
-    trainer = Trainer(**QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2)
+    trainer = Trainer(
+        **QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2
+    )
     trainer.fit(make_net(), datamodule=Data(batch_size=1))
     return back.starts, back.kept
 
 
-@pytest.mark.parametrize(("strategy", "begins"), [("ddp", 3), pytest.param("fsdp", 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("strategy", "begins"), [("ddp", 3), pytest.param("fsdp", 4, marks=pytest.mark.slow)]
+)
 def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, begins):
     memory = [tmp_path / "first", tmp_path / "second"]
     for folder in memory:
@@ -214,11 +257,27 @@ def test_the_last_ones_are_kept_and_one_that_is_held(tmp_path):
     kept, memory = [], MemoryCheckpoint(2, tmp_path, keep=2)
     watches = LambdaCallback(
         on_train_batch_start=lambda *_: kept.append(list(memory.kept)),
-        on_train_batch_end=lambda trainer, *_: trainer.global_step in (3, 7) and memory.hold(trainer.global_step),
+        on_train_batch_end=lambda trainer, *_: (
+            trainer.global_step in (3, 7) and memory.hold(trainer.global_step)
+        ),
     )
     fit_alone(memory, watches, max_steps=13)
     assert kept == [
-        *([], [], [2], [2], [2, 4], [2, 4], [2, 4, 6], [2, 4, 6], [6, 8], [6, 8], [6, 8, 10], [6, 8, 10], [6, 10, 12])
+        *(
+            [],
+            [],
+            [2],
+            [2],
+            [2, 4],
+            [2, 4],
+            [2, 4, 6],
+            [2, 4, 6],
+            [6, 8],
+            [6, 8],
+            [6, 8, 10],
+            [6, 8, 10],
+            [6, 10, 12],
+        )
     ]
     assert memory.kept == []
 
@@ -247,7 +306,14 @@ def test_what_was_asked_for_after_the_state_is_not_saved(tmp_path):
 
     memory = MemoryCheckpoint(folder=tmp_path, keep=2)
     back = Back(memory, 3, 2)
-    fit_alone(Asks(tmp_path / "asked.ckpt", 5), back, memory, max_epochs=1, accumulate_grad_batches=2, batch_size=3)
+    fit_alone(
+        Asks(tmp_path / "asked.ckpt", 5),
+        back,
+        memory,
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        batch_size=3,
+    )
     assert back.starts == [0, 2]
     assert not (tmp_path / "asked.ckpt").exists()
 
@@ -281,7 +347,10 @@ def test_the_step_before_is_let_go_at_once(tmp_path):
 
 
 def test_without_such_a_state_there_is_no_way_back(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match=r"no state up to step 0: it has those after steps \[1\]\. Keep"):
+    with pytest.raises(
+        CheckpointNotFoundError,
+        match=r"no state up to step 0: it has those after steps \[1\]\. Keep",
+    ):
         fit_and_go_back(tmp_path, to=0)
     assert list(tmp_path.iterdir())  # it is still there
 
@@ -291,7 +360,9 @@ def test_within_a_window_there_is_no_way_back(tmp_path):
         fit_and_go_back(tmp_path, at=3, accumulate_grad_batches=2)
 
 
-@pytest.mark.parametrize("change", [{"adds": Capability.OWNS_STEP}, {"lacks": Capability.BIT_EXACT_RESUME}])
+@pytest.mark.parametrize(
+    "change", [{"adds": Capability.OWNS_STEP}, {"lacks": Capability.BIT_EXACT_RESUME}]
+)
 def test_a_strategy_that_cant_go_back_says_so(tmp_path, change):
     class Engine(SingleDeviceStrategy):
         adds = lacks = Capability.NONE
@@ -302,7 +373,10 @@ def test_a_strategy_that_cant_go_back_says_so(tmp_path, change):
 
     strategy = Engine()
     vars(strategy).update(change)
-    with pytest.raises(UnsupportedError, match=r"^MemoryCheckpoint can't go back under Engine, which steps by itself"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^MemoryCheckpoint can't go back under Engine, which steps by itself",
+    ):
         fit_and_go_back(tmp_path, strategy=strategy)
 
 

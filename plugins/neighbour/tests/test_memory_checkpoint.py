@@ -41,7 +41,9 @@ class Deep(Net):
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 1)).double()
+        self.layer = nn.Sequential(
+            nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 1)
+        ).double()
 
 
 class Notes(Callback):
@@ -53,15 +55,22 @@ class Notes(Callback):
         self.began = trainer.global_step
 
     def on_train_end(self, trainer, module):
-        parameters = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in module.parameters()]
+        parameters = [
+            part.full_tensor() if hasattr(part, "full_tensor") else part
+            for part in module.parameters()
+        ]
         self.weights = torch.cat([part.detach().flatten() for part in parameters]).tolist()
 
 
 def train(folder, memory, num_ranks=1, *, crash=None, others=(), strategy="ddp", **options):
-    """Two epochs, from the memory if there is something; where each rank is a node, `memory` has a folder for each."""
+    """Two epochs, from the memory if there is something; where each rank is a node, `memory` has a
+    folder for each.
+    """
     torch.manual_seed(1)
     rank = os.environ.get("RANK", "0")
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank} if num_ranks > 1 else {}
+    os.environ |= (
+        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank} if num_ranks > 1 else {}
+    )
     notes = Notes()
     trainer = Trainer(
         **QUIET | {"max_epochs": 2, "global_batch_size": 12, "default_root_dir": folder} | options,
@@ -97,7 +106,8 @@ def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
     whole, _ = train(tmp_path / "whole", memory)
     on_nodes(2, root, memory, crash=3)
     assert all(list(folder.rglob("step-000000000003.ckpt")) for folder in memory[:2])
-    # The first node is lost. Of three that take its place one knows where the run stood, and tells the others.
+    # The first node is lost. Of three that take its place one knows where the run stood, and tells
+    # the others.
     on_nodes(3, root, [memory[2], memory[1], memory[3]], crash=5)
     # What one has missed, the others have.
     for path in memory[2].rglob("*step-000000000005.ckpt*"):
@@ -108,11 +118,16 @@ def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
 
 @pytest.mark.slow
 def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
-    memory, root, options = folders(tmp_path), tmp_path / "run", {"strategy": "fsdp", "enable_checkpointing": False}
+    memory, root, options = (
+        folders(tmp_path),
+        tmp_path / "run",
+        {"strategy": "fsdp", "enable_checkpointing": False},
+    )
     whole, _ = train(tmp_path / "whole", memory, **options)
     on_nodes(2, root, memory, crash=3, **options)
     assert all(len(list(folder.rglob("*.note"))) == 2 for folder in memory[:2])
-    # The first node is lost. Of three that take its place one has the shards of both, and each takes what it needs.
+    # The first node is lost. Of three that take its place one has the shards of both, and each
+    # takes what it needs.
     (weights, began), *_ = on_nodes(3, root, [memory[2], memory[1], memory[3]], **options)
     assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-10), 3)
     assert [list(folder.iterdir()) for folder in memory[1:]] == [[], [], []]
@@ -141,7 +156,9 @@ def test_a_damaged_one_is_passed_over(tmp_path):
 
 @pytest.fixture
 def fit_in(tmp_path, monkeypatch):
-    """A function that trains a step, and the folder that it keeps its states in, which is gone then."""
+    """A function that trains a step, and the folder that it keeps its states in, which is gone
+    then.
+    """
     seen = []
 
     class Look(Callback):
@@ -151,7 +168,9 @@ def fit_in(tmp_path, monkeypatch):
 
     def fit(*others, **options):
         callbacks = [MemoryCheckpoint(), *others]
-        trainer = Trainer(**QUIET | {"max_steps": 1}, default_root_dir=tmp_path, callbacks=callbacks)
+        trainer = Trainer(
+            **QUIET | {"max_steps": 1}, default_root_dir=tmp_path, callbacks=callbacks
+        )
         trainer.fit(Net(), DataLoader(data(), 3), **options)
 
     memory = tmp_path / "memory"
@@ -167,7 +186,9 @@ def test_a_link_that_others_have_made_is_refused_and_left_alone(tmp_path, fit_in
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
     folder.symlink_to(mine)
-    with pytest.raises(ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"
+    ):
         fit(ckpt_path=ckpt_path)
     assert folder.is_symlink()
     assert (mine / "notes.txt").read_text() == "mine"
@@ -175,12 +196,17 @@ def test_a_link_that_others_have_made_is_refused_and_left_alone(tmp_path, fit_in
 
 @pytest.mark.parametrize("ckpt_path", [None, "last"])
 @pytest.mark.parametrize(("mode", "is_of_another"), [(0o777, False), (0o700, True)])
-def test_a_folder_that_others_have_made_is_refused(fit_in, monkeypatch, ckpt_path, mode, is_of_another):
+def test_a_folder_that_others_have_made_is_refused(
+    fit_in, monkeypatch, ckpt_path, mode, is_of_another
+):
     fit, folder = fit_in
     folder.mkdir()
     folder.chmod(mode)
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + is_of_another)  # the owner is another than who runs
-    with pytest.raises(ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"):
+    # the owner is another than who runs
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + is_of_another)
+    with pytest.raises(
+        ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"
+    ):
         fit(ckpt_path=ckpt_path)
     assert folder.is_dir()
 

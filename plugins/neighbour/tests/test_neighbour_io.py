@@ -1,4 +1,6 @@
-"""Shards in the memory of two nodes each, and what is left of them when nodes are lost. Ranks are threads here."""
+"""Shards in the memory of two nodes each, and what is left of them when nodes are lost. Ranks are
+threads here.
+"""
 
 import os
 import shutil
@@ -21,7 +23,9 @@ def state_of(rank, num_ranks, value):
     cuts = [0, *(ROWS * (each + 1) // num_ranks for each in range(num_ranks))]
     start, stop = cuts[rank], cuts[rank + 1]
     rows = torch.arange(start, stop, dtype=torch.float64)[:, None].expand(-1, 3) + value
-    leaf = ShardedLeaf((ROWS, 3), torch.float64, (Chunk((start, 0), (stop - start, 3), rows.clone()),))
+    leaf = ShardedLeaf(
+        (ROWS, 3), torch.float64, (Chunk((start, 0), (stop - start, 3), rows.clone()),)
+    )
     return {"model": {"weight": leaf, "count": torch.tensor(7 + value)}, "name": f"rank {rank}"}
 
 
@@ -58,11 +62,18 @@ def load(nodes, per_node):
             return None
         target = state_of(ranks.rank, num_ranks, -1.0)["model"]["weight"]
         path = nodes[node] / found[0]
-        assert storage.describe_checkpoint(path, collectives=ranks)["model"]["weight"].shape == (ROWS, 3)
-        state = storage.load_checkpoint(path, collectives=ranks, state={"model": {"weight": target}})
+        assert storage.describe_checkpoint(path, collectives=ranks)["model"]["weight"].shape == (
+            ROWS,
+            3,
+        )
+        state = storage.load_checkpoint(
+            path, collectives=ranks, state={"model": {"weight": target}}
+        )
         [chunk] = target.chunks
         value = chunk.tensor[0, 0].item() - chunk.offsets[0]
-        assert torch.equal(chunk.tensor, state_of(ranks.rank, num_ranks, value)["model"]["weight"].chunks[0].tensor)
+        assert torch.equal(
+            chunk.tensor, state_of(ranks.rank, num_ranks, value)["model"]["weight"].chunks[0].tensor
+        )
         assert (state["name"], state["model"]["count"].item()) == ("rank 0", 7 + value)
         return found[0], value
 
@@ -75,7 +86,8 @@ def test_every_shard_outlives_any_one_node(nodes, lost, per_node):
     save(nodes[:3], per_node)
     shutil.rmtree(nodes[lost])
     nodes[3].rmdir()  # a new machine has not even the folder
-    # On as many nodes, of which one is new: it gets the parts of its ranks and rank 0's, and nothing else.
+    # On as many nodes, of which one is new: it gets the parts of its ranks and rank 0's, and
+    # nothing else.
     later = [path if number != lost else nodes[3] for number, path in enumerate(nodes[:3])]
     assert load(later, per_node) == [(NAME, 0.0)] * 3 * per_node
     expected = {f"{rank:05}" for rank in (*range(lost * per_node, (lost + 1) * per_node), 0)}
@@ -120,14 +132,17 @@ def test_the_newest_that_is_complete_counts(nodes):
 
 
 def test_a_state_that_cannot_be_saved_is_an_error_on_all(nodes):
-    errors = save(nodes[:2], 1, change=lambda rank, state: {**state, "x": object()} if rank else state)
+    errors = save(
+        nodes[:2], 1, change=lambda rank, state: {**state, "x": object()} if rank else state
+    )
     assert [type(error) for error in errors] == [CheckpointError] * 2
     assert "On rank 1" in str(errors[0])
 
 
 @pytest.mark.parametrize(
     ("failing", "newest"),
-    [("os.posix_fallocate", NAME), ("add_note", "step-2.ckpt")],  # of which the other node has both notes
+    # of which the other node has both notes
+    [("os.posix_fallocate", NAME), ("add_note", "step-2.ckpt")],
 )
 def test_a_rank_that_cannot_write_is_an_error_on_all(nodes, monkeypatch, failing, newest):
     def fail_on_one(*arguments):

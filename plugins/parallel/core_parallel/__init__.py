@@ -1,4 +1,6 @@
-"""Parallelism in several dimensions for `core`: `Trainer(strategy=MeshParallelStrategy(pipeline=2), devices=4)`."""
+"""Parallelism in several dimensions for `core`:
+`Trainer(strategy=MeshParallelStrategy(pipeline=2), devices=4)`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ __all__ = [
 ]
 
 ParallelStrategy = MeshParallelStrategy
-"""The earlier name of `MeshParallelStrategy`, until 1.0. `core.strategies.ParallelStrategy` is the base class."""
+"""The earlier name of `MeshParallelStrategy`, until 1.0. `core.strategies.ParallelStrategy` is the
+base class.
+"""
 
 
 def __getattr__(name: str) -> Any:

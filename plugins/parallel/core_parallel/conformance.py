@@ -1,4 +1,6 @@
-"""The conformance suites of core-parallel. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-parallel. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core import Capability
 from core_testing import PARALLEL, StrategyConformance, StrategySmoke
@@ -13,7 +15,8 @@ class TestPipeline(StrategyConformance):
     """Two ranks of one pipeline, which have their data in common."""
 
     alias = "pipeline"
-    options = {"microbatches": "auto"}  # with options: the kit's script reads the whole module from one rank
+    # with options: the kit's script reads the whole module from one rank
+    options = {"microbatches": "auto"}
     data_parallel_size = 1
     expected_capabilities = _CAPABILITIES | Capability.OWNS_GRADIENTS
     known_failures = {"test_training_equals_one_device[two_optimizers]": _PARTS_ALONE}

@@ -18,7 +18,13 @@ from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy, wrapping
 from core_parallel.communication import averages, overflow
 from core_parallel.context.attention import Attention
-from core_parallel.context.sequence import Context, check_whole_batches, computed_again, in_parts, newest_turn
+from core_parallel.context.sequence import (
+    Context,
+    check_whole_batches,
+    computed_again,
+    in_parts,
+    newest_turn,
+)
 from core_parallel.context.uncompiled_attention import Apart
 from core_parallel.experts import expert_modules, expert_shards, uncompiled
 from core_parallel.mesh import device_mesh, sizes
@@ -60,10 +66,12 @@ _OF_UNITS = (
 
 
 class MeshStrategy(FSDPStrategy):
-    """The mesh and its axes, without stages and without arguments: `MeshParallelStrategy` adds both.
+    """The mesh and its axes, without stages and without arguments: `MeshParallelStrategy` adds
+    both.
 
-    Where tensors lie in parts, they are DTensors, and all is done as under `fsdp`; else as by any strategy that keeps
-    them whole. Gradients are then averaged over the axes along which ranks have the same parameters.
+    Where tensors lie in parts, they are DTensors, and all is done as under `fsdp`; else as by any
+    strategy that keeps them whole. Gradients are then averaged over the axes along which ranks have
+    the same parameters.
     """
 
     def _lay_axes(
@@ -78,7 +86,8 @@ class MeshStrategy(FSDPStrategy):
         tensor_loss: str,
         options: Mapping[str, Any],
     ) -> None:
-        """End of construction: take what `MeshParallelStrategy` was given for the axes, beside options of shards.
+        """End of construction: take what `MeshParallelStrategy` was given for the axes, beside
+        options of shards.
 
         Raises:
             ConfigurationError: a value that isn't one, or an option that doesn't go with the axes.
@@ -87,12 +96,17 @@ class MeshStrategy(FSDPStrategy):
         self._mesh: device_mesh.Mesh | None = None
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
-            raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
+            raise ConfigurationError(
+                f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'."
+            )
         for name, word in {"context_loss": context_loss, "tensor_loss": tensor_loss}.items():
             if word not in ("whole", "local"):
                 raise ConfigurationError(f"{name}={word!r}: expected 'whole' or 'local'.")
         self._keeps_logits = tensor_loss == "local"
-        self._context_options, self._joins = (context_attention, context_dim), context_loss == "whole"
+        self._context_options, self._joins = (
+            (context_attention, context_dim),
+            context_loss == "whole",
+        )
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._began = 0
         self._local: list[nn.Module] = []
@@ -107,37 +121,42 @@ class MeshStrategy(FSDPStrategy):
         owner = type(self).__name__
         if self.sharding.replicates or self._mesh_option is not None:
             raise ConfigurationError(
-                f"{owner} lays out its own mesh of data, shard and further axes, and takes neither device_mesh nor "
-                "replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
+                f"{owner} lays out its own mesh of data, shard and further axes, and takes neither "
+                "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
             )
         if self._keeps_logits and self._given["pipeline"] != 1:
             raise ConfigurationError(
-                f"{owner}(tensor_loss='local') isn't there yet with a pipeline, whose ranks share what the model "
-                "returns. Leave it out."
+                f"{owner}(tensor_loss='local') isn't there yet with a pipeline, whose ranks share "
+                "what the model returns. Leave it out."
             )
         if self._keeps_logits and self._given["context"] != 1 and self._joins:
             raise ConfigurationError(
-                f"{owner}(tensor_loss='local') leaves logits in parts, and context_loss='whole' joins them. Give "
-                "context_loss='local' too."
+                f"{owner}(tensor_loss='local') leaves logits in parts, and context_loss='whole' "
+                "joins them. Give context_loss='local' too."
             )
         asked = {name for name, value in options.items() if value not in (None, False, "units")}
         unused = [name for name in _OF_SHARDS if name in asked]
-        if "activation_checkpointing" in asked and (self._given["shard"] == 1 or self._given["pipeline"] != 1):
+        if "activation_checkpointing" in asked and (
+            self._given["shard"] == 1 or self._given["pipeline"] != 1
+        ):
             raise ConfigurationError(
                 f"{owner}(activation_checkpointing=...) is about units of shards alone. Give "
                 "activation_checkpointing='units' to Trainer or Fabric, which goes with all axes."
             )
         if unused and self._given["shard"] == 1:
             raise ConfigurationError(
-                f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. Leave it out, or say "
-                "over how many ranks they are sharded, as in shard=2."
+                f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. "
+                "Leave it out, or say over how many ranks they are sharded, as in shard=2."
             )
-        if self._given["pipeline"] != 1 and (unused := [name for name in _OF_UNITS if name in asked]):
+        if self._given["pipeline"] != 1 and (
+            unused := [name for name in _OF_UNITS if name in asked]
+        ):
             raise ConfigurationError(
-                f"{owner}({unused[0]}=...) isn't there yet with a pipeline, whose units are its parts. Leave it out."
+                f"{owner}({unused[0]}=...) isn't there yet with a pipeline, whose units are its "
+                "parts. Leave it out."
             )
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> sizes.Sizes:
@@ -159,17 +178,28 @@ class MeshStrategy(FSDPStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
+        """The capabilities of every parallel strategy, accumulation without communication, and
+        state in parts.
+        """
         own = super().capabilities
         if self._given["shard"] == 1:
-            own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
-        if self._given["expert"] != 1:  # tokens travel in evaluation too, where no rank may end before the others
+            own = (
+                super(FSDPStrategy, self).capabilities
+                | Capability.NO_SYNC
+                | Capability.SHARDED_STATE
+            )
+        # tokens travel in evaluation too, where no rank may end before the others
+        if self._given["expert"] != 1:
             own &= ~Capability.INFERENCE_MODE
         has_all = self._given["pipeline"] == self._given["expert"] == 1
         return own if has_all else own | Capability.OWNS_GRADIENTS
 
-    def replicas_of(self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None) -> Hashable:
-        """All ranks. Those at the same place along the axes over which no data is split, and with the same parts."""
+    def replicas_of(
+        self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
+    ) -> Hashable:
+        """All ranks. Those at the same place along the axes over which no data is split, and with
+        the same parts.
+        """
         one, share = self.sizes, self.sizes.context * self.sizes.tensor
         stage = self.global_rank // (share * one.data * one.shard)
         return () if tensor is None else (stage, self.global_rank % share)
@@ -180,7 +210,9 @@ class MeshStrategy(FSDPStrategy):
 
     @property
     def takes_policies(self) -> bool:  # type: ignore[override]  # it depends on the sizes
-        """True if layers are called as a whole, with weights of their own, which may be gathered for it."""
+        """True if layers are called as a whole, with weights of their own, which may be gathered
+        for it.
+        """
         return all(self._given[name] == 1 for name in ("pipeline", "context", "tensor", "expert"))
 
     def check(self) -> None:
@@ -193,7 +225,7 @@ class MeshStrategy(FSDPStrategy):
         owner.check()
         _ = self.sizes
 
-    # environment ----------------------------------------------------------------------------------------------------
+    # environment ----------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
         """All ranks. Join the group and lay out the mesh."""
@@ -202,11 +234,14 @@ class MeshStrategy(FSDPStrategy):
             self.device_mesh = self.configure_device_mesh()
 
     def configure_device_mesh(self) -> DeviceMesh:
-        """All ranks. The mesh: ranks of a tensor group follow each other, those of a pipeline lie farthest apart."""
+        """All ranks. The mesh: ranks of a tensor group follow each other, those of a pipeline lie
+        farthest apart.
+        """
         self._mesh = device_mesh.lay_out(self.root_device.type, self.sizes)
         if self.num_processes_per_node % self.sizes.tensor and self.is_global_zero:
             _log.warning(
-                "tensor=%d crosses nodes of %d processes: every layer waits for the network between them.",
+                "tensor=%d crosses nodes of %d processes: every layer waits for the network "
+                "between them.",
                 self.sizes.tensor,
                 self.num_processes_per_node,
             )
@@ -219,7 +254,9 @@ class MeshStrategy(FSDPStrategy):
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of shares of the data: data * shard. Ranks of one pipeline, context or tensor group have the same."""
+        """Number of shares of the data: data * shard. Ranks of one pipeline, context or tensor
+        group have the same.
+        """
         return self.sizes.data * self.sizes.shard
 
     @property
@@ -237,7 +274,7 @@ class MeshStrategy(FSDPStrategy):
         """The group of the ranks that have the same data as this one."""
         return self._axis("pipeline", "context", "tensor")
 
-    # module ---------------------------------------------------------------------------------------------------------
+    # module ---------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Begin with rank 0's weights, and cut what is to lie in parts.
@@ -250,7 +287,8 @@ class MeshStrategy(FSDPStrategy):
         compiler = self.session.compiler
         if self.sizes.context > 1:
             check_whole_batches(module)
-            self.session.compiler = None  # of what is called in parts, and not of the step around it
+            # of what is called in parts, and not of the step around it
+            self.session.compiler = None
         self._share_random_state()
         self._set_up_whole(module)
         self._leave_out_of_graphs(module, _called(module), compiles=compiler is not None)
@@ -259,7 +297,8 @@ class MeshStrategy(FSDPStrategy):
         return self.model
 
     def _check_hooks(self, module: nn.Module) -> None:
-        """Refuse hooks of parameters; where ranks share data alone, those that see a rank's gradient once it is there.
+        """Refuse hooks of parameters; where ranks share data alone, those that see a rank's
+        gradient once it is there.
 
         Raises:
             ModuleError: with the parameter's name.
@@ -280,8 +319,12 @@ class MeshStrategy(FSDPStrategy):
         self.module_to_device(module)
         return self.model
 
-    def _leave_out_of_graphs(self, module: nn.Module, called: Sequence[nn.Module], *, compiles: bool) -> None:
-        """Leave exchanges out of what is compiled, of sequences in attention, and of tokens around experts."""
+    def _leave_out_of_graphs(
+        self, module: nn.Module, called: Sequence[nn.Module], *, compiles: bool
+    ) -> None:
+        """Leave exchanges out of what is compiled, of sequences in attention, and of tokens around
+        experts.
+        """
         if not (compiles or self.session.compiles) or self.sizes.context == self.sizes.expert == 1:
             return
         for one in self._contexts_of(module, called):
@@ -303,7 +346,9 @@ class MeshStrategy(FSDPStrategy):
         self._cut_planned(module, styles)
 
     def _cut_planned(self, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
-        """All ranks, with the same values. Cut layers in place, which are compared with whole ones in steps."""
+        """All ranks, with the same values. Cut layers in place, which are compared with whole ones
+        in steps.
+        """
         if styles:
             layers.cut(module, styles, self._mesh_of("tensor"))
             blocks = checks.blocks_of(module, styles)
@@ -311,7 +356,9 @@ class MeshStrategy(FSDPStrategy):
             self._blocks[module] = blocks, CheckKeys(module, *self._deciding())
 
     def _compared(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
-        """All ranks. A context of a step in which cut layers are compared with whole ones, if `CheckKeys` says so."""
+        """All ranks. A context of a step in which cut layers are compared with whole ones, if
+        `CheckKeys` says so.
+        """
         if own not in self._blocks:
             return nullcontext()
         blocks, keys = self._blocks[own]
@@ -329,8 +376,12 @@ class MeshStrategy(FSDPStrategy):
         finally:
             restore_random_state(before, self.accelerator, self.root_device)
 
-    def _planned(self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]) -> dict[str, ParallelStyle]:
-        """The styles in which layers of a whole module are cut. Each rank of a tensor group has its experts whole."""
+    def _planned(
+        self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]
+    ) -> dict[str, ParallelStyle]:
+        """The styles in which layers of a whole module are cut. Each rank of a tensor group has its
+        experts whole.
+        """
         size = self.sizes.tensor
         if size == 1:
             return {}
@@ -371,14 +422,18 @@ class MeshStrategy(FSDPStrategy):
                     tensor.copy_(self.broadcast(tensor.detach()))
 
     def _share_random_state(self) -> None:
-        """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
+        """All ranks. Share a random state among the ranks that have the same data, which run the
+        user's step alike.
+        """
         if (group := self._sharing) is not None:
             states = [collect_random_state(self.accelerator, self.root_device)]
             dist.broadcast_object_list(states, group=group, group_src=0)
             restore_random_state(states[0], self.accelerator, self.root_device)
 
     def configure_sharding(self, module: nn.Module) -> None:
-        """All ranks. Shard over the axis `shard`, if it has several ranks; experts over ranks with the same ones."""
+        """All ranks. Shard over the axis `shard`, if it has several ranks; experts over ranks with
+        the same ones.
+        """
         if self.sizes.shard == 1:
             return
         if self._experts_mesh is not None:
@@ -398,18 +453,28 @@ class MeshStrategy(FSDPStrategy):
         policy, units = self._policy(), []
         if layout is None:  # else parts are gathered once a step
             wrapping.check_parameters(module)
-            chosen = wrapping.choose_modules(module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy")
-            units = wrapping.units_of(module, chosen) if self.sharding.reshard_after_forward is not False else []
+            chosen = wrapping.choose_modules(
+                module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
+            )
+            units = (
+                wrapping.units_of(module, chosen)
+                if self.sharding.reshard_after_forward is not False
+                else []
+            )
         return {"units": units, "gathers_as": policy.param_dtype, "reduces_as": policy.reduce_dtype}
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Replace the optimizer's parameters by their parts; see `FSDPStrategy.setup_optimizer`."""
+        """All ranks. Replace the optimizer's parameters by their parts; see
+        `FSDPStrategy.setup_optimizer`.
+        """
         return super().setup_optimizer(optimizer) if self._is_in_parts else optimizer
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. The user's method, in which calls of the model see a part of the sequence."""
+        """All ranks, once a stage. The user's method, in which calls of the model see a part of the
+        sequence.
+        """
         method = super().step_callable(name, module)
         own = self.session.handle_of(module).module
         contexts = self._contexts_of(own, _called(own))
@@ -427,7 +492,9 @@ class MeshStrategy(FSDPStrategy):
         return call
 
     def _contexts_of(self, own: nn.Module, called: Sequence[nn.Module]) -> list[Context]:
-        """All ranks. The calls that see a part of the sequence, of a user's module; none without that axis."""
+        """All ranks. The calls that see a part of the sequence, of a user's module; none without
+        that axis.
+        """
         if (group := self._axis("context")) is None:
             return []
         if own not in self._contexts:
@@ -436,14 +503,19 @@ class MeshStrategy(FSDPStrategy):
         return self._contexts[own]
 
     def _deciding(self) -> tuple[ProcessGroup | None, torch.device]:
-        """All ranks. The group of the ranks that communicate in a call of the model, and its device."""
+        """All ranks. The group of the ranks that communicate in a call of the model, and its
+        device.
+        """
         data = ("data",) if self.sizes.expert > 1 else ()
         return self._axis("pipeline", "shard", "context", "tensor", *data), self.root_device
 
     @contextmanager
     def _draw_apart(self) -> Iterator[None]:
-        """A context in which each rank of a context group draws its own numbers; what they share goes on afterwards."""
-        base = random.getrandbits(62)  # of Python's generator, so that torch's draws in a step are those of one device
+        """A context in which each rank of a context group draws its own numbers; what they share
+        goes on afterwards.
+        """
+        # of Python's generator, so that torch's draws in a step are those of one device
+        base = random.getrandbits(62)
         before = collect_random_state(self.accelerator, self.root_device)
         try:
             torch.manual_seed(base + self.global_rank // self.sizes.tensor)
@@ -451,11 +523,19 @@ class MeshStrategy(FSDPStrategy):
         finally:
             restore_random_state(before, self.accelerator, self.root_device)
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
-        with computed_again([one for contexts in self._contexts.values() for one in contexts], self._began):
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
+        """All ranks. Backward, then the average over the axes along which ranks have the same
+        parameters.
+        """
+        with computed_again(
+            [one for contexts in self._contexts.values() for one in contexts], self._began
+        ):
             super().backward(loss, module, manual=manual, **kwargs)
-        modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
+        modules = [
+            handle.module for handle in self.session.handles if handle.module not in self._local
+        ]
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
         for each in modules:
@@ -485,9 +565,17 @@ class MeshStrategy(FSDPStrategy):
         """True if gradients of what is in shards may stay whole until a window ends."""
         return True
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients aren't averaged over data; those of stages and layers still flow."""
-        return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients aren't averaged over data; those of stages and
+        layers still flow.
+        """
+        return (
+            self._without_average(self.session.handle_of(module).module)
+            if enabled
+            else nullcontext()
+        )
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer, unless gradients of any rank overflowed."""
@@ -515,7 +603,9 @@ class MeshStrategy(FSDPStrategy):
         lacks = self._asks_for_overflows() and not overflow.has_gradients(optimizer)
         self.precision_plugin.unscale_gradients(self._stand_in(optimizer) if lacks else optimizer)
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
         """All ranks. Clip over all axes; see `Strategy.clip_gradients`."""
         self._unscale(optimizer)
         owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
@@ -523,27 +613,33 @@ class MeshStrategy(FSDPStrategy):
         return clipped
 
     def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
-        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given; None if torch can take it."""
+        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given; None if torch
+        can take it.
+        """
         has_meshes = len(torch_clipping.by_mesh(gradients)) > 1
         return averages.norm_of(gradients, norm_type, None) if has_meshes else None
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Module state by the user's names: in parts as under `fsdp`, else whole on all ranks."""
+        """All ranks. Module state by the user's names: in parts as under `fsdp`, else whole on all
+        ranks.
+        """
         if self._is_in_parts:
             return super().get_module_state_dict(module, layout=layout)
         return super(FSDPStrategy, self).get_module_state_dict(module)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. State by parameter names: in parts as under `fsdp`, else whole on all ranks."""
+        """All ranks. State by parameter names: in parts as under `fsdp`, else whole on all
+        ranks.
+        """
         if self._is_in_parts:
             return super().get_optimizer_state_dict(optimizer)
         return super(FSDPStrategy, self).get_optimizer_state_dict(optimizer)
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""
@@ -558,9 +654,12 @@ class MeshStrategy(FSDPStrategy):
             self._undo.pop()()
 
     def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""
+        """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to
+        the end.
+        """
         if self._is_in_parts and self.launcher.calls_in_place and self._replaced:
-            atexit.unregister(self.leave_group)  # which would keep it, and its groups, when another stage has left them
+            # which would keep it, and its groups, when another stage has left them
+            atexit.unregister(self.leave_group)
             return
         self.device_mesh = self._mesh = None
         device_mesh.forget()
@@ -569,4 +668,7 @@ class MeshStrategy(FSDPStrategy):
 
 def _called(user: nn.Module) -> list[nn.Module]:
     """The modules that a step may call with a sequence: the user's own, and those in it."""
-    return [user, *(child for child in user.children() if next(child.parameters(), None) is not None)]
+    return [
+        user,
+        *(child for child in user.children() if next(child.parameters(), None) is not None),
+    ]

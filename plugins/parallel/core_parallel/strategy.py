@@ -1,7 +1,8 @@
 """A model cut into stages, over the ranks of a pipeline; data split over several of these.
 
-Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019;
-Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
+Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+NeurIPS 2019; Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC 2021.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = (
-    "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
-    "step of the Trainer, and on all ranks."
+    "another rank of the pipeline has it. Parts run in their turn, inside the one model that was "
+    "cut: call that, in a step of the Trainer, and on all ranks."
 )
 _COPIES = (
     ("data", "context"),
@@ -65,16 +66,18 @@ _COPIES = (
 
 
 class MeshParallelStrategy(MeshStrategy):
-    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
+    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes
+    multiply to the processes.
 
-    With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
+    With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and
+    nothing else changes:
 
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
-    changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
-    call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config;
+    others that can't be changed need `parts`, their names. Ranks of one pipeline get the same
+    batches, and run the user's step alike; the call of the model in it runs all stages.
 
     `core_parallel.ParallelStrategy`, its earlier name, is the same class until 1.0.
     """
@@ -105,43 +108,60 @@ class MeshParallelStrategy(MeshStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            data: copies of what the other axes make, each with its own data. `"auto"` is what they leave over.
-            shard: over how many ranks, each with its own data, parameters and optimizer state are sharded.
+            data: copies of what the other axes make, each with its own data. `"auto"` is what they
+                leave over.
+            shard: over how many ranks, each with its own data, parameters and optimizer state are
+                sharded.
             tensor: over how many ranks, which follow each other, a layer is cut.
-            pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
+            pipeline: over how many ranks the layers are split. `"auto"` is what the other axes
+                leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many neighbours along data, shard and context the experts of a layer are distributed.
-                `"auto"` is all of them.
-            tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
-                torch's styles. None asks the model, and its config.
-            tensor_loss: `"whole"` gives all ranks the logits of all words; with `"local"` each keeps those of its own,
-                which a head cut by `"colwise_gather_output"` computes, and the step takes `cross_entropy` of them.
-            expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
-                the model, and its config, and else recognizes modules of experts.
-            context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
-                whose number `context` divides; `"gather"` keys and values.
-            context_dim: of the tensors that the model is given and returns, the one that is the sequence.
-            context_loss: `"whole"` gives all ranks what the model returns; with `"local"` each keeps its own positions,
-                such as logits, of which the step takes `cross_entropy` with whole labels.
-            parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
-                `pipeline()`; `*` stands for one part of a name. Functions may stand between them. Or the one
-                of several models that is cut, by its name.
-            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be, and
-                `"time"` the slowest as fast, by runs of forward on the module's `example_input_array`; or a list of
-                numbers, in which functions go with the module before them, and don't count.
-            microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
-                that divides the batch, and 1 for a model with batch norms.
-            schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
-                keeps fewer activations. None: a step sees its whole batch, on all ranks.
-            stages_per_rank: how many stages each rank has. `"auto"` is 2 where the schedule has several, else 1.
-            options: of `FSDPStrategy` where parameters are sharded, and of every parallel strategy (`start_method`,
-                `process_group_backend`, `timeout`, ...).
+            expert: over how many neighbours along data, shard and context the experts of a layer
+                are distributed. `"auto"` is all of them.
+            tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`,
+                `"rowwise"`, ...) or torch's styles. None asks the model, and its config.
+            tensor_loss: `"whole"` gives all ranks the logits of all words; with `"local"` each
+                keeps those of its own, which a head cut by `"colwise_gather_output"` computes, and
+                the step takes `cross_entropy` of them.
+            expert_plan: names of the modules whose parameters are experts; `*` stands for one part
+                of a name. None asks the model, and its config, and else recognizes modules of
+                experts.
+            context_attention: what is exchanged so that attention sees the whole sequence:
+                `"ulysses"` exchanges heads, whose number `context` divides; `"gather"` keys and
+                values.
+            context_dim: of the tensors that the model is given and returns, the one that is the
+                sequence.
+            context_loss: `"whole"` gives all ranks what the model returns; with `"local"` each
+                keeps its own positions, such as logits, of which the step takes `cross_entropy`
+                with whole labels.
+            parts: names of a pipeline's modules in the order in which they are applied, for a model
+                that has no `pipeline()`; `*` stands for one part of a name. Functions may stand
+                between them. Or the one of several models that is cut, by its name.
+            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small
+                as can be, and `"time"` the slowest as fast, by runs of forward on the module's
+                `example_input_array`; or a list of numbers, in which functions go with the module
+                before them, and don't count.
+            microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to
+                twice the stages that divides the batch, and 1 for a model with batch norms.
+            schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a
+                time, and a rank keeps fewer activations. None: a step sees its whole batch, on all
+                ranks.
+            stages_per_rank: how many stages each rank has. `"auto"` is 2 where the schedule has
+                several, else 1.
+            options: of `FSDPStrategy` where parameters are sharded, and of every parallel strategy
+                (`start_method`, `process_group_backend`, `timeout`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or a value that isn't one.
         """
         super().__init__(*given, **options)
-        axes = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
+        axes = {
+            "pipeline": pipeline,
+            "data": data,
+            "shard": shard,
+            "context": context,
+            "tensor": tensor,
+        }
         self._lay_axes(
             {**axes, "expert": expert},
             tensor_plan=tensor_plan,
@@ -166,21 +186,26 @@ class MeshParallelStrategy(MeshStrategy):
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
 
-    # composition ----------------------------------------------------------------------------------------------------
+    # composition ----------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
-        return super().capabilities | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
+        """The capabilities of every parallel strategy, accumulation without communication, and
+        state in parts.
+        """
+        return super().capabilities | (
+            Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS
+        )
 
-    # module ---------------------------------------------------------------------------------------------------------
+    # module ---------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later.
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to
+        its device later.
 
         Args:
-            empty: build it on meta, without memory: `setup_module` gives memory to what a rank has, and values from
-                each submodule's `reset_parameters()`.
+            empty: build it on meta, without memory: `setup_module` gives memory to what a rank has,
+                and values from each submodule's `reset_parameters()`.
         """
         return super().init_context(empty=empty and (self._is_in_parts or self.sizes.pipeline > 1))
 
@@ -225,7 +250,9 @@ class MeshParallelStrategy(MeshStrategy):
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
         if self._experts_mesh is not None:
-            self._chains[module].peers = Peers(self._experts_mesh.get_group("expert"), self.root_device)
+            self._chains[module].peers = Peers(
+                self._experts_mesh.get_group("expert"), self.root_device
+            )
         for axes in _COPIES:  # groups are made by all ranks, in one order
             self._axis(*axes)
         self.module_to_device(module)
@@ -263,11 +290,13 @@ class MeshParallelStrategy(MeshStrategy):
         microbatches = batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
         self._share_random_state()
         self._replaced.remember(module)
-        freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
+        freed = absent.drop(
+            [part for _, part in layout.absent_modules()], self.root_device, layout.owners()
+        )
         if freed and self.is_global_zero:
             _log.info(
-                "%s was built whole on every rank, and rank 0 has let go of %.0f MiB that other stages have. Built on "
-                "meta, in configure_model, it is whole on none.",
+                "%s was built whole on every rank, and rank 0 has let go of %.0f MiB that other "
+                "stages have. Built on meta, in configure_model, it is whole on none.",
                 type(module).__name__,
                 freed / (1 << 20),
             )
@@ -283,7 +312,16 @@ class MeshParallelStrategy(MeshStrategy):
 
             sequence = next(iter(self._contexts_of(module, [layout.module])), None)
             self._scheduled[module] = ScheduledStep(
-                *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence, self._deciding())
+                *(
+                    chain,
+                    schedule,
+                    draws,
+                    microbatches,
+                    self._context,
+                    self._loss_scale,
+                    sequence,
+                    self._deciding(),
+                )
             )
 
     def _context(self) -> AbstractContextManager[Any]:
@@ -295,7 +333,8 @@ class MeshParallelStrategy(MeshStrategy):
         return float(self.precision_plugin.state_dict().get("scale", 1.0))
 
     def _accumulates_whole(self, module: nn.Module) -> bool:
-        return module not in self._scheduled  # a schedule's gradients are taken from their parameters in each step
+        # a schedule's gradients are taken from their parameters in each step
+        return module not in self._scheduled
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
@@ -306,24 +345,34 @@ class MeshParallelStrategy(MeshStrategy):
             if not one.is_meta and not isinstance(one, DTensor):  # those are where they have to be
                 one.data = one.data.to(self.root_device)
 
-    # before a run ---------------------------------------------------------------------------------------------------
+    # before a run ---------------------------------------------------------------------------------
 
     def explain_layout(self, module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
-        """One process, without a group. Rows about the mesh, a model on it, and what is sent; see `ExplainsLayout`."""
+        """One process, without a group. Rows about the mesh, a model on it, and what is sent; see
+        `ExplainsLayout`.
+        """
         from core_parallel.explained import mesh_rows, model_rows, sent  # only `core explain` asks
 
         one, schedule = self.sizes, self._schedule
         in_v = schedule is not None and schedule.in_v
-        yield from mesh_rows.rows(one, stage_owners(one.pipeline * self._stages_per_rank, one.pipeline, in_v=in_v))
+        yield from mesh_rows.rows(
+            one, stage_owners(one.pipeline * self._stages_per_rank, one.pipeline, in_v=in_v)
+        )
         if module is not None and self.world_size > 1:
             if self._balance == "time" and one.pipeline > 1:
-                yield "balance", "parameters", "balance='time' is measured when a run begins, and may cut elsewhere"
+                yield (
+                    "balance",
+                    "parameters",
+                    "balance='time' is measured when a run begins, and may cut elsewhere",
+                )
             placed = self._placed_model(module)
             yield from model_rows.rows(placed)
             yield from sent.rows(placed)
 
     def _placed_model(self, module: nn.Module) -> PlacedModel:
-        """One process, without a group. The module as `setup_module` would lay it out, with the same refusals."""
+        """One process, without a group. The module as `setup_module` would lay it out, with the
+        same refusals.
+        """
         from core_parallel.explained.placed_model import PlacedModel
 
         one = self.sizes
@@ -331,13 +380,18 @@ class MeshParallelStrategy(MeshStrategy):
         refuse_sparse_layers(self, module)
         if one.context > 1:
             check_whole_batches(module)
-        found = expert_modules.divided(module, self._expert_plan, one.expert) if one.expert > 1 else []
+        found = (
+            expert_modules.divided(module, self._expert_plan, one.expert) if one.expert > 1 else []
+        )
         expert_shards.check(found, one.expert, one.of_experts[1])
         layout = None
         if one.pipeline > 1:
             balance = "parameters" if self._balance == "time" else self._balance
             layout = self._layout_of(module, one.pipeline, 0, balance)
-            schedule, repeated = self._schedule, layout.modules_around() if layout.needs_call else ()
+            schedule, repeated = (
+                self._schedule,
+                layout.modules_around() if layout.needs_call else (),
+            )
             batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
             expert_modules.check_owners(found, layout.owners())
             if one.shard > 1:
@@ -352,37 +406,43 @@ class MeshParallelStrategy(MeshStrategy):
             **self._gathering(module, layout),
         )
 
-    # optimizers -----------------------------------------------------------------------------------------------------
+    # optimizers -----------------------------------------------------------------------------------
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Replace the parameters that another rank has in an optimizer that was made before.
+        """All ranks. Replace the parameters that another rank has in an optimizer that was made
+        before.
 
         Raises:
             ConfigurationError: it needs all parameters on one rank.
         """
         if isinstance(optimizer, torch.optim.LBFGS) and self._chains:
             raise ConfigurationError(
-                "LBFGS makes one vector of all parameters, of which each rank of a pipeline has a part. Use an "
-                "optimizer that works parameter by parameter, such as AdamW or SGD."
+                "LBFGS makes one vector of all parameters, of which each rank of a pipeline has a "
+                "part. Use an optimizer that works parameter by parameter, such as AdamW or SGD."
             )
         if self._chains and not self._is_in_parts:
             for handle in self.session.handles:
-                handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+                # an identity that was replaced may be that of another object by now
+                handle.original_names.clear()
             self._replaced.rebind(optimizer)
             return optimizer
         return super().setup_optimizer(optimizer)
 
-    # steps ----------------------------------------------------------------------------------------------------------
+    # steps ----------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. The user's method, in which the call of the model that was cut runs all stages.
+        """All ranks, once a stage. The user's method, in which the call of the model that was cut
+        runs all stages.
 
         Ranks that share their data compare the first and every 100th batch.
         """
         own = self.session.handle_of(module).module
         self._check_hooks(own)
         call = self._step(name, module)
-        compared, chain = self._same_batches.around(name, call, self._sharing, self.root_device), self._chains.get(own)
+        compared, chain = (
+            self._same_batches.around(name, call, self._sharing, self.root_device),
+            self._chains.get(own),
+        )
         if chain is None:
             return compared
         # Within a schedule a call is of one microbatch, and not all ranks make it.
@@ -404,14 +464,21 @@ class MeshParallelStrategy(MeshStrategy):
         def call(*args: Any, **kwargs: Any) -> Any:
             self._began = newest_turn(contexts) if scheduled is None else -1
             chain.num_samples = size_of(args[0]) if args and name != "forward" else None
-            compared = self._compared(handle.module, (args, kwargs)) if chain.answer is None else nullcontext()
+            compared = (
+                self._compared(handle.module, (args, kwargs))
+                if chain.answer is None
+                else nullcontext()
+            )
             with compared, _answering(chain), in_parts(contexts):
                 if scheduled is None:
                     return method(*args, **kwargs)
                 batch, *others = args
                 step = partial(_step_of, method, others, kwargs)
                 return scheduled(
-                    step, batch, handle.module, partial(_trial_of, name, handle.module, chain, others, kwargs)
+                    step,
+                    batch,
+                    handle.module,
+                    partial(_trial_of, name, handle.module, chain, others, kwargs),
                 )
 
         return call
@@ -423,9 +490,13 @@ class MeshParallelStrategy(MeshStrategy):
         if scheduled is None:
             return step(batch)
         self._same_batches.check("compute_loss", batch, self._sharing, self.root_device)
-        return scheduled(step, batch, handle.module, partial(trial.Trial, handle.module, step), nullcontext)
+        return scheduled(
+            step, batch, handle.module, partial(trial.Trial, handle.module, step), nullcontext
+        )
 
-    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+    def clip_gradients(
+        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
+    ) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
         if clipping.algorithm != "norm" or not self._chains:
             return super().clip_gradients(module, optimizer, clipping)
@@ -439,9 +510,16 @@ class MeshParallelStrategy(MeshStrategy):
         return averages.clip_by_norm(learning, counted, clipping, chain.line)
 
     def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
-        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages that have some."""
+        """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages
+        that have some.
+        """
         chains, owners = self._chains, self._owners()
-        own = {id(one.grad): owners.get(id(one), 0) for each in chains for one in each.parameters() if not one.is_meta}
+        own = {
+            id(one.grad): owners.get(id(one), 0)
+            for each in chains
+            for one in each.parameters()
+            if not one.is_meta
+        }
         if not chains or (gradients and own.keys().isdisjoint(map(id, gradients))):
             return super().norm_of(gradients, norm_type)
         line = next(iter(chains.values())).line
@@ -449,25 +527,38 @@ class MeshParallelStrategy(MeshStrategy):
         return averages.norm_of(counted, norm_type, line)
 
     def awaited(self) -> Awaited | None:
-        """Any thread. The messages for which this rank waits along its pipeline; see `AwaitsRanks`."""
-        return next(filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None)
+        """Any thread. The messages for which this rank waits along its pipeline; see
+        `AwaitsRanks`.
+        """
+        return next(
+            filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None
+        )
 
-    # state ----------------------------------------------------------------------------------------------------------
+    # state ----------------------------------------------------------------------------------------
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or
+        each rank's part.
+        """
         layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
         if (chain := self._chains.get(own)) is None:
             named = super().get_module_state_dict(module, layout=layout)
         else:
             self._reshard()
-            named, originals = self.session.module_state(module), list(own.state_dict(keep_vars=True).values())
-            named = state.module_state(named, originals, chain.layout.owners(), self._leaf_converter(layout, chain))
+            named, originals = (
+                self.session.module_state(module),
+                list(own.state_dict(keep_vars=True).values()),
+            )
+            named = state.module_state(
+                named, originals, chain.layout.owners(), self._leaf_converter(layout, chain)
+            )
         return named if layout == "sharded" or self.is_global_zero else {}
 
-    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+    def load_module_state_dict(
+        self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
         """All ranks. Restore a state, whole or in parts; each rank copies what it has."""
         own = self.session.handle_of(module).module
         is_parted = any(isinstance(leaf, ShardedLeaf) for leaf in state_dict.values())
@@ -488,7 +579,9 @@ class MeshParallelStrategy(MeshStrategy):
             expert_modules.copy_to_others(tensors, self._experts_mesh)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each
+        rank's part.
+        """
         layout = self.checkpoint_io.layout
         if not self._chains:
             named = super().get_optimizer_state_dict(optimizer)
@@ -497,19 +590,30 @@ class MeshParallelStrategy(MeshStrategy):
             named = self.session.optimizer_state(optimizer)
             chain, owners = next(iter(self._chains.values())), self._owners()
             of_names = {
-                name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
+                name: owners.get(id(parameter))
+                for name, parameter in self._named_parameters(optimizer).items()
             }
-            named = state.optimizer_state(named, of_names, chain.line, self._leaf_converter(layout, chain))
+            named = state.optimizer_state(
+                named, of_names, chain.line, self._leaf_converter(layout, chain)
+            )
         return named if layout == "sharded" or self.is_global_zero else {}
 
-    def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """All ranks. Restore a state, whole or in parts; each rank keeps what belongs to its parameters."""
+    def load_optimizer_state_dict(
+        self, optimizer: Optimizer, state_dict: Mapping[str, Any]
+    ) -> None:
+        """All ranks. Restore a state, whole or in parts; each rank keeps what belongs to its
+        parameters.
+        """
         if self._chains:
             state_dict = state.for_optimizer(state_dict, self._named_parameters(optimizer))
         super().load_optimizer_state_dict(optimizer, state_dict)
 
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. The places for an optimizer's tensors while a checkpoint is read; none for another stage's."""
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. The places for an optimizer's tensors while a checkpoint is read; none for
+        another stage's.
+        """
         targets = super().optimizer_targets(optimizer, described)
         if targets is None or not self._chains:
             return targets
@@ -520,7 +624,9 @@ class MeshParallelStrategy(MeshStrategy):
         place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
         position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(position, place, expert_modules.coordinates(self._experts_mesh)).leaf
+            return state.PartedState(
+                position, place, expert_modules.coordinates(self._experts_mesh)
+            ).leaf
         return state.WholeState(chain.line, not any(place.values())).leaf
 
     @property
@@ -529,13 +635,19 @@ class MeshParallelStrategy(MeshStrategy):
         return [(chain, self._scheduled.get(module)) for module, chain in self._chains.items()]
 
     def _owners(self) -> dict[int, int]:
-        return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}
+        return {
+            key: owner
+            for chain in self._chains.values()
+            for key, owner in chain.layout.owners().items()
+        }
 
     def _named_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         return dict(zip(self.parameter_names(optimizer), parameters, strict=True))
 
-    # end ------------------------------------------------------------------------------------------------------------
+    # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules, and let absent parts be called again."""
@@ -549,23 +661,30 @@ class MeshParallelStrategy(MeshStrategy):
 def _refuse_manual(module: nn.Module) -> None:
     if not getattr(module, "automatic_optimization", True):
         raise ConfigurationError(
-            f"{type(module).__name__} runs backward itself (automatic_optimization = False), and a pipeline's schedule "
-            "runs it for one microbatch after the other. Leave schedule out, or let the Trainer optimize."
+            f"{type(module).__name__} runs backward itself (automatic_optimization = False), and a "
+            "pipeline's schedule runs it for one microbatch after the other. Leave schedule out, "
+            "or let the Trainer optimize."
         )
 
 
-def _step_of(method: Callable[..., Any], others: list[Any], kwargs: dict[str, Any], batch: Any) -> Any:
+def _step_of(
+    method: Callable[..., Any], others: list[Any], kwargs: dict[str, Any], batch: Any
+) -> Any:
     return method(batch, *others, **kwargs)
 
 
-def _trial_of(name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]) -> trial.Trial:
+def _trial_of(
+    name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
+) -> trial.Trial:
     copied = trial.copied(module, chain)
     return trial.Trial(copied, partial(_step_of, getattr(copied, name), others, kwargs))
 
 
 @contextmanager
 def _answering(chain: Chain) -> Iterator[None]:
-    """A context in which the module that was cut answers by all stages. Copies made elsewhere know nothing of it."""
+    """A context in which the module that was cut answers by all stages. Copies made elsewhere know
+    nothing of it.
+    """
     with forwards.replaced({one: chain.forward_of(one) for one in chain.layout.cut.called}):
         yield
 

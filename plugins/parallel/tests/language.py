@@ -1,4 +1,6 @@
-"""A small language model in parts, with a plan, and with experts; and what is compared with one device."""
+"""A small language model in parts, with a plan, and with experts; and what is compared with one
+device.
+"""
 
 import copy
 from functools import partial
@@ -31,9 +33,14 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = (
-            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.query, self.key, self.value)
+            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
-        return self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.out(
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 class Block(nn.Module):
@@ -41,7 +48,11 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.before, self.attention, self.between = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
+        self.before, self.attention, self.between = (
+            nn.LayerNorm(WIDTH),
+            Attention(),
+            nn.LayerNorm(WIDTH),
+        )
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.register_buffer("scale", torch.tensor(0.5))
 
@@ -123,7 +134,9 @@ class Stacked(nn.Module):
         for number in range(self.num_experts):
             place, choice = torch.where(numbers == number)
             hidden = functional.gelu(tokens[place] @ self.up[number].T) @ self.down[number].T
-            result = result.index_add(0, place, (hidden * weights[place, choice, None]).to(result.dtype))
+            result = result.index_add(
+                0, place, (hidden * weights[place, choice, None]).to(result.dtype)
+            )
         return result
 
 
@@ -138,7 +151,9 @@ def listed():
 
 
 class Mixture(Block):
-    """A block whose network is a mixture. Some choices go nowhere: their expert has a number past the last."""
+    """A block whose network is a mixture. Some choices go nowhere: their expert has a number past
+    the last.
+    """
 
     def __init__(self, experts):
         super().__init__()
@@ -177,7 +192,9 @@ class OddExperts(MixtureNet):
 
 
 class Step(Module):
-    """A step whose loss is the mean over the words that count: of a batch, of a window, over all shares."""
+    """A step whose loss is the mean over the words that count: of a batch, of a window, over all
+    shares.
+    """
 
     def __init__(self, make=Net):
         super().__init__()
@@ -206,9 +223,23 @@ class Step(Module):
 def transformers_model(name, **options):
     """A small model of that library."""
     transformers = pytest.importorskip("transformers")
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "num_hidden_layers": 2}
-    experts = {"num_experts": NUM_EXPERTS, "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2}
-    sizes = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 32, "max_position_embeddings": 64}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "num_hidden_layers": 2,
+    }
+    experts = {
+        "num_experts": NUM_EXPERTS,
+        "num_local_experts": NUM_EXPERTS,
+        "num_experts_per_tok": 2,
+    }
+    sizes = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    }
     config = getattr(transformers, f"{name}Config")(
         **{**sizes, **heads, **experts, "moe_intermediate_size": 24, **options}
     )
@@ -256,14 +287,17 @@ def loader(batch_size, num_samples=29):
 
 def on(*, in_process=False, **mesh):
     """The ranks of such a mesh, as many as its axes make."""
-    num_processes = prod(mesh.get(axis, 1) for axis in ("pipeline", "data", "shard", "context", "tensor"))
+    num_processes = prod(
+        mesh.get(axis, 1) for axis in ("pipeline", "data", "shard", "context", "tensor")
+    )
     shared = prod(mesh.get(axis, 1) for axis in ("pipeline", "context", "tensor"))
     strategy = partial(MeshParallelStrategy, **mesh)
     return Backend(strategy, "cpu", num_processes, num_processes // shared, in_process=in_process)
 
 
 def train(rank, make=Step, ckpt_path=None, path=None, callbacks=(), **options):
-    """The weights after 10 batches, of which the last of each epoch has 5 samples, so that shares differ; and values.
+    """The weights after 10 batches, of which the last of each epoch has 5 samples, so that shares
+    differ; and values.
 
     Args:
         rank: this one.
@@ -282,7 +316,9 @@ def train(rank, make=Step, ckpt_path=None, path=None, callbacks=(), **options):
 
 
 def assert_equals_one_device(mesh, make=Step, tolerance=1e-12, **options):
-    """Train on a mesh and on one device, and compare the weights, and values where all ranks have all data."""
+    """Train on a mesh and on one device, and compare the weights, and values where all ranks have
+    all data.
+    """
     backend, function = on(**mesh), partial(train, make=make, **options)
     weights, values = backend.run(function)[0]
     expected, expected_values = ALONE.run(function)[0]
@@ -308,12 +344,16 @@ def refusal(rank, make, call=None):
 
 def words_of(num_samples, length):
     """Arguments of a model."""
-    words = torch.randint(0, WORDS, (num_samples, length), generator=torch.Generator().manual_seed(1))
+    words = torch.randint(
+        0, WORDS, (num_samples, length), generator=torch.Generator().manual_seed(1)
+    )
     return words, torch.arange(length).expand(num_samples, -1)
 
 
 def differences(rank, make, calls):
-    """By how much the loss that each call makes of a model, and its gradients, differ from those of one device."""
+    """By how much the loss that each call makes of a model, and its gradients, differ from those of
+    one device.
+    """
     found = []
     for call in calls:
         fabric = rank.fabric()

@@ -9,7 +9,9 @@ from core import Module
 
 
 class Net(Module):
-    """Six parts, a function between two of them, and a weight of no part, that a stage and the step use."""
+    """Six parts, a function between two of them, and a weight of no part, that a stage and the step
+    use.
+    """
 
     def __init__(self, noise):
         super().__init__()
@@ -36,7 +38,9 @@ class Net(Module):
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
         noise = torch.randn_like(targets) * self.noise
-        loss = (self(inputs * self.temperature) * self.temperature - targets - noise).square().mean()
+        loss = (
+            (self(inputs * self.temperature) * self.temperature - targets - noise).square().mean()
+        )
         self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         return loss
 

@@ -17,8 +17,9 @@ class Stands(nn.Module):
     """A part that does nothing, but for one rank in one step.
 
     Attributes:
-        how: that ends on this rank, `"hangs"`, `"dies"`, or `"strays"` to another call; nothing on all others. In a
-            tuple, since a new value of a string has the call of the model compared again.
+        how: that ends on this rank, `"hangs"`, `"dies"`, or `"strays"` to another call; nothing on
+            all others. In a tuple, since a new value of a string has the call of the model compared
+            again.
     """
 
     def __init__(self):
@@ -73,5 +74,7 @@ class Third(Module):
 def fit(rank, number, how, make):
     """An epoch of four batches, in the third of which this rank stands still or dies."""
     torch.manual_seed(0)
-    data = DataLoader(TensorDataset(torch.randn(32, 4, WIDTH)), batch_size=8 // rank.backend.data_parallel_size)
+    data = DataLoader(
+        TensorDataset(torch.randn(32, 4, WIDTH)), batch_size=8 // rank.backend.data_parallel_size
+    )
     rank.trainer(max_epochs=1).fit(Third(how if rank.number == number else None, make), data)

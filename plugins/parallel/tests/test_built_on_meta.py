@@ -1,4 +1,6 @@
-"""Models that are built on meta begin with the weights of one device, and no rank ever has all; or they don't train."""
+"""Models that are built on meta begin with the weights of one device, and no rank ever has all; or
+they don't train.
+"""
 
 import logging
 import warnings
@@ -67,13 +69,23 @@ class Tied(nn.Sequential):
 @pytest.mark.parametrize(
     "make",
     [
-        *(Scaled, Initialized, TiedLater, Tied, lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda: nn.BatchNorm1d(3)),
+        *(
+            Scaled,
+            Initialized,
+            TiedLater,
+            Tied,
+            lambda: nn.TransformerEncoderLayer(4, 2, 8),
+            lambda: nn.BatchNorm1d(3),
+        ),
         lambda: ExpertList(nn.Linear(4, 3) for _ in range(2)),
     ],
 )
 def test_each_part_draws_what_it_draws_on_one_device(make):
     def tensors(module):
-        return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers())}
+        return {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers()),
+        }
 
     strategy = Fabric(accelerator="cpu").strategy
     torch.manual_seed(3)
@@ -94,8 +106,13 @@ def test_each_part_draws_what_it_draws_on_one_device(make):
 
 def test_a_part_without_first_values_is_named():
     with torch.device("meta"):
-        module = nn.ModuleDict({"inside": nn.ParameterDict({"weight": nn.Parameter(torch.empty(2))})})
-    with pytest.warns(UserWarning, match=r"1 submodules were built on the meta device and have no .*: inside\. They"):
+        module = nn.ModuleDict(
+            {"inside": nn.ParameterDict({"weight": nn.Parameter(torch.empty(2))})}
+        )
+    with pytest.warns(
+        UserWarning,
+        match=r"1 submodules were built on the meta device and have no .*: inside\. They",
+    ):
         first_values.fill(module, Fabric(accelerator="cpu").strategy, lambda _: True)
     assert module.inside["weight"].isnan().all()
 
@@ -142,7 +159,8 @@ class OnMeta(Module):
     def __init__(self):
         super().__init__()
         self.net = None
-        self.bias = nn.Parameter(torch.rand(2, dtype=torch.float64))  # with a value, of each rank's own
+        # with a value, of each rank's own
+        self.bias = nn.Parameter(torch.rand(2, dtype=torch.float64))
 
     def configure_model(self):
         if self.net is None:
@@ -160,7 +178,9 @@ class OnMeta(Module):
 @pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
 def test_a_model_gives_its_own_first_values(axis, tmp_path):
     def go_on(rank, path):
-        """The weights after an epoch, and after another one from its checkpoint, by a module of its own."""
+        """The weights after an epoch, and after another one from its checkpoint, by a module of its
+        own.
+        """
         found = []
         for number in (1, 2):
             seen, batches = Seen(), loader(16, 4 // rank.backend.data_parallel_size)
@@ -171,14 +191,17 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
         return found
 
     ((begun, ended), *_), ((one_begun, one_ended),) = (
-        backend.run(go_on, tmp_path / str(number)) for number, backend in enumerate((on(**{axis: 2}), ALONE))
+        backend.run(go_on, tmp_path / str(number))
+        for number, backend in enumerate((on(**{axis: 2}), ALONE))
     )
     assert_equal_tensors(begun, one_begun, 1e-12)
     assert_equal_tensors(ended, one_ended, 1e-12)
 
 
 def _layers():
-    return nn.Sequential(_linear(6, 8), nn.Tanh(), nn.LayerNorm(8), _linear(8, 8), nn.Tanh(), _linear(8, 2))
+    return nn.Sequential(
+        _linear(6, 8), nn.Tanh(), nn.LayerNorm(8), _linear(8, 8), nn.Tanh(), _linear(8, 2)
+    )
 
 
 def build(rank):
@@ -191,7 +214,9 @@ def build(rank):
     fabric.setup(_layers())
     with torch.device("meta" if rank.number else "cpu"):
         other = _layers()
-    with pytest.raises(CoreError, match="built on the meta device on some ranks, and with values on others"):
+    with pytest.raises(
+        CoreError, match="built on the meta device on some ranks, and with values on others"
+    ):
         fabric.setup(other)
     fabric.teardown()
     return was_empty, [name for name, one in module.named_parameters() if not one.is_meta]
@@ -202,8 +227,12 @@ def test_a_rank_has_its_stage_alone_of_a_model_on_meta(caplog):
     first, last = on(in_process=True, pipeline=2).run(build)
     assert first == (True, ["0.weight", "0.bias", "2.weight", "2.bias"])
     assert last == (True, ["3.weight", "3.bias", "5.weight", "5.bias"])
-    [told] = [record.getMessage() for record in caplog.records if record.name == "core_parallel.strategy"]
-    assert told.startswith("Sequential was built whole on every rank, and rank 0 has let go of 0 MiB that other stages")
+    [told] = [
+        record.getMessage() for record in caplog.records if record.name == "core_parallel.strategy"
+    ]
+    assert told.startswith(
+        "Sequential was built whole on every rank, and rank 0 has let go of 0 MiB that other stages"
+    )
 
 
 class Unknown(Net):
@@ -230,7 +259,9 @@ def test_nothing_trains_without_values(axis):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
-        said += [str(one.message) for one in caught if "built on the meta device" in str(one.message)]
+        said += [
+            str(one.message) for one in caught if "built on the meta device" in str(one.message)
+        ]
         for state in (None, Net().state_dict()):
             if state is not None:
                 fabric.strategy.load_module_state_dict(net, state)
@@ -244,5 +275,10 @@ def test_nothing_trains_without_values(axis):
 
     for said in on(**{axis: 2}).run(attempts):
         warned, refused = said  # the last attempt says nothing
-        assert "have no reset_parameters() that could give them values: scale. They hold NaN until" in warned
-        assert refused.startswith("'scale.weight' of Unknown was built on the meta device, and nothing has given it")
+        assert (
+            "have no reset_parameters() that could give them values: scale. They hold NaN until"
+            in warned
+        )
+        assert refused.startswith(
+            "'scale.weight' of Unknown was built on the meta device, and nothing has given it"
+        )

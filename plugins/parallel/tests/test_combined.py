@@ -1,4 +1,6 @@
-"""What axes say together: models that they can't cut are refused, and an overflow of one rank is one of all."""
+"""What axes say together: models that they can't cut are refused, and an overflow of one rank is
+one of all.
+"""
 
 import re
 
@@ -33,7 +35,10 @@ class _Untold(Net):
 @pytest.mark.parametrize(
     ("axis", "make", "expected"),
     [
-        *((axis, _Wrong, r"_Wrong\.forward isn't its parts one after the other") for axis in ("tensor", "context")),
+        *(
+            (axis, _Wrong, r"_Wrong\.forward isn't its parts one after the other")
+            for axis in ("tensor", "context")
+        ),
         ("shard", _Scalar, r"'net\.head\.extra' of Step is a parameter of shape \(\)"),
         ("tensor", _Untold, "_Untold has no plan|Step has no plan"),
     ],
@@ -49,13 +54,17 @@ def test_models_that_cannot_be_right_are_refused_by_name(axis, make, expected):
 
 
 def test_options_of_units_are_refused_beside_a_pipeline():
-    with pytest.raises(ConfigurationError, match=r"forward_prefetch=\.\.\.\) isn't there yet with a pipeline"):
+    with pytest.raises(
+        ConfigurationError, match=r"forward_prefetch=\.\.\.\) isn't there yet with a pipeline"
+    ):
         MeshParallelStrategy(pipeline=2, shard=2, forward_prefetch=True)
 
 
 @pytest.mark.parametrize("axes", [{"pipeline": 2, "shard": 2}, {"tensor": 2}], ids=str)
 def test_another_way_of_activation_checkpointing_is_refused_with_its_cure(axes):
-    with pytest.raises(ConfigurationError, match="Give activation_checkpointing='units' to Trainer or Fabric"):
+    with pytest.raises(
+        ConfigurationError, match="Give activation_checkpointing='units' to Trainer or Fabric"
+    ):
         MeshParallelStrategy(**axes, activation_checkpointing=True)
 
 
@@ -64,7 +73,8 @@ def test_another_way_of_activation_checkpointing_is_refused_with_its_cure(axes):
 @pytest.mark.parametrize(
     ("mesh", "make", "frozen"),
     [
-        ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, Net, True),  # of the first stage nothing learns
+        # of the first stage nothing learns
+        ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, Net, True),
         ({"data": 2, "expert": 2}, MixtureNet, False),
         ({"data": 2, "shard": 2, "expert": 2}, MixtureNet, False),
     ],
@@ -75,13 +85,18 @@ def test_an_overflow_of_one_rank_is_one_of_all(mesh, make, frozen):
         """float16, also on a CPU."""
 
         def __init__(self):
-            super().__init__(torch.float16, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+            super().__init__(
+                torch.float16,
+                scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3),
+            )
 
         def connect(self, strategy):
             """Learn nothing."""
 
     class _Overflows(Step):
-        """Gradients of the head, which the last stage has, overflow on the last rank in one step."""
+        """Gradients of the head, which the last stage has, overflow on the last rank in one
+        step.
+        """
 
         def __init__(self, make, frozen):
             super().__init__(make)
@@ -95,7 +110,9 @@ def test_an_overflow_of_one_rank_is_one_of_all(mesh, make, frozen):
         def spoil(self, module, gradients):
             strategy = self.trainer.strategy
             spoils = (
-                strategy.global_rank == strategy.world_size - 1 and self.trainer.global_step == 2 and not self.seen[2:]
+                strategy.global_rank == strategy.world_size - 1
+                and self.trainer.global_step == 2
+                and not self.seen[2:]
             )
             return tuple(one * float("inf") if spoils else one for one in gradients)
 
@@ -103,7 +120,10 @@ def test_an_overflow_of_one_rank_is_one_of_all(mesh, make, frozen):
             self.seen.append(self.trainer.strategy.precision_plugin.scaler.get_scale())
 
     def _overflow(rank, make, frozen):
-        module, options = _Overflows(make, frozen), {"max_epochs": 1, "plugins": [rank.environment, _OnCPU()]}
+        module, options = (
+            _Overflows(make, frozen),
+            {"max_epochs": 1, "plugins": [rank.environment, _OnCPU()]},
+        )
         weights, _ = train(rank, lambda: module, gradient_clip_val=0.3, **options)
         return module.trainer.global_step, module.seen, weights
 
@@ -111,6 +131,9 @@ def test_an_overflow_of_one_rank_is_one_of_all(mesh, make, frozen):
     assert steps == 3, "of four batches one overflows"
     for own_steps, own_scales, weights in on(**mesh).run(_overflow, make, frozen):
         assert (own_steps, own_scales) == (steps, scales)
-        # float16 rounds small gradients to other signs: far less apart than one step of Adam moves them.
-        apart = torch.cat([(weights[name] - value).abs().flatten() for name, value in expected.items()])
+        # float16 rounds small gradients to other signs: far less apart than one step of Adam moves
+        # them.
+        apart = torch.cat(
+            [(weights[name] - value).abs().flatten() for name, value in expected.items()]
+        )
         assert apart.mean() < 1e-3

@@ -1,4 +1,6 @@
-"""Compiled models compute what one device does on meshes of several axes, and are compiled in the first epochs only."""
+"""Compiled models compute what one device does on meshes of several axes, and are compiled in the
+first epochs only.
+"""
 
 import copy
 import warnings
@@ -32,7 +34,8 @@ class _Compiled(Callback):
 
 
 def _train(rank, make, options):
-    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # torch's compiler looks at it
+    # torch's compiler looks at it
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
     torch._dynamo.reset()
     compiled = _Compiled()
     compiler = {"backend": compiled.compile, **options}
@@ -58,7 +61,8 @@ def test_a_compiled_model_equals_one_device(mesh, make, options):
     weights, counts = on(**mesh).run(_train, make, options)[0]
     expected, _ = ALONE.run(partial(train, make=make, **_WINDOW))[0]
     assert_equal_tensors(weights, expected, 1e-12)
-    # Later epochs have the shapes of the first. What `tensor` compares is run as it is, and compiled the next time.
+    # Later epochs have the shapes of the first. What `tensor` compares is run as it is, and
+    # compiled the next time.
     first = 1 + ("tensor" in mesh)
     assert counts[0] > 0
     assert not any(counts[first:]), counts

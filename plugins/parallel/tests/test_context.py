@@ -1,4 +1,6 @@
-"""A model that can't see a part of the sequence is refused with the reason, at the first call or where it changes."""
+"""A model that can't see a part of the sequence is refused with the reason, at the first call or
+where it changes.
+"""
 
 import re
 from functools import cache
@@ -161,19 +163,42 @@ def _in_evaluation(model, net):
 def _with_borders(model, net):
     _once(model, net)
     words, places = words_of(3, 8)
-    model(words, torch.cat([places[:, :4], places[:, :4]], 1).where(torch.arange(3)[:, None] == 1, places))
+    model(
+        words,
+        torch.cat([places[:, :4], places[:, :4]], 1).where(torch.arange(3)[:, None] == 1, places),
+    )
 
 
 _OTHER = "computes other values where each of 2 ranks has a part of the sequence"
 _AT_FIRST = {
-    _NoSequence: (_once, "Each of 2 ranks called _NoSequence with a part of dim 1, .* name its dim by context_dim="),
-    _Average: (_once, "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part"),
+    _NoSequence: (
+        _once,
+        "Each of 2 ranks called _NoSequence with a part of dim 1, .* name its dim by context_dim=",
+    ),
+    _Average: (
+        _once,
+        "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part",
+    ),
     _Counting: (_once, "^_Counting changes 'num_words' in itself"),
-    _Keeps: (_once, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
-    _Logs: (_once, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
+    _Keeps: (
+        _once,
+        "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the "
+        "sequence",
+    ),
+    _Logs: (
+        _once,
+        r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its "
+        r"own alone",
+    ),
     _Local: (_once, f"_Local {_OTHER} .* Positions must be"),
-    _Mean: (_once, r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank"),
-    _Masked: (_once, r"of shape \(4, 4\), .* this rank's 4 of 8 positions .* \(\.\.\., 8, 8\) or \(samples, 8\)"),
+    _Mean: (
+        _once,
+        r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank",
+    ),
+    _Masked: (
+        _once,
+        r"of shape \(4, 4\), .* this rank's 4 of 8 positions .* \(\.\.\., 8, 8\) or \(samples, 8\)",
+    ),
     _Odd: (_once, r"context=2 doesn't divide its heads .*context_attention='gather'"),
     _Batches: (_once, "BatchNorm1d 'norm' would take its statistics from a rank's part"),
     _Saving: (_once, "Attention ran without gradients inside of a call that has them"),
@@ -212,7 +237,8 @@ def test_what_held_at_the_first_call_is_compared_again(make):
 
 
 class _Counted(Net):
-    """Counts calls, and changes a buffer alike on all ranks; leaves out layers by draws of one number, and drops.
+    """Counts calls, and changes a buffer alike on all ranks; leaves out layers by draws of one
+    number, and drops.
 
     A rank that left out another layer would wait.
     """

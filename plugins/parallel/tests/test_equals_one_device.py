@@ -1,4 +1,6 @@
-"""Weights and values of a run are those of one device, on every axis of the mesh and on several at once."""
+"""Weights and values of a run are those of one device, on every axis of the mesh and on several at
+once.
+"""
 
 from functools import partial
 
@@ -20,7 +22,12 @@ from language import (
 )
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
 pytestmark = pytest.mark.numbers
 _GATHER = {"context": 2, "context_attention": "gather"}
@@ -88,14 +95,22 @@ class OnMeta(OfTransformers):
 _MIXTURE = partial(Step, MixtureNet)
 _SEQUENCE = {
     **{f"net.blocks.*.{name}": SequenceParallel() for name in ("before", "between")},
-    **{f"net.blocks.*.attention.{name}": ColwiseParallel(input_layouts=Shard(1)) for name in ("query", "key", "value")},
+    **{
+        f"net.blocks.*.attention.{name}": ColwiseParallel(input_layouts=Shard(1))
+        for name in ("query", "key", "value")
+    },
     "net.blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
-    **{f"net.blocks.*.{name}": RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.out", "down")},
+    **{
+        f"net.blocks.*.{name}": RowwiseParallel(output_layouts=Shard(1))
+        for name in ("attention.out", "down")
+    },
     "net.blocks.0": PrepareModuleInput(
         input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
     ),
     # Its rows don't divide: it is replicated, and sees whole sequences.
-    "net.head": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True),
+    "net.head": PrepareModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+    ),
 }
 
 
@@ -137,7 +152,11 @@ def test_an_axis(mesh, make, options):
         ({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, Step, _AGAIN),
         ({"data": 2, "tensor": 2, "expert": 2}, _MIXTURE, WINDOWS),
         ({"data": 2, "pipeline": 2, "expert": 2}, partial(Step, AtTheEnds), WINDOWS),
-        ({"data": 1, "pipeline": 2, "shard": 2, "schedule": "1F1B", "expert": 2}, partial(Step, AtTheEnds), WINDOWS),
+        (
+            {"data": 1, "pipeline": 2, "shard": 2, "schedule": "1F1B", "expert": 2},
+            partial(Step, AtTheEnds),
+            WINDOWS,
+        ),
     ],
     ids=str,
 )

@@ -1,4 +1,6 @@
-"""The examples in every dimension: one argument changes, and the numbers are those of one device."""
+"""The examples in every dimension: one argument changes, and the numbers are those of one
+device.
+"""
 
 import runpy
 from functools import cache, partial
@@ -27,7 +29,9 @@ def _on_one_device(example):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["data=2", "shard=2", "tensor=2", "pipeline=2,schedule=1F1B", "context=2"])
+@pytest.mark.parametrize(
+    "parallel", ["data=2", "shard=2", "tensor=2", "pipeline=2,schedule=1F1B", "context=2"]
+)
 def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel):
     def _char_gpt(rank):
         """What rank 0 prints of two steps, on less text and in smaller batches."""
@@ -45,7 +49,8 @@ def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel
     assert _on_ranks("char_gpt.py", parallel).run(_char_gpt)[0] == expected
 
 
-# Its config has plans for tensor and pipeline, and positions that context needs. The others don't look at the model.
+# Its config has plans for tensor and pipeline, and positions that context needs. The others don't
+# look at the model.
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["tensor=2", "pipeline=2", "context=2"])
 def test_llama_learns_in_each_dimension_what_it_learns_on_one_device(parallel):
@@ -55,5 +60,9 @@ def test_llama_learns_in_each_dimension_what_it_learns_on_one_device(parallel):
         runpy.run_path(str(_EXAMPLES / "llama.py"))["train"](trainer)
         return float(trainer.callback_metrics["validation_loss"])
 
-    pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
-    assert _on_ranks("llama.py", parallel).run(_llama)[0] == pytest.approx(_on_one_device(_llama), rel=1e-10)
+    pytest.importorskip(
+        "transformers", reason="needs transformers, which the extra hugging-face brings"
+    )
+    assert _on_ranks("llama.py", parallel).run(_llama)[0] == pytest.approx(
+        _on_one_device(_llama), rel=1e-10
+    )

@@ -1,4 +1,6 @@
-"""Experts that can't be distributed are refused with the reason; a list of them, their load, and what experts drop."""
+"""Experts that can't be distributed are refused with the reason; a list of them, their load, and
+what experts drop.
+"""
 
 import re
 from functools import partial
@@ -87,7 +89,10 @@ class Beside(MixtureNet):
         return self.mixture(x)
 
 
-_NORMALIZES = r"_Normalizes 'blocks\.0\.experts' computes other values for tokens with several experts than for"
+_NORMALIZES = (
+    r"_Normalizes 'blocks\.0\.experts' computes other values for tokens with several "
+    r"experts than for"
+)
 
 
 def _call(model, net):
@@ -97,14 +102,31 @@ def _call(model, net):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (Net, r"Net has no experts that are known: .* core_parallel\.ExpertList makes one of a list"),
+        (
+            Net,
+            r"Net has no experts that are known: .* core_parallel\.ExpertList makes one of a list",
+        ),
         (OddExperts, r"'blocks\.0\.experts' has 3 experts, and expert=2 doesn't divide that"),
         (OtherNames, r"names 'layers\.\*\.experts', and OtherNames has no such module"),
-        (Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'before\.weight'"),
-        (Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
-        (Tied, r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts"),
+        (
+            Whole,
+            r"'blocks\.0' must have the number of experts as their first dim, and it has "
+            r"'before\.weight'",
+        ),
+        (
+            Unknown,
+            r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module",
+        ),
+        (
+            Tied,
+            r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts",
+        ),
         (Normalizing, _NORMALIZES),
-        (Sequences, r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, 2\)\]"),
+        (
+            Sequences,
+            r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, "
+            r"2\)\]",
+        ),
     ],
 )
 def test_models_whose_experts_cannot_be_distributed_are_refused_with_the_reason(make, expected):
@@ -139,7 +161,9 @@ class _Scaled(Step):
 
 
 _PLAN = {
-    "net.blocks.0": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True)
+    "net.blocks.0": PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
+    )
 }
 
 
@@ -150,7 +174,8 @@ _PLAN = {
         (
             {"data": 2, "tensor": 2, "expert": 2, "tensor_plan": _PLAN},
             partial(Step, MixtureNet),
-            r"Stacked 'net\.blocks\.0\.experts' was called with other tokens on each rank of a tensor group",
+            r"Stacked 'net\.blocks\.0\.experts' was called with other tokens on each rank of a "
+            r"tensor group",
         ),
         (
             {"data": 2, "pipeline": 2, "expert": 2},
@@ -185,13 +210,18 @@ def test_experts_that_are_distributed_otherwise_are_refused():
         return str(caught.value)
 
     for error in on(data=4, expert=2).run(distribute_anew):
-        assert re.search(r"distributed already, over the ranks \[\d, \d\], and not over \[0, 1, 2, 3\]", error)
+        assert re.search(
+            r"distributed already, over the ranks \[\d, \d\], and not over \[0, 1, 2, 3\]", error
+        )
 
 
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
-        ([nn.Linear(2, 2), nn.Linear(3, 2)], r"experts of one class with the same parameters, and got \('Linear'"),
+        (
+            [nn.Linear(2, 2), nn.Linear(3, 2)],
+            r"experts of one class with the same parameters, and got \('Linear'",
+        ),
         ([], "and got none"),
         ([nn.BatchNorm1d(2), nn.BatchNorm1d(2)], "without buffers, and BatchNorm1d has some"),
     ],
@@ -206,7 +236,8 @@ def test_a_list_computes_what_its_members_do():
     torch.manual_seed(0)
     members = [one_expert() for _ in range(3)]
     tokens, weights = torch.randn(5, WIDTH), torch.rand(5, 2)
-    numbers = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 2], [3, 0]])  # none for 1, and one past the last
+    # none for 1, and one past the last
+    numbers = torch.tensor([[0, 2], [2, 0], [0, 2], [2, 2], [3, 0]])
     expected = torch.zeros_like(tokens)
     for place, choice in (numbers < 3).nonzero().tolist():
         expected[place] += weights[place, choice] * members[numbers[place, choice]](tokens[place])
@@ -229,14 +260,18 @@ class _Counted(Step):
     "mesh",
     [
         {"data": 2, "expert": 2},
-        pytest.param({"data": 2, "pipeline": 2, "schedule": "1F1B", "expert": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"data": 2, "pipeline": 2, "schedule": "1F1B", "expert": 2}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
 def test_the_load_is_that_of_one_device(mesh):
     def logged(rank, make):
         module = make(MixtureNet)
-        _, values = train(rank, lambda: module, callbacks=[ExpertLoad()], max_steps=2, log_every_n_steps=2)
+        _, values = train(
+            rank, lambda: module, callbacks=[ExpertLoad()], max_steps=2, log_every_n_steps=2
+        )
         del values["loss"]
         hooks = [len(part._forward_pre_hooks) for part in module.modules()]
         return values, hooks, vars(module).get("counts")
@@ -246,6 +281,8 @@ def test_the_load_is_that_of_one_device(mesh):
     assert not any(hooks)
     for number, share in enumerate(shares.tolist()):
         assert expected[f"expert_load/net.blocks.0.experts/{number}"] == pytest.approx(share)
-    assert expected["expert_load/net.blocks.0.experts/max_violation"] == pytest.approx(float(shares.max()) * 4 - 1)
+    assert expected["expert_load/net.blocks.0.experts/max_violation"] == pytest.approx(
+        float(shares.max()) * 4 - 1
+    )
     for found, *_ in on(**mesh).run(logged, Step):
         assert found == pytest.approx(expected)

@@ -1,4 +1,6 @@
-"""The rows of `core explain` say what a run does: where stages are, what a rank keeps, and how much it sends."""
+"""The rows of `core explain` say what a run does: where stages are, what a rank keeps, and how much
+it sends.
+"""
 
 from functools import cache
 
@@ -50,9 +52,14 @@ class Piped(Net):
 
 
 def explained(module, devices=2, precision=None, **options):
-    """The choices of a strategy's rows, by what they are about; those with one subject are joined."""
+    """The choices of a strategy's rows, by what they are about; those with one subject are
+    joined.
+    """
     chosen = resolve(
-        strategy=MeshParallelStrategy(**options), accelerator="cpu", devices=devices, precision=precision
+        strategy=MeshParallelStrategy(**options),
+        accelerator="cpu",
+        devices=devices,
+        precision=precision,
     ).strategy
     assert isinstance(chosen, ExplainsLayout)
     found = {}
@@ -62,7 +69,9 @@ def explained(module, devices=2, precision=None, **options):
 
 
 class Sent(TorchDispatchMode):
-    """The bytes that a rank hands to torch.distributed in tensors, but for those of a few numbers."""
+    """The bytes that a rank hands to torch.distributed in tensors, but for those of a few
+    numbers.
+    """
 
     def __init__(self):
         super().__init__()
@@ -70,11 +79,15 @@ class Sent(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.__name__.split(".")[0]
-        if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(("recv", "wait", "_wrap")):
+        if func.namespace in ("c10d", "_c10d_functional") and not name.startswith(
+            ("recv", "wait", "_wrap")
+        ):
             given = args[1] if name in ("_allgather_base_", "_reduce_scatter_base_") else args[0]
 
             self.size_bytes += sum(
-                one.nbytes for one in tree_leaves(given) if isinstance(one, Tensor) and one.nbytes > 32
+                one.nbytes
+                for one in tree_leaves(given)
+                if isinstance(one, Tensor) and one.nbytes > 32
             )
         return func(*args, **(kwargs or {}))
 
@@ -133,14 +146,22 @@ def test_the_mesh_and_the_place_of_each_rank():
     assert "stage 0" not in found
     many = explained(None, 1024, shard=512, expert=4)
     assert many["expert groups"].startswith("0 1 2 3, 4 5 6 7, 8 9 10 11, ...")
-    assert [row for row in many if row.startswith("rank")] == ["rank 0", "rank 1", "rank 2", "rank 3", "rank 1023"]
+    assert [row for row in many if row.startswith("rank")] == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+        "rank 3",
+        "rank 1023",
+    ]
 
 
 def test_stages_and_cut_layers():
     with torch.device("meta"):
         module = Piped()
     found = explained(module, 4, pipeline=2, tensor=2)
-    assert found["stage 0"].startswith(f"{sum(map(torch.numel, parameters(module, 'embed', 'blocks.0'))):,} parameters")
+    assert found["stage 0"].startswith(
+        f"{sum(map(torch.numel, parameters(module, 'embed', 'blocks.0'))):,} parameters"
+    )
     assert found["cut layers"] == "8 by columns + 4 by rows"
     assert found["sends over tensor"] == "384 B a position"
     assert found["sends over pipeline"] == "512 B a sample"
@@ -166,7 +187,10 @@ def test_experts():
 
 
 def test_what_a_run_would_refuse():
-    with pytest.raises(ConfigurationError, match="pipeline=2, data=1 and tensor=2 make 4 processes, and there are 2"):
+    with pytest.raises(
+        ConfigurationError,
+        match="pipeline=2, data=1 and tensor=2 make 4 processes, and there are 2",
+    ):
         explained(None, 2, pipeline=2, data=1, tensor=2)
     with pytest.raises(ModuleError, match="doesn't say what its parts are"):
         explained(nn.Linear(2, 2), pipeline=2)
@@ -176,7 +200,11 @@ def test_what_a_run_would_refuse():
 
 def test_the_mask_of_keys_in_a_dispatch_mode():
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    whole = functional.scaled_dot_product_attention(query, key, key, attention._causal(3, 5, query.device))
+    whole = functional.scaled_dot_product_attention(
+        query, key, key, attention._causal(3, 5, query.device)
+    )
     with Sent():
-        found = functional.scaled_dot_product_attention(query, key, key, attention._causal(3, 5, query.device))
+        found = functional.scaled_dot_product_attention(
+            query, key, key, attention._causal(3, 5, query.device)
+        )
     torch.testing.assert_close(found, whole)

@@ -1,4 +1,6 @@
-"""Losses of a cut sequence, or of a cut vocabulary, inside the model and in the step, equal those of one device."""
+"""Losses of a cut sequence, or of a cut vocabulary, inside the model and in the step, equal those
+of one device.
+"""
 
 import re
 from functools import partial
@@ -34,12 +36,20 @@ class _Losing(nn.Module):
 
     def forward(self, words, places, form="", labels=None):
         hidden = self.net(words, places)
-        return self.lose(form, hidden, labels) if labels is not None else self.head(hidden) if form else hidden
+        return (
+            self.lose(form, hidden, labels)
+            if labels is not None
+            else self.head(hidden)
+            if form
+            else hidden
+        )
 
     def lose(self, form, hidden, labels):
         if form == "linear":
             flat, smoothing = hidden.flatten(0, 1), {"label_smoothing": 0.1}
-            return functional.linear_cross_entropy(flat, self.head.weight, labels.flatten(), **smoothing)
+            return functional.linear_cross_entropy(
+                flat, self.head.weight, labels.flatten(), **smoothing
+            )
         if form == "checkpoint":
             return checkpoint(self.lose, "mean", hidden, labels, use_reentrant=False)
         logits = self.head(hidden)
@@ -68,14 +78,18 @@ def test_losses_are_those_of_one_device(kept):
 
     def weighted(model):
         logits = model(*_GIVEN, "logits").permute(0, 2, 1)
-        return functional.cross_entropy(logits, _next_words(), weight=torch.arange(1.0, WORDS + 1).double())
+        return functional.cross_entropy(
+            logits, _next_words(), weight=torch.arange(1.0, WORDS + 1).double()
+        )
 
     def sum_of_two(model):
         logits, labels = model(*_GIVEN, "logits"), _next_words()
         one = functional.cross_entropy(
             logits.float().double()[..., 1:, :].reshape(-1, WORDS), labels[:, 1:].reshape(-1)
         )
-        other = functional.nll_loss((logits / 2).log_softmax(-1).transpose(1, 2), labels, reduction="sum")
+        other = functional.nll_loss(
+            (logits / 2).log_softmax(-1).transpose(1, 2), labels, reduction="sum"
+        )
         return one + other / 5
 
     calls = [*_INSIDE, _mean, weighted, sum_of_two, _linear]
@@ -84,7 +98,9 @@ def test_losses_are_those_of_one_device(kept):
 
 
 @pytest.mark.parametrize(
-    "mesh", [{}, pytest.param({"context": 2, "context_loss": "local"}, marks=pytest.mark.slow)], ids=str
+    "mesh",
+    [{}, pytest.param({"context": 2, "context_loss": "local"}, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_words_are_cut_over_ranks(mesh):
     class _Vocabulary(nn.Module):
@@ -106,14 +122,21 @@ def test_words_are_cut_over_ranks(mesh):
             return self.net(words, places)
 
     def mean_of_words(model):
-        return functional.cross_entropy(model(*_GIVEN)[:, :-1].flatten(0, 1), _next_words()[:, :-1].flatten())
+        return functional.cross_entropy(
+            model(*_GIVEN)[:, :-1].flatten(0, 1), _next_words()[:, :-1].flatten()
+        )
 
     def smoothed(model):
         options = {"reduction": "sum", "label_smoothing": 0.1}
-        return functional.cross_entropy(model(*_GIVEN).transpose(1, 2) / 2, _next_words(), **options) / 5
+        return (
+            functional.cross_entropy(model(*_GIVEN).transpose(1, 2) / 2, _next_words(), **options)
+            / 5
+        )
 
     def converted(model):
-        return nn.CrossEntropyLoss()(model(*_GIVEN).float().double().view(-1, 12), _next_words().view(-1))
+        return nn.CrossEntropyLoss()(
+            model(*_GIVEN).float().double().view(-1, 12), _next_words().view(-1)
+        )
 
     calls = [mean_of_words, smoothed, converted]
     for found in on(tensor=2, tensor_loss="local", **mesh).run(differences, _Vocabulary, calls):
@@ -122,7 +145,9 @@ def test_words_are_cut_over_ranks(mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [{"context": 2, "context_loss": "local"}, {"tensor": 2, "tensor_loss": "local"}], ids=str
+    "mesh",
+    [{"context": 2, "context_loss": "local"}, {"tensor": 2, "tensor_loss": "local"}],
+    ids=str,
 )
 def test_models_of_transformers_take_labels(mesh):
     def labelled(more, model):
@@ -131,7 +156,9 @@ def test_models_of_transformers_take_labels(mesh):
 
     pytest.importorskip("transformers")
     calls = [partial(labelled, more) for more in ({}, {"num_items_in_batch": torch.tensor(17)})]
-    for found in on(**mesh).run(differences, partial(transformers_model, "Llama", vocab_size=12), calls):
+    for found in on(**mesh).run(
+        differences, partial(transformers_model, "Llama", vocab_size=12), calls
+    ):
         assert max(found) < 1e-6, found  # the library computes losses in 32 bits
 
 
@@ -140,7 +167,9 @@ class _Wrong(_Losing):
         logits = super().forward(words, places, "logits")
         if form == "shift":
             return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
-        return functional.cross_entropy(logits.flatten(0, 1), words.flatten()) + logits.square().mean()
+        return (
+            functional.cross_entropy(logits.flatten(0, 1), words.flatten()) + logits.square().mean()
+        )
 
 
 @pytest.mark.parametrize("form", ["shift", "mean beside"])
@@ -166,7 +195,9 @@ def test_only_what_is_right_is_done_with_a_part():
             lambda: functional.cross_entropy(flat, words, reduction="none"),
         ]
         for use in uses:
-            with pytest.raises(ModuleError, match=r"with context_loss='local'|must be of the whole sequence"):
+            with pytest.raises(
+                ModuleError, match=r"with context_loss='local'|must be of the whole sequence"
+            ):
                 use()
         return len(uses)
 
@@ -176,8 +207,14 @@ def test_only_what_is_right_is_done_with_a_part():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"context": 2, "context_loss": "parts"}, "context_loss='parts': expected 'whole' or 'local'"),
-        ({"tensor": 2, "pipeline": 2, "tensor_loss": "local"}, "tensor_loss='local') isn't there yet with a pipeline"),
+        (
+            {"context": 2, "context_loss": "parts"},
+            "context_loss='parts': expected 'whole' or 'local'",
+        ),
+        (
+            {"tensor": 2, "pipeline": 2, "tensor_loss": "local"},
+            "tensor_loss='local') isn't there yet with a pipeline",
+        ),
         ({"tensor": 2, "context": 2, "tensor_loss": "local"}, "Give context_loss='local' too."),
     ],
     ids=str,

@@ -1,4 +1,6 @@
-"""Attention with masks, of which each rank of a context group has what it computes, equals that of one device."""
+"""Attention with masks, of which each rank of a context group has what it computes, equals that of
+one device.
+"""
 
 import re
 from functools import partial
@@ -29,8 +31,14 @@ def test_a_mask_of_ones_own_is_exact(attention):
         def forward(self, words, mask=None):
             x = self.embed(words).unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for one in (mask, self.bias):
-                given = one[:, None, None].bool() if one is not None and one.dtype == torch.long else one
-                x = x + functional.scaled_dot_product_attention(x, x * 2, x, given, is_causal=given is None)
+                given = (
+                    one[:, None, None].bool()
+                    if one is not None and one.dtype == torch.long
+                    else one
+                )
+                x = x + functional.scaled_dot_product_attention(
+                    x, x * 2, x, given, is_causal=given is None
+                )
             return self.out(x.transpose(1, 2).flatten(2))
 
     def _masks():
@@ -58,18 +66,26 @@ def test_padding_packing_and_windows_of_transformers_are_exact(size, attention):
 
     def models(rank):
         # Positions of packed samples, one of which crosses the cut, and one of which begins at it.
-        packed = [torch.cat([torch.arange(first), torch.arange(LENGTH - first)]) for first in (3, 4, 6)]
+        packed = [
+            torch.cat([torch.arange(first), torch.arange(LENGTH - first)]) for first in (3, 4, 6)
+        ]
         calls = [
             {"attention_mask": _LEFT.flip(1), "position_ids": _PLACES},
             {"attention_mask": _LEFT, "position_ids": (_LEFT.cumsum(1) - 1).clamp(min=0)},
             {"attention_mask": torch.ones_like(_LEFT), "position_ids": _PLACES},
             {"position_ids": torch.stack(packed)},
         ]
-        decoding, encoding = ([partial(of_library, {**given, **more}) for given in calls] for more in (_UNCACHED, {}))
+        decoding, encoding = (
+            [partial(of_library, {**given, **more}) for given in calls] for more in (_UNCACHED, {})
+        )
         found = differences(rank, lambda: transformers_model("Llama").double(), decoding)
-        found += differences(rank, lambda: transformers_model("Mistral", sliding_window=3).double(), decoding)
+        found += differences(
+            rank, lambda: transformers_model("Mistral", sliding_window=3).double(), decoding
+        )
         dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        return found + differences(rank, lambda: transformers_model("Bert", **dropouts).double(), encoding)
+        return found + differences(
+            rank, lambda: transformers_model("Bert", **dropouts).double(), encoding
+        )
 
     pytest.importorskip("transformers")
     found = on(context=size, context_attention=attention).run(models)[0]
@@ -81,4 +97,6 @@ def test_other_attention_of_transformers_is_refused_by_name():
     pytest.importorskip("transformers")
     make = partial(transformers_model, "Llama", attn_implementation="eager")
     for error in on(context=2).run(refusal, make, lambda model, net: model(_WORDS, None, _PLACES)):
-        assert re.search(r"attn_implementation='eager'.* Load it with attn_implementation='sdpa'", error), error
+        assert re.search(
+            r"attn_implementation='eager'.* Load it with attn_implementation='sdpa'", error
+        ), error

@@ -23,7 +23,12 @@ from core_testing.training import assert_equal_tensors
 def test_the_earlier_name_is_the_same_class():
     assert core_parallel.ParallelStrategy is MeshParallelStrategy
     assert STRATEGY_REGISTRY.get("parallel") is MeshParallelStrategy
-    assert known_options(MeshParallelStrategy) >= {*sizes.AXES, "expert", "context_dim", "start_method"}
+    assert known_options(MeshParallelStrategy) >= {
+        *sizes.AXES,
+        "expert",
+        "context_dim",
+        "start_method",
+    }
     assert not known_options(MeshParallelStrategy) & {"axes", "options"}
 
 
@@ -45,10 +50,14 @@ def test_data_is_what_the_other_axes_leave_over():
         (
             {"tensor": 3, "shard": 2},
             4,
-            r"data=1, shard=2 and tensor=3 make 6 processes, and there are 4\. The nearest sizes that multiply to that "
-            r"are data=1, shard=2 and tensor=2\.",
+            r"data=1, shard=2 and tensor=3 make 6 processes, and there are 4\. The nearest sizes "
+            r"that multiply to that are data=1, shard=2 and tensor=2\.",
         ),
-        ({"expert": 3}, 4, r"expert=3: .* which are 4 \(4 \* 1 \* 1\)\. Sizes that divide that: 1, 2, 4\."),
+        (
+            {"expert": 3},
+            4,
+            r"expert=3: .* which are 4 \(4 \* 1 \* 1\)\. Sizes that divide that: 1, 2, 4\.",
+        ),
         ({"tensor": 0}, 4, "tensor=0: expected a positive number, or 'auto'"),
         ({"cpu_offload": True}, 4, "is about parameters in shards, and shard=1 has none"),
         ({"shard": 2, "device_mesh": (2, 2)}, 4, "lays out its own mesh"),
@@ -65,7 +74,9 @@ def test_sizes_that_do_not_fit_are_refused_before_work(options, devices, expecte
 @pytest.mark.parametrize("axis", ["tensor", "shard"])
 def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis):
     def fit_in_two_groups(rank):
-        """The weights of a fit, and of one in a group that is made anew, whose subgroups have other names."""
+        """The weights of a fit, and of one in a group that is made anew, whose subgroups have other
+        names.
+        """
         first = train(rank, max_steps=2)[0]
         end_watch()
         dist.destroy_process_group()
@@ -83,7 +94,9 @@ def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis):
 
 def test_an_option_given_as_its_default_is_not_one_of_shards():
     given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
-    defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
+    defaults = {
+        name: value for name, value in given.items() if value is not inspect.Parameter.empty
+    }
     assert defaults["auto_wrap_policy"] == "units"
     assert MeshParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
 
@@ -92,7 +105,10 @@ def test_an_option_given_as_its_default_is_not_one_of_shards():
     ("unit", "name"),
     [
         (SimpleNamespace(), "_is_root"),
-        (SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)), "_root_post_backward_final_callback"),
+        (
+            SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)),
+            "_root_post_backward_final_callback",
+        ),
     ],
 )
 def test_a_torch_without_the_private_names_of_shards_is_refused(unit, name):

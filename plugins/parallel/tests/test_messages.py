@@ -11,21 +11,26 @@ from core_testing.ranks import Backend
 from support.checkout import in_checkout
 
 _BENCHMARK = in_checkout("benchmarks/parallel.py")
-_PLAN = {f"{block}.{name}": word for block in (1, 2) for name, word in {"up": "colwise", "down": "rowwise"}.items()}
+_PLAN = {
+    f"{block}.{name}": word
+    for block in (1, 2)
+    for name, word in {"up": "colwise", "down": "rowwise"}.items()
+}
 
 
 _EXPECTED = {
-    # Each microbatch crosses once forward and once back; all ranks get the loss, and agree whether to compare.
+    # Each microbatch crosses once forward and once back; all ranks get the loss, and agree whether
+    # to compare.
     "schedule": ({"pipeline": 2, "schedule": "1F1B", "microbatches": 4}, (4, 2)),
     # The model's result comes to all ranks: two for its form, one for its numbers.
     "pipeline": ({"pipeline": 2, "microbatches": 4}, (4, 3)),
-    # Of each block, the sum of its second layer's result, and of the gradient of its first one's input. One to
-    # agree whether to compare.
+    # Of each block, the sum of its second layer's result, and of the gradient of its first one's
+    # input. One to agree whether to compare.
     "tensor": ({"tensor": 2, "tensor_plan": _PLAN}, (0, 5)),
     # One says which gradients there are, one has them all.
     "data": ({"data": 2}, (0, 2)),
-    # Of each block three tensors and the result, there and back; the model's result; two for gradients;
-    # one to agree whether to compare.
+    # Of each block three tensors and the result, there and back; the model's result; two for
+    # gradients; one to agree whether to compare.
     "context": ({"context": 2}, (0, 20)),
 }
 
@@ -36,7 +41,10 @@ def _count(rank):
     found["make_parts"].__globals__.update(WIDTH=16, NUM_BLOCKS=2, BATCH=8)
     counts = {}
     for name, (options, _) in _EXPECTED.items():
-        fabric, module = rank.fabric(MeshParallelStrategy(**options)), nn.Sequential(*found["make_parts"]())
+        fabric, module = (
+            rank.fabric(MeshParallelStrategy(**options)),
+            nn.Sequential(*found["make_parts"]()),
+        )
         model, optimizer = fabric.setup(module, found["adam"](module))
         batch = found["make_batch"](is_divided=False)
         for _ in range(5):  # the fourth is compared, as the first is

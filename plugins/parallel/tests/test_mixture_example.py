@@ -1,4 +1,6 @@
-"""The example of experts prints the same losses on one device and with experts distributed over two."""
+"""The example of experts prints the same losses on one device and with experts distributed over
+two.
+"""
 
 import os
 import re
@@ -16,8 +18,18 @@ def losses(*arguments):
     command = [sys.executable, str(EXAMPLE), "--accelerator", "cpu", "--epochs", "1", *arguments]
     done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^expert_load/blocks\.\d\.mixture\.experts/max_violation \d", done.stdout, re.M)) == 2
-    return [float(loss) for loss in re.findall(r"^Epoch \d: loss (\d+\.\d+)$", done.stdout, re.MULTILINE)]
+    assert (
+        len(
+            re.findall(
+                r"^expert_load/blocks\.\d\.mixture\.experts/max_violation \d", done.stdout, re.M
+            )
+        )
+        == 2
+    )
+    return [
+        float(loss)
+        for loss in re.findall(r"^Epoch \d: loss (\d+\.\d+)$", done.stdout, re.MULTILINE)
+    ]
 
 
 @pytest.mark.slow

@@ -28,7 +28,12 @@ class Schedule(StrategyConformance):
 class Gather(StrategyConformance):
     """The same of `TestGather`."""
 
-    alias, options, data_parallel_size, length = "parallel", {"context": 2, "context_attention": "gather"}, 1, 4
+    alias, options, data_parallel_size, length = (
+        "parallel",
+        {"context": 2, "context_attention": "gather"},
+        1,
+        4,
+    )
 
 
 class Tensors(StrategyConformance):
@@ -59,7 +64,9 @@ class _Half(torch.autograd.Function):
 
 
 def halved_input_gradient(layouts, desired, module, inputs, mesh):
-    """`ColwiseParallel._prepare_input_fn`, with the average of two ranks' gradients in place of their sum."""
+    """`ColwiseParallel._prepare_input_fn`, with the average of two ranks' gradients in place of
+    their sum.
+    """
     return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
 
 
@@ -97,12 +104,20 @@ def _norm_of_parts(tensors, *options):
 _OWN = [
     (Schedule, "weighted", scheduled_step, "_times", lambda tensor, _: tensor),
     (Gather, "sgd_momentum", Caught, "_by_keys", _local_positions),
-    (Tensors, "sgd_momentum", ColwiseParallel, "_prepare_input_fn", staticmethod(halved_input_gradient)),
+    (
+        Tensors,
+        "sgd_momentum",
+        ColwiseParallel,
+        "_prepare_input_fn",
+        staticmethod(halved_input_gradient),
+    ),
 ]
 
 
 def run(suite, test):
-    """Run a test of the kit, of a case or of losses with weights, on ranks that are made for it: they see patches."""
+    """Run a test of the kit, of a case or of losses with weights, on ranks that are made for it:
+    they see patches.
+    """
     if test == "weighted":
         suite().test_losses_are_weighted("trainer", 3)
         return
@@ -120,13 +135,33 @@ def run(suite, test):
         (conformance.TestContext, "sgd_momentum", collectives._Join, "backward", _own_gradient),
         (conformance.TestShards, "sgd_momentum", mesh_strategy, "cut_axes", lambda _: frozenset()),
         (conformance.TestParallel, "sgd_momentum", averages, "average", _twice_averaged),
-        (conformance.TestParallel, "weights_that_begin_apart", mesh_strategy.MeshStrategy, "_begin_alike", _nothing),
-        (conformance.TestExpert, "sgd_momentum", dispatch, "local_part", lambda one: one.to_local()),
-        (conformance.TestStagesInParts, "clipped_by_norm", averages, "get_total_norm", _norm_of_parts),
+        (
+            conformance.TestParallel,
+            "weights_that_begin_apart",
+            mesh_strategy.MeshStrategy,
+            "_begin_alike",
+            _nothing,
+        ),
+        (
+            conformance.TestExpert,
+            "sgd_momentum",
+            dispatch,
+            "local_part",
+            lambda one: one.to_local(),
+        ),
+        (
+            conformance.TestStagesInParts,
+            "clipped_by_norm",
+            averages,
+            "get_total_norm",
+            _norm_of_parts,
+        ),
     ],
 )
 def test_the_kit_sees_a_fault(suite, test, owner, name, fault):
-    """Also where the comparisons of ranks and of calls, which see some of them before, see nothing."""
+    """Also where the comparisons of ranks and of calls, which see some of them before, see
+    nothing.
+    """
     with (
         mock.patch.object(Alike, "stepped", return_value=None),
         mock.patch.object(Context, "check", _nothing),

@@ -1,4 +1,6 @@
-"""Each rank of a tensor group drops other places of its part of the values, and all the same ones of whole values."""
+"""Each rank of a tensor group drops other places of its part of the values, and all the same ones
+of whole values.
+"""
 
 import torch
 from language import ALONE, WIDTH, Adapter, Stacked, on, refusal
@@ -125,8 +127,12 @@ def test_whole_values_that_are_dropped_between_cut_layers_are_refused():
         net.blocks[0] = _DropsWhole(0.0)
         return net
 
-    for error in on(in_process=True, tensor=2).run(refusal, make, lambda model, net: model(torch.ones(4, WIDTH))):
-        assert error.startswith("_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole")
+    for error in on(in_process=True, tensor=2).run(
+        refusal, make, lambda model, net: model(torch.ones(4, WIDTH))
+    ):
+        assert error.startswith(
+            "_DropsWhole 'blocks.0' drops some of what all ranks of a tensor group have whole"
+        )
 
 
 def test_experts_that_drop_leave_all_ranks_with_the_same_numbers():

@@ -60,16 +60,30 @@ def test_parts_have_names_in_the_users_module(make, prefix):
     ("given", "expected"),
     [
         (["embed", "blocks.*", "head"], "at the first difference forward computes aten.relu"),
-        (["embed", torch.relu, "blocks.*"], "forward computes aten.t.default of 'head.weight' to .* nothing more"),
         (
-            ["embed", torch.relu, "blocks.1", "blocks.0", *(f"blocks.{index}" for index in range(2, 11)), "head"],
-            r"computes aten.t.default of 'blocks.0.0.weight' to \(8, 8\), and the parts .* of 'blocks.1.0.weight' to",
+            ["embed", torch.relu, "blocks.*"],
+            "forward computes aten.t.default of 'head.weight' to .* nothing more",
+        ),
+        (
+            [
+                "embed",
+                torch.relu,
+                "blocks.1",
+                "blocks.0",
+                *(f"blocks.{index}" for index in range(2, 11)),
+                "head",
+            ],
+            r"computes aten.t.default of 'blocks.0.0.weight' to \(8, 8\), and the parts .* of "
+            r"'blocks.1.0.weight' to",
         ),
         (
             ["embed", torch.relu, "blocks", "head"],
             r"parts names 'blocks', a ModuleList, .* Name what is in it",
         ),
-        (["embd", "head"], "parts names 'embd', and Fixed has no such module. Did you mean 'embed'"),
+        (
+            ["embd", "head"],
+            "parts names 'embd', and Fixed has no such module. Did you mean 'embed'",
+        ),
         (["embed", "block.*", "head"], r"Did you mean 'blocks\.\*'"),
         (["zzz", "head"], "It has 'embed', 'blocks', 'blocks.0'"),
     ],
@@ -82,11 +96,15 @@ def test_names_that_are_not_the_model_are_refused(given, expected):
 
 def test_names_are_of_one_module_that_is_called():
     assert parts.cut(Wrapped(), 2, ["net.blocks.*"]).name == "net"
-    with pytest.raises(CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"):
+    with pytest.raises(
+        CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"
+    ):
         parts.cut(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), 2, ["*"])
 
 
-@pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
+@pytest.mark.parametrize(
+    "given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]]
+)
 def test_parts_are_a_list_of_names(given):
     with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):
         MeshParallelStrategy(pipeline=2, parts=given)
@@ -103,7 +121,9 @@ def test_a_sequence_applies_a_module_twice():
 def test_names_leave_out_nothing_of_a_sequence():
     user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
-        forward_check.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
+        forward_check.check(
+            Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {}
+        )
 
 
 def _tied(*pairs):
@@ -128,7 +148,9 @@ def _tied(*pairs):
 def test_stages_get_parts_by_parameters_or_by_count(pairs, balanced, expected):
     user = _tied(*pairs)
     if expected is None:
-        with pytest.raises(CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"):
+        with pytest.raises(
+            CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"
+        ):
             parts.cut(user, 3, None, balanced)
         return
     stages = parts.cut(user, 3, None, balanced).stages
@@ -144,9 +166,15 @@ def test_a_function_goes_with_the_module_before_it():
 @pytest.mark.parametrize(
     ("balanced", "expected"),
     [
-        ([3, 2], r"balance=\[3, 2\] is for 2 stages, and there are 3: pipeline times stages_per_rank"),
+        (
+            [3, 2],
+            r"balance=\[3, 2\] is for 2 stages, and there are 3: pipeline times stages_per_rank",
+        ),
         ([3, 2, 1], r"balance=\[3, 2, 1\] adds up to 6 parts, and Sequential has 5 \("),
-        ([2, 2, 1], r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\."),
+        (
+            [2, 2, 1],
+            r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\.",
+        ),
     ],
 )
 def test_counts_that_do_not_fit_are_refused(balanced, expected):
@@ -171,7 +199,10 @@ def test_stages_take_about_as_long(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(part_times, "perf_counter", lambda: clock[0])
     user = nn.Sequential(*(_Slow(seconds, clock) for seconds in (1, 1, 1, 5, 1)))
-    with pytest.raises(ConfigurationError, match=r"Sequential on an example, and it has none\. Set its example_input_"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Sequential on an example, and it has none\. Set its example_input_",
+    ):
         parts.cut(user, 3, None, "time")
     user.example_input_array = torch.zeros(2)
     before = torch.get_rng_state()
@@ -188,13 +219,18 @@ def test_what_cannot_be_measured_is_refused():
     user.forward = user[0].forward
     with pytest.raises(CoreError, match="its forward called 0 parts, where 2 were expected"):
         parts.cut(user, 2, None, "time")
-    with pytest.raises(CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"):
+    with pytest.raises(
+        CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"
+    ):
         parts.cut(user.to("meta"), 2, None, "time")
 
 
 @pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])
 def test_a_balance_is_a_rule_or_counts(given):
-    with pytest.raises(ConfigurationError, match=r"expected 'parameters', 'time', or a list with the number of parts"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected 'parameters', 'time', or a list with the number of parts",
+    ):
         MeshParallelStrategy(pipeline=2, balance=given)
 
 
@@ -225,7 +261,9 @@ def test_what_goes_beside_is_no_part():
 
     user = _Beside()
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
-    with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
+    with pytest.raises(
+        CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"
+    ):
         forward_check.check(layout, (torch.randn(3, 4),), {})
 
 
@@ -283,7 +321,9 @@ class _Around(Module):
 
 def around(rank, schedules):
     """What the validation after a fit logs, by each schedule."""
-    batches = DataLoader(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8)
+    batches = DataLoader(
+        torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8
+    )
     logged = []
     for schedule in schedules:
         given = None if schedule is None else MeshParallelStrategy(pipeline=2, schedule=schedule)
@@ -314,7 +354,9 @@ def test_the_module_that_is_called_is_compared_with_the_parts():
     layout = Layout(user, parts.cut(user, 2), 2, 0)
     assert layout.cut.called == [user, user.net]
     forward_check.check(layout, (x,), {})
-    with pytest.raises(CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"):
+    with pytest.raises(
+        CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"
+    ):
         forward_check.check(layout, (x,), {}, user.net)
 
 

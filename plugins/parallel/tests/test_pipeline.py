@@ -1,4 +1,6 @@
-"""A pipeline computes what one device does, whatever a step does around the call of the model; or refuses it."""
+"""A pipeline computes what one device does, whatever a step does around the call of the model; or
+refuses it.
+"""
 
 import copy
 import random
@@ -21,7 +23,9 @@ _TWO = on(in_process=True, pipeline=2, microbatches=2)
 @pytest.mark.numbers
 def test_all_stages_equal_one_device():
     def _run(rank):
-        """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
+        """All stages: weights, values of steps and epochs, and predictions in the order of the
+        data.
+        """
         seen, module = pipelines.Seen(), pipelines.Net(0.1)
         torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
         options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
@@ -163,7 +167,9 @@ def _tied(model, net):
 
 def _averaged(model, net):
     with torch.no_grad():
-        torch.ones(4, 4).mul_(0.9).add_(model.first.weight.detach()).add_(model.last.weight.detach())
+        torch.ones(4, 4).mul_(0.9).add_(model.first.weight.detach()).add_(
+            model.last.weight.detach()
+        )
 
 
 def _copied(model, net):
@@ -196,11 +202,27 @@ _OTHER = r"isn't its parts .* forward computes aten\.mul\.Tensor"
     ("make", "call", "expected"),
     [
         (_NoParts, None, "doesn't say what its parts are. Add `def pipeline"),
-        (lambda: _NoParts(_Model(), _Model()), None, "several modules that could be cut: 'others.0', 'others.1'"),
-        (_Listed, None, r"(?s)returned ModuleList.* at position 0; .* as in \[self.embed, \*self.blocks,"),
+        (
+            lambda: _NoParts(_Model(), _Model()),
+            None,
+            "several modules that could be cut: 'others.0', 'others.1'",
+        ),
+        (
+            _Listed,
+            None,
+            r"(?s)returned ModuleList.* at position 0; .* as in \[self.embed, \*self.blocks,",
+        ),
         (_Stranger, None, "returned a Linear that is no part of the module"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), _once, "BatchNorm1d '1' would take its statistics"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), _once, "SyncBatchNorm '1' waits for all ranks"),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+            _once,
+            "BatchNorm1d '1' would take its statistics",
+        ),
+        (
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)),
+            _once,
+            "SyncBatchNorm '1' waits for all ranks",
+        ),
         (_Model, _longer, rf"_Model\.forward {_OTHER}"),
         (_Model, _later, rf"_Model\.forward {_OTHER}"),
         (_Model, _beside, "was called, and another rank of the pipeline has it"),
@@ -245,13 +267,26 @@ def _call(rank, make):
     [
         (_Mean, r"a tensor of shape \(\) for a microbatch of 4 samples"),
         (_Shape, "returned a str; expected tensors"),
-        (_Logs, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
-        (_Shrinks, r"Stage 0 .* returned tensors of .*shape \(2, 4\).*, and before, .* of .*shape \(4, 4\)"),
-        (_Keeps, "_Keeps keeps a tensor with a graph in its attribute 'balance', such as a loss of a part's own"),
+        (
+            _Logs,
+            r"self\.log\('mean'\) was called by a part of the model, of which this rank computes "
+            r"its own alone",
+        ),
+        (
+            _Shrinks,
+            r"Stage 0 .* returned tensors of .*shape \(2, 4\).*, and before, .* of .*shape \(4, "
+            r"4\)",
+        ),
+        (
+            _Keeps,
+            "_Keeps keeps a tensor with a graph in its attribute 'balance', such as a loss of a "
+            "part's own",
+        ),
         (_Penalized, f"linear {_STRANGE}"),
         (
             lambda: nn.Sequential(_Measures(), nn.Linear(4, 4)),
-            r"Stage 0 .* changes '0\.mean', '0\.num_calls' with each microbatch, .* Say microbatches=1",
+            r"Stage 0 .* changes '0\.mean', '0\.num_calls' with each microbatch, .* Say "
+            r"microbatches=1",
         ),
     ],
 )
@@ -263,7 +298,9 @@ def test_results_of_a_stage_that_cannot_travel_are_refused(make, expected):
 def test_dropout_draws_anew_in_each_call_and_again_from_a_seed():
     def _drawn(rank):
         fabric = rank.fabric()
-        model = fabric.setup(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout()))
+        model = fabric.setup(
+            nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout())
+        )
         outputs = []
         for seed in (3, None, 3):
             if seed is not None:
@@ -292,7 +329,10 @@ def test_each_stage_and_microbatch_draws_its_own_numbers_on_a_cpu():
 
 def test_compiling_with_a_split_backward_and_lbfgs_are_refused():
     def _refused(rank):
-        fabrics = rank.fabric(on(pipeline=2, schedule="ZBVZeroBubble").strategy(), compile=True), rank.fabric()
+        fabrics = (
+            rank.fabric(on(pipeline=2, schedule="ZBVZeroBubble").strategy(), compile=True),
+            rank.fabric(),
+        )
         split = r"compile=True with schedule='ZBVZeroBubble', which computes .* Use 'GPi"
         with pytest.raises(ConfigurationError, match=split):
             fabrics[0].setup(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
@@ -307,5 +347,7 @@ def test_compiling_with_a_split_backward_and_lbfgs_are_refused():
 
 
 def test_a_number_of_microbatches_is_positive():
-    with pytest.raises(ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"):
+    with pytest.raises(
+        ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"
+    ):
         MeshParallelStrategy(pipeline=2, microbatches=0)

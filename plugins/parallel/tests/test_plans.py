@@ -1,4 +1,6 @@
-"""Models of transformers are cut by the plan of their config, and compute what one device does; or are refused."""
+"""Models of transformers are cut by the plan of their config, and compute what one device does; or
+are refused.
+"""
 
 import copy
 from functools import partial
@@ -22,14 +24,18 @@ _NEEDED = "needs transformers, which the extra hugging-face brings"
 
 
 class Layer(nn.Module):
-    """A layer in the manner of transformers: it is given what the model has made beside the states."""
+    """A layer in the manner of transformers: it is given what the model has made beside the
+    states.
+    """
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
     def forward(self, states, mask=None, positions=None):
-        return states + self.linear(states).tanh() * positions * (1 if mask is None else mask[..., None])
+        return states + self.linear(states).tanh() * positions * (
+            1 if mask is None else mask[..., None]
+        )
 
 
 class Base(nn.Module):
@@ -112,7 +118,13 @@ def words(num_samples=3):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        *((User, "net"), (partial(User, Base), "net"), (Base, ""), (partial(User, _tied), "net"), (Unplanned, "")),
+        *(
+            (User, "net"),
+            (partial(User, Base), "net"),
+            (Base, ""),
+            (partial(User, _tied), "net"),
+            (Unplanned, ""),
+        ),
         *((partial(User, partial(_looking, base)), "net") for base in (Base, Unplanned)),
     ],
 )
@@ -126,13 +138,17 @@ def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make, name
         own = copy.deepcopy(user)
         layout = Layout(own, parts.cut(own, 3), 3, stage)
         assert (layout.cut.name, layout.module) == (name, own.get_submodule(name))
-        absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        absent.drop(
+            [part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners()
+        )
         given = layout.run(stage, ((ids,), {"mask": mask}), given)
     replay = layout.cut.replay
     assert replay is not None
     found = replay.around(lambda *_, **__: given, (ids,), {"mask": mask})
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
-    assert list(dict(own.named_modules())) == list(dict(user.named_modules())), "parts are in their places again"
+    assert list(dict(own.named_modules())) == list(dict(user.named_modules())), (
+        "parts are in their places again"
+    )
 
 
 def test_a_forward_with_blocks_around_its_parts_comes_to_its_end():
@@ -160,7 +176,9 @@ def test_a_forward_with_blocks_around_its_parts_comes_to_its_end():
         own = copy.deepcopy(user)
         own.net.model.ends.clear()
         layout = Layout(own, parts.cut(own, 3), 3, stage)
-        absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        absent.drop(
+            [part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners()
+        )
         given = layout.run(stage, ((words(),), {}), given)
         calls = own.net.model.ends
         assert calls == ["reached", "finally"] * (len(calls) // 2)
@@ -180,10 +198,16 @@ def test_a_weight_of_parts_on_several_ranks_is_on_all():
     user = _Tied()
     for position, in_v in ((0, False), (1, False), (1, True)):
         own = copy.deepcopy(user)
-        layout = Layout(own, parts.cut(own, 4 if in_v else 3), 2 if in_v else 3, position, in_v=in_v)
-        assert absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        layout = Layout(
+            own, parts.cut(own, 4 if in_v else 3), 2 if in_v else 3, position, in_v=in_v
+        )
+        assert absent.drop(
+            [part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners()
+        )
         assert own.head.weight is own.model.embed.weight, "it is one weight, here or elsewhere"
-        assert absent.is_absent(own.head.weight) == in_v, "one rank that has both stages has it alone"
+        assert absent.is_absent(own.head.weight) == in_v, (
+            "one rank that has both stages has it alone"
+        )
 
 
 class _Skips(Base):
@@ -219,14 +243,34 @@ class _Cache:
 @pytest.mark.parametrize(
     ("make", "others", "expected"),
     [
-        (_Skips, {}, r"_Skips called its part 'norm' where 'layers\.0' comes next by the plan of its config"),
+        (
+            _Skips,
+            {},
+            r"_Skips called its part 'norm' where 'layers\.0' comes next by the plan of its config",
+        ),
         (_Ends, {}, r"_Ends returned without a call of 'layers\.0', which is one of its parts"),
         (_Twice, {}, "_Twice called its part 'embed' where nothing more comes next"),
-        (Base, {"embedded": torch.zeros(3, 9, 4)}, "where 'embed' comes next .* give the model input_ids"),
+        (
+            Base,
+            {"embedded": torch.zeros(3, 9, 4)},
+            "where 'embed' comes next .* give the model input_ids",
+        ),
         (_Early, {}, r"computes 'layers\.\d' also from results of other parts than the one before"),
-        (Base, {"output_attentions": True}, "Base was asked for output_attentions, which layers on all ranks"),
-        (Base, {"cache": _Cache()}, "Base was given a _Cache, in which each rank .* Generate text after training"),
-        (Base, {"mask": torch.ones(3, 9, requires_grad=True)}, "Base was given a tensor that wants a gradient"),
+        (
+            Base,
+            {"output_attentions": True},
+            "Base was asked for output_attentions, which layers on all ranks",
+        ),
+        (
+            Base,
+            {"cache": _Cache()},
+            "Base was given a _Cache, in which each rank .* Generate text after training",
+        ),
+        (
+            Base,
+            {"mask": torch.ones(3, 9, requires_grad=True)},
+            "Base was given a tensor that wants a gradient",
+        ),
     ],
 )
 def test_what_a_plan_does_not_give_is_refused_by_name(make, others, expected):
@@ -244,7 +288,9 @@ def test_what_blocks_do_not_give_is_refused_by_name():
         def __init__(self, *, norm=False):
             super().__init__()
             self.norm = nn.BatchNorm1d(4) if norm else nn.Identity()
-            self.left, self.right = (nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+            self.left, self.right = (
+                nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2)
+            )
 
         def forward(self, x):
             left = right = self.norm(x)
@@ -256,7 +302,9 @@ def test_what_blocks_do_not_give_is_refused_by_name():
 
     towers = Layout(user := _Towers(), parts.cut(user, 2), 2, 0)
     assert towers.cut.replay is not None
-    with pytest.raises(CoreError, match=r"computes its result also from .* 'right\.1' alone is shared by all ranks"):
+    with pytest.raises(
+        CoreError, match=r"computes its result also from .* 'right\.1' alone is shared by all ranks"
+    ):
         towers.cut.replay.around(towers.fold, (torch.ones(3, 4),), {})
     normed = Layout(user := _Towers(norm=True), parts.cut(user, 2), 2, 0)
     with pytest.raises(CoreError, match=r"BatchNorm1d 'norm' is in no part of the pipeline"):
@@ -277,7 +325,11 @@ class _Other(nn.Module):
     ("make", "expected"),
     [
         (_Pair, "_Pair has several modules that could be cut: 'student', 'teacher'"),
-        (_Other, "_Other has a config whose base_model_pp_plan names 'wte', 'h', and no module has them all"),
+        (
+            _Other,
+            "_Other has a config whose base_model_pp_plan names 'wte', 'h', and no module has them "
+            "all",
+        ),
     ],
 )
 def test_plans_that_leave_a_choice_are_refused(make, expected):
@@ -293,11 +345,16 @@ def test_one_of_two_models_is_named():
         assert cut.replay is not None
         others = [part for _, part in Layout(pair, cut, 2, 0).absent_modules()]
         assert others
-        assert {id(part) for part in others} <= {id(part) for part in pair.get_submodule(name).modules()}
-    sequences = nn.ModuleDict({name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for name in ("one", "other")})
+        assert {id(part) for part in others} <= {
+            id(part) for part in pair.get_submodule(name).modules()
+        }
+    sequences = nn.ModuleDict(
+        {name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for name in ("one", "other")}
+    )
     assert parts.cut(sequences, 2, ["other"]).module is sequences["other"]
     with pytest.raises(
-        CoreError, match=r"several modules that could be cut.* as in parts=\['one'\]; all ranks have the"
+        CoreError,
+        match=r"several modules that could be cut.* as in parts=\['one'\]; all ranks have the",
     ):
         parts.cut(sequences, 2)
 
@@ -312,7 +369,7 @@ def test_a_pipeline_of_the_users_own_counts_before_a_plan():
     assert parts.cut(User(), 2, names).replay is None
 
 
-# transformers -------------------------------------------------------------------------------------------------------
+# transformers -------------------------------------------------------------------------------------
 
 
 def build(name="Llama", **options):
@@ -363,7 +420,8 @@ def train(rank, module, **options):
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("schedule", [None, "1F1B"])  # the others run the same stages: test_schedules.py has them
+# the others run the same stages: test_schedules.py has them
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
 def test_models_of_transformers_equal_one_device(schedule):
     class OfLogits(Causal):
         """A step that makes its loss of logits, and layers that are computed again in backward."""
@@ -385,14 +443,20 @@ def test_models_of_transformers_equal_one_device(schedule):
             Causal("Llama", tie_word_embeddings=True),
             Causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1),
         ]
-        return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+        return [
+            train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models
+        ]
 
     def train_scheduled(rank):
-        """Norms and losses aren't in float32, where gradients of microbatches are rounded otherwise."""
+        """Norms and losses aren't in float32, where gradients of microbatches are rounded
+        otherwise.
+        """
         sizes = {"num_hidden_layers": 4, "ffn_dim": 32, "word_embed_proj_dim": 16}
         without_plan = OfLogits("OPT", tie_word_embeddings=True, dropout=0.0, **sizes)
         models = [OfLogits("GPTNeoX"), OfLogits("Phi"), without_plan]
-        return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+        return [
+            train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models
+        ]
 
     pytest.importorskip("transformers", reason=_NEEDED)
     function = train_scheduled if schedule else train_whole

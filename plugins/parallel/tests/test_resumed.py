@@ -1,4 +1,6 @@
-"""A run goes on from the middle of an epoch in another layout or under another strategy, and state comes back."""
+"""A run goes on from the middle of an epoch in another layout or under another strategy, and state
+comes back.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,10 @@ _DDP, _FSDP = (Backend(each, "cpu", 2, 2) for each in (DDPStrategy, FSDPStrategy
 _PIPELINES, _INTERLEAVED = on(data=2, pipeline=2), on(pipeline=2, schedule="Interleaved1F1B")
 _STAGES_OF_LAYERS, _LAYERS = on(pipeline=2, tensor=2, schedule="1F1B"), on(shard=2, tensor=2)
 _EXPERTS, _COPIES = on(data=2, expert=2), on(data=4, expert=2)
-_SHARDED_EXPERTS, _STAGES_OF_EXPERTS = on(data=2, shard=2, expert=2), on(data=2, pipeline=2, schedule="1F1B", expert=2)
+_SHARDED_EXPERTS, _STAGES_OF_EXPERTS = (
+    on(data=2, shard=2, expert=2),
+    on(data=2, pipeline=2, schedule="1F1B", expert=2),
+)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +47,13 @@ _SHARDED_EXPERTS, _STAGES_OF_EXPERTS = on(data=2, shard=2, expert=2), on(data=2,
     ],
 )
 def test_a_run_goes_on_as_on_one_device(source, target, make, form, tmp_path):
-    source, target = (replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target))
+    source, target = (
+        replace(one, strategy=partial(one.strategy, checkpoint_io=form()))
+        for one in (source, target)
+    )
     source.run(partial(train, make=make, path=tmp_path / "step.ckpt", max_steps=3))
-    weights, _ = target.run(partial(train, make=make, ckpt_path=tmp_path / "step.ckpt", max_steps=5))[0]
+    weights, _ = target.run(
+        partial(train, make=make, ckpt_path=tmp_path / "step.ckpt", max_steps=5)
+    )[0]
     expected, _ = ALONE.run(partial(train, make=make, max_steps=5))[0]
     assert_equal_tensors(weights, expected, 1e-12)

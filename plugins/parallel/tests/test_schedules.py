@@ -1,4 +1,6 @@
-"""Steps through torch's schedules compute what one device does, with the user's step unchanged; or are refused."""
+"""Steps through torch's schedules compute what one device does, with the user's step unchanged; or
+are refused.
+"""
 
 import random
 import re
@@ -23,7 +25,15 @@ from core_parallel.microbatches.batches import cut_batch
 from core_parallel.pipeline import scheduled_step, schedules
 from core_testing.training import assert_equal_tensors
 
-SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+SCHEDULES = [
+    "GPipe",
+    "1F1B",
+    "LoopedBFS",
+    "Interleaved1F1B",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+]
 _IN_PROCESS = on(in_process=True, pipeline=2, schedule="1F1B", microbatches=4)
 
 
@@ -44,7 +54,9 @@ def test_schedules_equal_one_device(names, pipeline):
         def __init__(self):
             super().__init__(noise=0.0)
             torch.manual_seed(1)
-            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]).double()
+            self.blocks = nn.ModuleList(
+                [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]
+            ).double()
 
         def training_step(self, batch, batch_idx):
             self.log("before", batch[0].mean(), on_step=False, on_epoch=True)
@@ -53,16 +65,32 @@ def test_schedules_equal_one_device(names, pipeline):
             return loss
 
     def fit_all(rank, names, pipeline=1):
-        """Weights, the values of steps, and those of the epoch, with several schedules in one group of ranks."""
+        """Weights, the values of steps, and those of the epoch, with several schedules in one group
+        of ranks.
+        """
         found = []
         for name in names:
             seen = pipelines.Seen()
-            strategy = None if name is None else MeshParallelStrategy(pipeline=pipeline, schedule=name, microbatches=4)
-            options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "limit_val_batches": 0}
+            strategy = (
+                None
+                if name is None
+                else MeshParallelStrategy(pipeline=pipeline, schedule=name, microbatches=4)
+            )
+            options = {
+                "accumulate_grad_batches": 2,
+                "gradient_clip_val": 0.3,
+                "limit_val_batches": 0,
+            }
             trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, **options)
             # The last batch has 6 samples, for which 4 microbatches become 3. Windows of 2.
             trainer.fit(Deep(), pipelines.loader(22, 8))
-            found.append((seen.weights, seen.steps, {key: float(one) for key, one in trainer.callback_metrics.items()}))
+            found.append(
+                (
+                    seen.weights,
+                    seen.steps,
+                    {key: float(one) for key, one in trainer.callback_metrics.items()},
+                )
+            )
         return found
 
     runs = on(in_process=True, pipeline=pipeline).run(fit_all, names, pipeline)
@@ -76,7 +104,7 @@ def test_schedules_equal_one_device(names, pipeline):
         assert own == other[1] == pytest.approx(steps, abs=1e-12), name
 
 
-# what a step does around the call -----------------------------------------------------------------------------------
+# what a step does around the call -----------------------------------------------------------------
 
 
 class Row(Module):
@@ -121,13 +149,19 @@ def train_rows(rank, step, parts=None, prepare=None, **options):
         prepare(module)
     trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0, **options)
     trainer.fit(module, rows(16))
-    return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}, module.num_steps
+    return (
+        seen.weights,
+        {name: float(value) for name, value in trainer.callback_metrics.items()},
+        module.num_steps,
+    )
 
 
 def mean_of_counted(model, batch):
     """A mean over the items that count, of which the third microbatch of two samples has none."""
     inputs, _ = batch
-    counts = (inputs[:, 0] != rows().dataset.tensors[0][4, 0]) & (inputs[:, 0] != rows().dataset.tensors[0][5, 0])
+    counts = (inputs[:, 0] != rows().dataset.tensors[0][4, 0]) & (
+        inputs[:, 0] != rows().dataset.tensors[0][5, 0]
+    )
     loss = model(inputs)[counts].square().mean() * model.scale
     model.log("loss", loss, on_step=True, on_epoch=True)
     return {"loss": loss, "weight": counts.sum()}
@@ -137,11 +171,16 @@ def of_first_batch(model, batch):
     """No item of the second batch counts."""
     inputs, _ = batch
     count = int((inputs[:, :1] == rows(16).dataset.tensors[0][:8, 0]).sum())
-    return {"loss": (model(inputs).square().sum() / len(inputs) if count else 0 * model(inputs).sum()), "weight": count}
+    return {
+        "loss": (model(inputs).square().sum() / len(inputs) if count else 0 * model(inputs).sum()),
+        "weight": count,
+    }
 
 
 def logged_and_penalized(model, batch):
-    """Values of all reductions, before and after the call, and a penalty over what all ranks have."""
+    """Values of all reductions, before and after the call, and a penalty over what all ranks
+    have.
+    """
     inputs, _ = batch
     model.log("first", inputs[:, 0].mean(), on_epoch=True)
     output = model(inputs * model.scale)
@@ -153,8 +192,13 @@ def logged_and_penalized(model, batch):
 
 
 def counted(model, batch):
-    """Counters, one that begins in a step, decide on the loss; the last part's weight and a mixture enter it too."""
-    model.rate, model.num_calls = getattr(model, "rate", 1.0) / 2, getattr(model, "num_calls", 0) + model.num_steps
+    """Counters, one that begins in a step, decide on the loss; the last part's weight and a mixture
+    enter it too.
+    """
+    model.rate, model.num_calls = (
+        getattr(model, "rate", 1.0) / 2,
+        getattr(model, "num_calls", 0) + model.num_steps,
+    )
     inputs, _ = batch
     loss = (model(inputs) @ model.layers[3].weight).square().mean() * model.num_calls
     model.log("rate", model.rate, on_epoch=True)
@@ -179,10 +223,16 @@ def taking(model):
 
 
 def in_dicts(model):
-    """Between the stages goes a dict of a tensor that doesn't lie in one piece, booleans, and whole numbers."""
+    """Between the stages goes a dict of a tensor that doesn't lie in one piece, booleans, and whole
+    numbers.
+    """
 
     def begin(x):
-        return {"x": x.t().expand(2, -1, -1), "positive": x > 0, "index": torch.arange(1).expand(len(x))}
+        return {
+            "x": x.t().expand(2, -1, -1),
+            "positive": x > 0,
+            "index": torch.arange(1).expand(len(x)),
+        }
 
     return [*model.layers[:2], begin, *model.layers[2:]]
 
@@ -207,12 +257,16 @@ def test_steps_equal_one_device(step, options):
     assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
     assert values == other[1]
-    assert num_steps == other[2] == expected_steps == 2, "a counter goes up once a batch, and the trial doesn't count"
+    assert num_steps == other[2] == expected_steps == 2, (
+        "a counter goes up once a batch, and the trial doesn't count"
+    )
 
 
 def test_both_ends_of_a_step_draw_the_same():
     def of_noise(model, batch):
-        """The error of a model that was given noise, and is the identity: 0 if both ranks have drawn the same."""
+        """The error of a model that was given noise, and is the identity: 0 if both ranks have
+        drawn the same.
+        """
         inputs, _ = batch
         noise = torch.randn_like(inputs) + torch.rand(()) + random.random()
         loss = (model(noise) - noise).square().mean()
@@ -247,14 +301,16 @@ def test_a_loop_by_hand_steps_through_a_schedule():
         fabric.teardown()
         return losses, state
 
-    (losses, weights), other = on(in_process=True, pipeline=2, schedule="ZBVZeroBubble", microbatches=4).run(by_fabric)
+    (losses, weights), other = on(
+        in_process=True, pipeline=2, schedule="ZBVZeroBubble", microbatches=4
+    ).run(by_fabric)
     expected, expected_weights = ALONE.run(by_fabric)[0]
     assert losses == pytest.approx(expected, abs=1e-12)
     assert other[0] == losses
     assert_equal_tensors(weights, expected_weights, 1e-12)
 
 
-# blocks around the call ---------------------------------------------------------------------------------------------
+# blocks around the call ---------------------------------------------------------------------------
 
 
 FACTORS = [1.0]
@@ -309,13 +365,22 @@ def train_in_blocks(rank, step, schedule, num_rows=16):
             events.append([*EVENTS])
             EVENTS.clear()
 
-    options = {} if schedule is None else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
+    options = (
+        {}
+        if schedule is None
+        else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
+    )
     module, seen = Row(step, times_factor), Seen()
     trainer = rank.trainer(max_epochs=1, callbacks=[Splits(), seen], limit_val_batches=0, **options)
     with mock.patch.object(scheduled_step._log, "warning") as warned:
         trainer.fit(module, rows(num_rows))
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return seen.weights, values, events, [Path(call.args[-1]).name for call in warned.call_args_list]
+    return (
+        seen.weights,
+        values,
+        events,
+        [Path(call.args[-1]).name for call in warned.call_args_list],
+    )
 
 
 def train_in_all_blocks(rank, schedules, step, num_rows=16):
@@ -327,13 +392,19 @@ def train_in_all_blocks(rank, schedules, step, num_rows=16):
 def test_blocks_around_the_call_hold_in_all_stages_and_end_once(step):
     run = partial(train_in_all_blocks, step=step)
     [(expected, values, expected_events, _)] = ALONE.run(run, [None])[0]
-    assert expected_events[1] == {decorated: ["begun", "left"]}.get(step, ["begun", "left", "ended", "finally"])
+    assert expected_events[1] == {decorated: ["begun", "left"]}.get(
+        step, ["begun", "left", "ended", "finally"]
+    )
     for rank, runs in enumerate(on(pipeline=2).run(run, SCHEDULES_OF_BLOCKS)):
         for weights, others, events, places in runs:
-            assert [place.partition(":")[0] for place in places] == ["test_schedules.py"] * (not rank), "one says it"
+            assert [place.partition(":")[0] for place in places] == ["test_schedules.py"] * (
+                not rank
+            ), "one says it"
             assert_equal_tensors(weights, expected, 1e-12)
             assert others == pytest.approx(values, abs=1e-12)
-            assert events[0] == 2 * expected_events[0], "the trial before the first step runs to its end too"
+            assert events[0] == 2 * expected_events[0], (
+                "the trial before the first step runs to its end too"
+            )
             assert events[1:] == expected_events[1:]
 
 
@@ -355,7 +426,9 @@ def test_blocks_beside_the_call_leave_the_schedule():
     # In the first four batches losses are compared: the module has a counter.
     [(first, _, (*_, events), _)], [(_, _, (*_, others), _)] = on(pipeline=2).run(run, ["1F1B"])
     assert_equal_tensors(first, expected, 1e-12)
-    assert (len(events), len(others)) == (4, 8), "of each of four microbatches, one rank runs what is before the call"
+    assert (len(events), len(others)) == (4, 8), (
+        "of each of four microbatches, one rank runs what is before the call"
+    )
 
 
 def test_a_block_that_only_later_steps_have_is_refused():
@@ -370,7 +443,7 @@ def test_a_block_that_only_later_steps_have_is_refused():
         on(pipeline=2, schedule="1F1B").run(partial(train_rows, step=in_block_later))
 
 
-# what is refused ----------------------------------------------------------------------------------------------------
+# what is refused ----------------------------------------------------------------------------------
 
 
 def loss_of(model, batch):
@@ -450,7 +523,8 @@ def by_hand(model):
         (
             summed,
             None,
-            r"loss for a batch is .*, and the mean of those for its 4 microbatches .* without schedule",
+            r"loss for a batch is .*, and the mean of those for its 4 microbatches .* without "
+            r"schedule",
         ),
         (contrasted, None, r"or mixes the samples of a batch, goes without schedule"),
         (
@@ -458,17 +532,37 @@ def by_hand(model):
             None,
             "returned 'output' beside the loss. With a schedule",
         ),
-        (twice, None, "called Row twice, which has been cut into stages. With a schedule every step calls it once"),
+        (
+            twice,
+            None,
+            "called Row twice, which has been cut into stages. With a schedule every step calls it "
+            "once",
+        ),
         (without_call, None, "returned without a call of Row, which has been cut into stages"),
-        (mixed, None, r"mixes the samples of a batch, as mixup does, before it calls Row: .* first of 4 microbatches"),
-        (counting_before, counted_samples, "training step changes 'num_samples' of Row itself.* on_train_batch_end"),
+        (
+            mixed,
+            None,
+            r"mixes the samples of a batch, as mixup does, before it calls Row: .* first of 4 "
+            r"microbatches",
+        ),
+        (
+            counting_before,
+            counted_samples,
+            "training step changes 'num_samples' of Row itself.* on_train_batch_end",
+        ),
         (clamping, None, "training step changes 'scale' of Row itself"),
         (
             loss_of,
             normed,
-            "BatchNorm1d 'layers.1' would take its statistics from microbatches, of which schedule=",
+            "BatchNorm1d 'layers.1' would take its statistics from microbatches, of which "
+            "schedule=",
         ),
-        (loss_of, by_hand, r"automatic_optimization = False\), and a pipeline's schedule runs it for one microbatch"),
+        (
+            loss_of,
+            by_hand,
+            r"automatic_optimization = False\), and a pipeline's schedule runs it for one "
+            r"microbatch",
+        ),
     ],
 )
 def test_what_a_schedule_cannot_do_right_is_refused_by_name_on_all_ranks(step, prepare, expected):
@@ -509,7 +603,8 @@ class Shrinks(nn.Linear):
     """A part whose result's shape follows from numbers: in the second batch."""
 
     def forward(self, x):
-        self.calls = [*getattr(self, "calls", ()), len(x)]  # a list: numbers that change are refused before
+        # a list: numbers that change are refused before
+        self.calls = [*getattr(self, "calls", ()), len(x)]
         return super().forward(x)[: 1 if len(self.calls) > 10 else 2]
 
 
@@ -523,7 +618,11 @@ def shrinking(model):
 @pytest.mark.parametrize(
     ("step", "parts", "expected"),
     [
-        (loss_of, keeping, r"Linear 'layers\.0' keeps a tensor with a graph in its attribute 'loss'"),
+        (
+            loss_of,
+            keeping,
+            r"Linear 'layers\.0' keeps a tensor with a graph in its attribute 'loss'",
+        ),
         (loss_of, keeping_outside, r"Row keeps a tensor with a graph in its attribute 'balance'"),
         (loss_of, logging, r"self\.log\('inside'\) was called by a part of the model"),
         (loss_of, shrinking, r"Stage 0 .* returned tensors of .* for microbatch \d, and before of"),
@@ -555,7 +654,10 @@ def test_losses_of_microbatches_are_compared_again_at_another_key(loss):
 
     def lose_again(rank, loss):
         """The error at other labels, or at another attribute, than those of the first call."""
-        inputs, labels = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8, dtype=torch.long)
+        inputs, labels = (
+            torch.randn(8, 4, generator=torch.Generator().manual_seed(0)),
+            torch.zeros(8, dtype=torch.long),
+        )
         net, fabric = _Stages(nn.Linear(4, 4), nn.Linear(4, 4)), rank.fabric()
         model = fabric.setup(net)
         step = partial(lambda batch: loss(model, batch, net))
@@ -566,18 +668,25 @@ def test_losses_of_microbatches_are_compared_again_at_another_key(loss):
             fabric.strategy.compute_loss(step, [inputs, labels], net)
         net.fades_in = 0.5
         with pytest.raises(CoreError) as caught:
-            fabric.strategy.compute_loss(step, [inputs, torch.where(torch.arange(8) < 3, -100, labels)], net)
+            fabric.strategy.compute_loss(
+                step, [inputs, torch.where(torch.arange(8) < 3, -100, labels)], net
+            )
         fabric.teardown()
         return str(caught.value)
 
-    for error in on(in_process=True, pipeline=2, schedule="GPipe", microbatches=2).run(lose_again, loss):
-        assert re.search(r"loss for a batch is .*, and the mean of those for its 2 microbatches", error), error
+    for error in on(in_process=True, pipeline=2, schedule="GPipe", microbatches=2).run(
+        lose_again, loss
+    ):
+        assert re.search(
+            r"loss for a batch is .*, and the mean of those for its 2 microbatches", error
+        ), error
 
 
 def test_a_torch_whose_schedules_fail_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1+cpu"))
     with pytest.raises(
-        ConfigurationError, match=r"schedule='1F1B' needs torch 2\.13 or later, and this is 2\.9\.1\+cpu"
+        ConfigurationError,
+        match=r"schedule='1F1B' needs torch 2\.13 or later, and this is 2\.9\.1\+cpu",
     ):
         schedules.find("1f1b")
     assert schedules.find(None) is None
@@ -586,9 +695,18 @@ def test_a_torch_whose_schedules_fail_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"schedule": "2F2B"}, r"schedule='2F2B': expected one of torch's schedules \('GPipe', '1F1B', .*; or None"),
-        ({"schedule": "1F1B", "stages_per_rank": 2}, "stages_per_rank=2 with schedule='1F1B', which has one stage on"),
-        ({"stages_per_rank": 2}, "stages_per_rank=2 with schedule=None, which has one stage on each"),
+        (
+            {"schedule": "2F2B"},
+            r"schedule='2F2B': expected one of torch's schedules \('GPipe', '1F1B', .*; or None",
+        ),
+        (
+            {"schedule": "1F1B", "stages_per_rank": 2},
+            "stages_per_rank=2 with schedule='1F1B', which has one stage on",
+        ),
+        (
+            {"stages_per_rank": 2},
+            "stages_per_rank=2 with schedule=None, which has one stage on each",
+        ),
         ({"schedule": "dualpipev", "stages_per_rank": 3}, "a rank has exactly 2"),
     ],
 )
@@ -625,13 +743,26 @@ class Named:
 
 
 def test_batches_of_any_structure_are_cut():
-    batch = {"x": torch.arange(4), "pair": (torch.ones(4), torch.ones(1, 2)), "scale": 2, "none": None}
-    batch |= {"names": list("abcd"), "others": tuple("abcd"), "nested": Named(list("abcd"), "s", batch["x"])}
+    batch = {
+        "x": torch.arange(4),
+        "pair": (torch.ones(4), torch.ones(1, 2)),
+        "scale": 2,
+        "none": None,
+    }
+    batch |= {
+        "names": list("abcd"),
+        "others": tuple("abcd"),
+        "nested": Named(list("abcd"), "s", batch["x"]),
+    }
     batch["mapping"] = OrderedDict(words=list("abcd"))
     first, second = cut_batch(batch, 4, 2)
     assert first["others"] == ("a", "b")
     assert second["nested"].names == second["mapping"]["words"] == ["c", "d"]
-    assert (second["nested"].kind, second["nested"].x.tolist(), second["none"]) == ("s", [2, 3], None)
+    assert (second["nested"].kind, second["nested"].x.tolist(), second["none"]) == (
+        "s",
+        [2, 3],
+        None,
+    )
     assert isinstance(second["mapping"], OrderedDict)
     assert batch["nested"].names == batch["mapping"]["words"] == list("abcd")
     assert first["names"] == ["a", "b"]
@@ -639,5 +770,7 @@ def test_batches_of_any_structure_are_cut():
     assert second["pair"][0].shape == (2,)
     assert second["pair"][1].shape == (1, 2)
     assert first["scale"] == 2
-    with pytest.raises(CoreError, match="The batch holds a object, which can't be cut into microbatches"):
+    with pytest.raises(
+        CoreError, match="The batch holds a object, which can't be cut into microbatches"
+    ):
         cut_batch([torch.ones(4), object()], 4, 2)

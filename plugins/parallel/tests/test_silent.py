@@ -25,7 +25,9 @@ _on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
 
 def _failure(rank, strategy, module, *loaders):
     """The message with which a fit ended."""
-    trainer = rank.trainer(strategy, max_epochs=1, max_steps=4, limit_val_batches=1.0 if len(loaders) > 1 else 0)
+    trainer = rank.trainer(
+        strategy, max_epochs=1, max_steps=4, limit_val_batches=1.0 if len(loaders) > 1 else 0
+    )
     try:
         trainer.fit(module, *loaders)
     except CoreError as error:
@@ -65,19 +67,28 @@ def test_ranks_that_share_their_data_have_the_same():
         with mock.patch.object(same_batches, "EVERY", 2):
             late = fail(cut(), Step(), DataLoader(_Late(rank.number), 8))
         named = [
-            ("call 0 of training_step", 0, fail(MeshParallelStrategy(context=2), Step(), own_words(rank))),
+            (
+                "call 0 of training_step",
+                0,
+                fail(MeshParallelStrategy(context=2), Step(), own_words(rank)),
+            ),
             ("call 0 of validation_step", 0, fail(cut(), _Validates(), alike, own_words(rank))),
             ("call 0 of training_step", 1, fail(scheduled, Stages(0.0), targets)),
             ("call 0 of training_step", 0, fail(groups, Step(), own_words(rank))),
             ("call 2 of training_step", 0, late),
         ]
-        trained = fail(cut(), _Validates(), alike, alike), fail(MeshParallelStrategy(data=2), Step(), own_words(rank))
+        trained = (
+            fail(cut(), _Validates(), alike, alike),
+            fail(MeshParallelStrategy(data=2), Step(), own_words(rank)),
+        )
         return named, trained
 
     for named, trained in _on_two.run(with_other_batches):
         for place, leaf, message in named:
             assert message is not None
-            assert message.startswith(f"Ranks 0 and 1 share their data, and were given different batches in {place}")
+            assert message.startswith(
+                f"Ranks 0 and 1 share their data, and were given different batches in {place}"
+            )
             assert f"number {leaf}, a Tensor of shape" in message
             assert "seed_everything" in message
         assert trained == (None, None)
@@ -115,8 +126,13 @@ def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradien
     def with_hooks(rank):
         made = {
             "fsdp": FSDPStrategy,
-            "model parallel": partial(ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1),
-            **{name: partial(MeshParallelStrategy, **{name: 2}) for name in ("tensor", "shard", "context", "data")},
+            "model parallel": partial(
+                ModelParallelStrategy, tensor_parallel_size=2, data_parallel_size=1
+            ),
+            **{
+                name: partial(MeshParallelStrategy, **{name: 2})
+                for name in ("tensor", "shard", "context", "data")
+            },
             "ddp": DDPStrategy,
         }
         found = {}
@@ -125,11 +141,14 @@ def test_hooks_of_parameters_are_refused_by_name_where_they_see_no_whole_gradien
                 found[f"{name} {method}"] = _failure(rank, make(), _Hooked(method), words(8, 16))
         found["fsdp later"] = _failure(rank, FSDPStrategy(), _HookedLater(), words(8, 16))
         for name in ("fsdp", "tensor", "shard", "context"):
-            found[f"{name} at the third batch"] = _failure(rank, made[name](), _HookedAtThird(), words(4, 32))
+            found[f"{name} at the third batch"] = _failure(
+                rank, made[name](), _HookedAtThird(), words(4, 32)
+            )
         return found
 
     found = _on_two.run(with_hooks)[0]
-    carried = {"ddp register_hook", "data register_hook"}  # a gradient of a rank's own data, as under torch's DDP
+    # a gradient of a rank's own data, as under torch's DDP
+    carried = {"ddp register_hook", "data register_hook"}
     assert {name for name, message in found.items() if message is None} == carried
     for name, message in found.items():
         assert message is None or message.startswith("'net.start.embed.weight' of"), (name, message)
@@ -167,11 +186,15 @@ def test_context_that_is_not_applied_or_that_a_hook_looks_into_is_refused():
 
     def with_context(rank):
         modules = (_Around(), _Kept("module"), _Kept("closure"))
-        return [_failure(rank, MeshParallelStrategy(context=2), one, words(8, 16)) for one in modules]
+        return [
+            _failure(rank, MeshParallelStrategy(context=2), one, words(8, 16)) for one in modules
+        ]
 
     around, *kept = _on_two.run(with_context)[0]
     assert around is not None
-    assert around.startswith("The step called neither _Around nor Net, whose sequence context= cuts")
+    assert around.startswith(
+        "The step called neither _Around nor Net, whose sequence context= cuts"
+    )
     assert all(one is not None and "keeps a tensor with a graph" in one for one in kept), kept
 
 
@@ -223,7 +246,12 @@ _MASK = torch.full((4, 4), -torch.inf).double().triu(1)
 
 
 def _batches_of_time(length):
-    return DataLoader(TensorDataset(torch.randint(0, 5, (16, length), generator=torch.Generator().manual_seed(1))), 8)
+    return DataLoader(
+        TensorDataset(
+            torch.randint(0, 5, (16, length), generator=torch.Generator().manual_seed(1))
+        ),
+        8,
+    )
 
 
 _AXES = {

@@ -1,4 +1,6 @@
-"""Plans that can't be right are refused by name, and layers that need what is cut; a run that has ended is let go."""
+"""Plans that can't be right are refused by name, and layers that need what is cut; a run that has
+ended is let go.
+"""
 
 import gc
 import re
@@ -79,17 +81,46 @@ class _Scaling(Adapted):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (_OfPlan, "_OfPlan has no plan: neither the strategy's argument tensor_plan=, nor an attribute"),
-        (_Unknown, r"The plan for 'blocks\.0\.up' is 'columns'; expected one of torch's styles, or one of 'colwise'"),
-        (_Nothing, r"names 'layers\.\*\.up', and _Nothing has no such module or parameter\. It has 'start'"),
+        (
+            _OfPlan,
+            "_OfPlan has no plan: neither the strategy's argument tensor_plan=, nor an attribute",
+        ),
+        (
+            _Unknown,
+            r"The plan for 'blocks\.0\.up' is 'columns'; expected one of torch's styles, or one of "
+            r"'colwise'",
+        ),
+        (
+            _Nothing,
+            r"names 'layers\.\*\.up', and _Nothing has no such module or parameter\. It has "
+            r"'start'",
+        ),
         (_Tied, r"'start\.embed\.weight' and 'head\.weight' share a weight"),
         (_Odd, "'head' has 11 rows, and tensor=2 doesn't divide that"),
-        (_Heads, r"'blocks\.0\.attention\.query' has 1 heads of 16 numbers, and tensor=2 doesn't divide 1"),
-        (_OfParameters, r"names 'head\.weight', which is a parameter and no module, with 'colwise'"),
-        (_Latent, r"'blocks\.0\.attention\.key' is 'mla_kv_a_proj', and the module around it has no qk_rope_head_dim"),
-        (_Normed, r"'blocks\.0\.up' is to be cut .* and computes its weight in each call, of the whole \(Parametrized"),
+        (
+            _Heads,
+            r"'blocks\.0\.attention\.query' has 1 heads of 16 numbers, and tensor=2 doesn't divide "
+            r"1",
+        ),
+        (
+            _OfParameters,
+            r"names 'head\.weight', which is a parameter and no module, with 'colwise'",
+        ),
+        (
+            _Latent,
+            r"'blocks\.0\.attention\.key' is 'mla_kv_a_proj', and the module around it has no "
+            r"qk_rope_head_dim",
+        ),
+        (
+            _Normed,
+            r"'blocks\.0\.up' is to be cut .* and computes its weight in each call, of the whole "
+            r"\(Parametrized",
+        ),
         (_Convolved, r"'place' is to be cut by columns or rows, .* and is none \(Conv1d\)"),
-        (_Scaling, r"'blocks\.0\.attention\.query' is to be cut, and has an adapter \(Adapter\) that isn"),
+        (
+            _Scaling,
+            r"'blocks\.0\.attention\.query' is to be cut, and has an adapter \(Adapter\) that isn",
+        ),
         (OddExperts, r"'blocks\.0\.experts' has 3 experts, and tensor=2 doesn't divide that"),
     ],
 )
@@ -104,7 +135,9 @@ class _Mlp(nn.Module):
         self.up, self.between, self.down = nn.Linear(WIDTH, 8), between, nn.Linear(8, WIDTH)
 
     def forward(self, x):
-        """The answer, and this rank's part of what it was made of, as attention returns weights of its own heads."""
+        """The answer, and this rank's part of what it was made of, as attention returns weights of
+        its own heads.
+        """
         hidden = self.between(self.up(x))
         return x + self.down(hidden), hidden
 

@@ -1,4 +1,6 @@
-"""The timeline of a batch: what each rank of a pipeline computes, and that nothing is left of the recording."""
+"""The timeline of a batch: what each rank of a pipeline computes, and that nothing is left of the
+recording.
+"""
 
 import json
 
@@ -42,12 +44,16 @@ def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
     assert losses == ({(num_stages - 1, index) for index in range(4)} if schedule else set())
     for row in rows:
         assert any(span.kind == "update" for span in row.spans)
-        assert all(a.end_s <= b.begin_s for a, b in zip(row.spans, row.spans[1:], strict=False)), "none overlap"
+        assert all(a.end_s <= b.begin_s for a, b in zip(row.spans, row.spans[1:], strict=False)), (
+            "none overlap"
+        )
         assert row.spans[-1].end_s <= duration_s
     assert 0 < bubble(rows, duration_s) < 1
     assert not any(left)
     stages = ["stages 0 and 3", "stages 1 and 2"] if num_stages == 4 else ["stage 0", "stage 1"]
-    assert [row.name for row in rows] == [f"rank {rank}, {text}" for rank, text in enumerate(stages)]
+    assert [row.name for row in rows] == [
+        f"rank {rank}, {text}" for rank, text in enumerate(stages)
+    ]
     assert [line.partition("  ")[0] for line in text.splitlines()] == [row.name for row in rows]
     [path] = tmp_path.rglob("timeline.json")
     assert path.parent.name == "0", "one rank writes it"
@@ -64,11 +70,17 @@ def test_a_model_without_stages_has_no_timeline():
         return str(error.value)
 
     found = on(in_process=True, data=2).run(train_whole)[0]
-    assert found.startswith("A timeline shows the stages of a pipeline, and MeshParallelStrategy has cut no model")
+    assert found.startswith(
+        "A timeline shows the stages of a pipeline, and MeshParallelStrategy has cut no model"
+    )
 
 
 def test_a_row_as_text():
-    spans = [Span("forward", 0, 0, 0.0, 0.2), Span("forward", 0, 1, 0.2, 0.4), Span("backward", 0, 0, 0.6, 1.0)]
+    spans = [
+        Span("forward", 0, 0, 0.0, 0.2),
+        Span("forward", 0, 1, 0.2, 0.4),
+        Span("backward", 0, 0, 0.6, 1.0),
+    ]
     rows = [TimelineRow("rank 0", spans), TimelineRow("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
     assert as_text(rows, 1.0, width=10) == "rank 0  0011..aaaa\nrank 1  .........="
     assert bubble(rows, 1.0) == pytest.approx(0.55)

@@ -1,4 +1,6 @@
-"""What a Trainer's user has beside the step works under pipelines: groups, schedulers, averages, stopping, logging."""
+"""What a Trainer's user has beside the step works under pipelines: groups, schedulers, averages,
+stopping, logging.
+"""
 
 import warnings
 
@@ -23,13 +25,22 @@ class Grouped(Net):
     def configure_optimizers(self):
         first = [*self.embed.parameters(), self.temperature]
         others = [*self.blocks.parameters(), *self.head.parameters()]
-        optimizer = torch.optim.AdamW([{"params": others, "lr": 2e-2}, {"params": first, "weight_decay": 0.1}], lr=1e-2)
+        optimizer = torch.optim.AdamW(
+            [{"params": others, "lr": 2e-2}, {"params": first, "weight_decay": 0.1}], lr=1e-2
+        )
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "error"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "error"},
+        }
 
     def on_before_optimizer_step(self, optimizer):
         self.log("norm", self.clip_gradients(optimizer, float("inf")))
-        gradients = {f"of_{name}": one.grad.norm() for name, one in self.named_parameters() if not one.is_meta}
+        gradients = {
+            f"of_{name}": one.grad.norm()
+            for name, one in self.named_parameters()
+            if not one.is_meta
+        }
         self.log_dict(gradients, on_step=False, on_epoch=True)
 
     def on_train_epoch_end(self):
@@ -39,7 +50,10 @@ class Grouped(Net):
         self.log("warmth", self.temperature)
 
     def test_step(self, batch, batch_idx):
-        self.log_dict({"error": (self(batch[0]) - batch[1]).abs().mean(), "largest": batch[0].max()}, reduce_fx="max")
+        self.log_dict(
+            {"error": (self(batch[0]) - batch[1]).abs().mean(), "largest": batch[0].max()},
+            reduce_fx="max",
+        )
 
 
 class End(Callback):
@@ -58,7 +72,9 @@ class End(Callback):
 
 
 def use(rank):
-    """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
+    """Weights at the end of fit (an average), learning rates, epochs, and the values of all
+    stages.
+    """
     warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
     end, module, batches = End(), Grouped(), loader(24, 8)
     stops = EarlyStopping("error", mode="max", patience=2)
@@ -110,8 +126,13 @@ def test_a_gradient_of_another_stage_is_read_by_optimizers_alone():
         assert not torch.equal(here.bias, before)
         assert here.bias.grad is None
     here(torch.ones(1, 2)).sum().backward()
-    assert float(torch.nn.utils.clip_grad_value_(parameters, 0.1) or here.bias.grad.max()) == pytest.approx(0.1)
-    told = "The gradient of a parameter that another stage has was read.*clip_gradients.*is_meta is True"
+    assert float(
+        torch.nn.utils.clip_grad_value_(parameters, 0.1) or here.bias.grad.max()
+    ) == pytest.approx(0.1)
+    told = (
+        "The gradient of a parameter that another stage has was read.*clip_gradients.*is_meta "
+        "is True"
+    )
     for sums_up in (
         lambda: sum(one.grad.square().sum() for one in parameters if one.grad is not None),
         lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0),

@@ -1,4 +1,6 @@
-"""Which strategy a training program fits under, and what it does under each: `core plan` and `core compare`."""
+"""Which strategy a training program fits under, and what it does under each: `core plan` and
+`core compare`.
+"""
 
 from core_plan._version import __version__
 from core_plan.contender import Contender, parse_contenders

@@ -17,7 +17,8 @@ def replace_arguments(
 
     Args:
         cls: `core.Trainer` or `core.Fabric`. Subclasses are served by their base.
-        new: by name. A value that can be called gets the caller's argument, or the default, and returns the other one.
+        new: by name. A value that can be called gets the caller's argument, or the default, and
+            returns the other one.
         made: called with each object, and with the arguments that its caller gave.
 
     Returns:

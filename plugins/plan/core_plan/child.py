@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 
 def in_children(
-    functions: Sequence[Callable[[Callable[[Any], None]], None]], *, timeout_s: float, is_loud: bool = False
+    functions: Sequence[Callable[[Callable[[Any], None]], None]],
+    *,
+    timeout_s: float,
+    is_loud: bool = False,
 ) -> list[dict[str, Any]]:
-    """Call each `function(report)` in a copy of this process, side by side, and return what each has reported.
+    """Call each `function(report)` in a copy of this process, side by side, and return what each
+    has reported.
 
     Args:
         functions: each calls `report` once, with a dict that JSON can hold.
@@ -51,7 +55,9 @@ def in_children(
             os.close(reading)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    silent = {"failure": f"The rehearsal didn't end within {timeout_s:.0f} s, or its process was killed."}
+    silent = {
+        "failure": f"The rehearsal didn't end within {timeout_s:.0f} s, or its process was killed."
+    }
     return [json.loads(content) if content else silent for content in reported]
 
 
@@ -67,7 +73,9 @@ def _fork(function: Callable[[Callable[[Any], None]], None], is_loud: bool) -> t
     return child, reading
 
 
-def _be_child(function: Callable[[Callable[[Any], None]], None], writing: int, is_loud: bool) -> None:
+def _be_child(
+    function: Callable[[Callable[[Any], None]], None], writing: int, is_loud: bool
+) -> None:
     def report(found: Any) -> None:
         content = json.dumps(found).encode()
         while content:
@@ -82,10 +90,20 @@ def _be_child(function: Callable[[Callable[[Any], None]], None], writing: int, i
         function(report)
         report({"failure": "The program has ended before its second optimizer step."})
     except SystemExit as end:
-        report({"failure": f"The program has ended before its second optimizer step, with status {end.code}."})
+        report(
+            {
+                "failure": "The program has ended before its second optimizer step, with status "
+                f"{end.code}."
+            }
+        )
     except BaseException as error:
         with contextlib.suppress(Exception):
             traceback.print_exc()
-        report({"failure": f"{type(error).__name__}: {error}", "is_refusal": isinstance(error, CoreError)})
+        report(
+            {
+                "failure": f"{type(error).__name__}: {error}",
+                "is_refusal": isinstance(error, CoreError),
+            }
+        )
     finally:
         os._exit(1)

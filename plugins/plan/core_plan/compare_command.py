@@ -35,12 +35,29 @@ Examples:
     multiple=True,
     required=True,
     metavar="NAMES",
-    help="With commas between them; options after a colon: ddp,parallel:data=2,shard=2. The first is the reference.",
+    help="With commas between them; options after a colon: ddp,parallel:data=2,shard=2. The first "
+    "is the reference.",
 )
-@click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes a node.")
-@click.option("--steps", type=click.IntRange(min=2), default=50, show_default=True, help="Optimizer steps of a run.")
-@click.option("--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Timed runs of each.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Before the program begins.")
+@click.option(
+    "--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes a node."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=50,
+    show_default=True,
+    help="Optimizer steps of a run.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=2, show_default=True, help="Timed runs of each."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Before the program begins.",
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
@@ -62,23 +79,38 @@ Examples:
     help="Folder for temporary files; on several nodes one that all reach.",
 )
 @click.option("--timeout", type=click.FloatRange(min=1), metavar="SECONDS", help="Of a run.")
-@click.option("--num-nodes", type=click.IntRange(min=1), default=1, show_default=True, help="As core run takes it.")
+@click.option(
+    "--num-nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="As core run takes it.",
+)
 @click.option("--node-rank", type=click.IntRange(min=0), metavar="N", help="As core run takes it.")
 @click.option("--main-address", metavar="HOST", help="As core run takes it.")
-@click.option("--main-port", type=click.IntRange(1, 65535), metavar="PORT", help="As core run takes it.")
-@click.option("--with", "preludes", multiple=True, metavar="NAME", help="A prelude, as core run takes it.")
+@click.option(
+    "--main-port", type=click.IntRange(1, 65535), metavar="PORT", help="As core run takes it."
+)
+@click.option(
+    "--with", "preludes", multiple=True, metavar="NAME", help="A prelude, as core run takes it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page to this file.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+@click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page to this file."
+)
+@click.argument(
+    "program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]..."
+)
 def compare(program: tuple[str, ...], as_json: bool, page: Path | None, **options: Any) -> None:
     """Run SCRIPT under each strategy in turns, unchanged, and compare.
 
-    Of each: samples a second without warm-up, peak memory, bytes sent, start-up, time and size of a checkpoint; and
-    whether losses and weights are those of the first, or the first step and tensor at which they part.
+    Of each: samples a second without warm-up, peak memory, bytes sent, start-up, time and size of a
+    checkpoint; and whether losses and weights are those of the first, or the first step and tensor
+    at which they part.
 
-    Options that aren't listed here are SCRIPT's own; so is everything after `--`. Its Trainer or Fabric gets the
-    strategy and the devices; loggers, checkpoints and bars are off, and the run ends after --steps. A strategy that
-    fails is a row with its reason. Ctrl-C prints what there is.
+    Options that aren't listed here are SCRIPT's own; so is everything after `--`. Its Trainer or
+    Fabric gets the strategy and the devices; loggers, checkpoints and bars are off, and the run
+    ends after --steps. A strategy that fails is a row with its reason. Ctrl-C prints what there is.
     """
     comparison = _prepare(program, options)
     before = signal.signal(signal.SIGTERM, _interrupt)
@@ -107,7 +139,11 @@ def _prepare(program: tuple[str, ...], options: dict[str, Any]) -> Comparison:
         raise click.BadParameter(f"there is no file {script!r} here.", param_hint="SCRIPT")
     places = ("devices", "num_nodes", "node_rank", "main_address", "main_port")
     given = {name: options[name] for name in places if options[name] is not None}
-    handed_on = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    handed_on = [
+        part
+        for name, value in given.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     handed_on += [part for name in options["preludes"] for part in ("--with", name)]
     settings = Settings(
         program=program,

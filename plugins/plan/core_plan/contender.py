@@ -40,7 +40,8 @@ class Contender:
             name, equals, value = part.strip().partition("=")
             if not (name.isidentifier() and equals):
                 raise ConfigurationError(
-                    f"{text!r}: expected an option of {alias!r} and its value, as in {alias}:timeout=60; got {part!r}."
+                    f"{text!r}: expected an option of {alias!r} and its value, as in "
+                    f"{alias}:timeout=60; got {part!r}."
                 )
             options[name] = _value(value)
         return cls(alias, options)
@@ -55,7 +56,8 @@ class Contender:
 
 
 def parse_contenders(texts: Iterable[str]) -> list[Contender]:
-    """The contenders of a list such as `"ddp,parallel:data=2,shard=2,fsdp"`; what has no name is an option.
+    """The contenders of a list such as `"ddp,parallel:data=2,shard=2,fsdp"`; what has no name is an
+    option.
 
     Raises:
         ConfigurationError: the same one twice, or an option without a value.

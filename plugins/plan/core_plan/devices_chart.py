@@ -40,7 +40,9 @@ def devices_chart(lines: Sequence[Sequence[tuple[int, int]]], limit_bytes: int |
         parts.append(f'<path class="grid" d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"/>')
         parts.append(_text(_LEFT - 8, at + 4, "end", size_text(tick * step).replace(".0 ", " ")))
     every = math.ceil(len(places) / 7)
-    parts += [_text(x(number), _HEIGHT - 10, "middle", f"{number:,}") for number in places[::-every][::-1]]
+    parts += [
+        _text(x(number), _HEIGHT - 10, "middle", f"{number:,}") for number in places[::-every][::-1]
+    ]
     for index, line in enumerate(lines):
         kind = f"c{index % _NUM_COLOURS}" + " again" * (index >= _NUM_COLOURS)
         path = "L".join(f"{x(number):.1f} {y(size):.1f}" for number, size in line)
@@ -54,7 +56,10 @@ def devices_chart(lines: Sequence[Sequence[tuple[int, int]]], limit_bytes: int |
         parts.append(f'<path class="limit" d="M{_LEFT} {y(limit_bytes):.1f}H{_WIDTH - _RIGHT}"/>')
     axis = f'<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/>'
     label = "Peak memory of a rank over the number of devices"
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}{axis}</svg>'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}{axis}</svg>'
+    )
 
 
 def _step(most: float) -> float:

@@ -44,7 +44,8 @@ class Assessment:
     Attributes:
         plan: the plan.
         limit_bytes: the memory of a device; None if it wasn't said.
-        change: the smallest change that makes it fit; None if it fits as it is, or if no change does.
+        change: the smallest change that makes it fit; None if it fits as it is, or if no change
+            does.
         changed: the plan with that change.
         num_tried: changes that were planned for.
     """
@@ -90,7 +91,8 @@ def judge(
     options: Mapping[str, Any],
     replan: Callable[[Change], MemoryPlan],
 ) -> Assessment:
-    """Compare a plan with the memory of a device; where that lacks some, plan with one change after the other.
+    """Compare a plan with the memory of a device; where that lacks some, plan with one change after
+    the other.
 
     The first that fits is the smallest.
 
@@ -114,13 +116,17 @@ def judge(
 
 
 def _changes(plan: MemoryPlan, options: Mapping[str, Any]) -> Iterator[Change]:
-    """From what costs least: time, then machines, then numbers, then what waits for the CPU's memory."""
+    """From what costs least: time, then machines, then numbers, then what waits for the CPU's
+    memory.
+    """
     contender, place = Contender.parse(plan.strategy), (plan.devices, plan.num_nodes)
     if "activation_checkpointing" not in options:
         more = {**options, "activation_checkpointing": "units"}
         yield Change('activation_checkpointing="units"', contender, *place, more)
     halved = {"strategy": CutBatches(contender, 2), "accumulate_grad_batches": _Twice()}
-    yield Change("half the batch, accumulate_grad_batches doubled", contender, *place, {**options, **halved})
+    yield Change(
+        "half the batch, accumulate_grad_batches doubled", contender, *place, {**options, **halved}
+    )
     yield _more_shards(contender, *place, options)
     for precision in _PRECISIONS:
         if options.get("precision") not in _PRECISIONS:
@@ -130,7 +136,9 @@ def _changes(plan: MemoryPlan, options: Mapping[str, Any]) -> Iterator[Change]:
         yield Change(f'strategy="{alias}"', Contender(alias, contender.options), *place, options)
 
 
-def _more_shards(contender: Contender, devices: int, num_nodes: int, options: Mapping[str, Any]) -> Change:
+def _more_shards(
+    contender: Contender, devices: int, num_nodes: int, options: Mapping[str, Any]
+) -> Change:
     shard = contender.options.get("shard")
     if isinstance(shard, int):
         contender = Contender(contender.alias, {**contender.options, "shard": 2 * shard})
@@ -149,11 +157,16 @@ class _Twice:
 
 def _offloading(alias: str) -> list[str]:
     """The presets of a strategy that keep its state in the memory of the CPU."""
-    return [name for name in STRATEGY_REGISTRY.names() if name.startswith(f"{alias}_") and name.endswith("offload")]
+    return [
+        name
+        for name in STRATEGY_REGISTRY.names()
+        if name.startswith(f"{alias}_") and name.endswith("offload")
+    ]
 
 
 def _offloaded_kinds(strategy: str) -> frozenset[str]:
-    """The kinds that a strategy keeps in the memory of the CPU. To a rehearsal, which is on the CPU, all is one.
+    """The kinds that a strategy keeps in the memory of the CPU. To a rehearsal, which is on the
+    CPU, all is one.
 
     ZeRO's stages 1 and 2 keep parameters on the device.
     """

@@ -14,8 +14,8 @@ _MOST_PIPELINE = 8
 def installed_strategies(devices: int, num_nodes: int) -> list[str]:
     """Each installed strategy, once a class and without its presets, then layouts of core-parallel.
 
-    One that trains on other devices only than the CPU, on which programs are rehearsed, isn't among them. Nor is an
-    engine: it would run for real, which takes minutes.
+    One that trains on other devices only than the CPU, on which programs are rehearsed, isn't among
+    them. Nor is an engine: it would run for real, which takes minutes.
 
     Args:
         devices: ranks a node.
@@ -27,7 +27,9 @@ def installed_strategies(devices: int, num_nodes: int) -> list[str]:
         if row.status is Status.OK and row.target.rpartition(":")[2][:1].isupper()
     }
     world_size = devices * num_nodes
-    aliases = sorted(alias for alias in by_target.values() if alias != "parallel" and _serves(alias, world_size))
+    aliases = sorted(
+        alias for alias in by_target.values() if alias != "parallel" and _serves(alias, world_size)
+    )
     return aliases + (_parallel(devices, world_size) if "parallel" in STRATEGY_REGISTRY else [])
 
 
@@ -43,14 +45,20 @@ def _serves(alias: str, world_size: int) -> bool:
 
 
 def _parallel(devices: int, world_size: int) -> list[str]:
-    """Layouts: sharded, cut by tensors, both, and a pipeline over so few ranks that each is rehearsed."""
+    """Layouts: sharded, cut by tensors, both, and a pipeline over so few ranks that each is
+    rehearsed.
+    """
     if world_size == 1:
         return []
     tensor = max(size for size in range(1, min(devices, _MOST_TENSOR) + 1) if devices % size == 0)
     found = [f"parallel:shard={world_size}"]
     if tensor > 1:
         found += [f"parallel:tensor={tensor}"]
-        found += [f"parallel:shard={world_size // tensor},tensor={tensor}"] if tensor < world_size else []
+        found += (
+            [f"parallel:shard={world_size // tensor},tensor={tensor}"]
+            if tensor < world_size
+            else []
+        )
     if world_size <= _MOST_PIPELINE and world_size % 2 == 0:
         rest = f",shard={world_size // 2}" if world_size > 2 else ""
         found += [f"parallel:pipeline=2{rest}"]

@@ -27,26 +27,49 @@ Examples:
   core plan train.py --devices 8 --num-nodes 128 --memory 80GiB --strategies fsdp,parallel:shard=8,tensor=8
   core plan my_models:Llama --devices 8 --precision bf16-true --page plan.html
   core plan train.py --devices 8 --json -- --width 4096 > plan.json
-"""
+"""  # noqa: E501
 
 
-@click.command(short_help="Say what a program needs under each strategy, and what fits.", epilog=_EXAMPLES)
+@click.command(
+    short_help="Say what a program needs under each strategy, and what fits.", epilog=_EXAMPLES
+)
 @click.argument("program")
 @click.argument("arguments", nargs=-1)
-@click.option("--devices", type=click.IntRange(1), default=1, show_default=True, help="Ranks a node.")
+@click.option(
+    "--devices", type=click.IntRange(1), default=1, show_default=True, help="Ranks a node."
+)
 @click.option("--num-nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes.")
-@click.option("--memory", metavar="SIZE", help="Of a device, such as 80GiB: say what fits, and what would make it fit.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Of a device, such as 80GiB: say what fits, and what would make it fit.",
+)
 @click.option(
     "--strategies",
     metavar="NAMES",
     help="Such as ddp,parallel:shard=4,tensor=2. [default: the program's and all others]",
 )
 @click.option("--precision", metavar="NAME", help="In place of the program's.")
-@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts.")
-@click.option("--over-devices", is_flag=True, help="Plan for fewer devices too; the page draws the peak over them.")
+@click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts."
+)
+@click.option(
+    "--over-devices",
+    is_flag=True,
+    help="Plan for fewer devices too; the page draws the peak over them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--show-output", is_flag=True, help="Show what the program prints, and tracebacks of what is refused.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what is sent by operation and axis, and all assumed values.")
+@click.option(
+    "--show-output",
+    is_flag=True,
+    help="Show what the program prints, and tracebacks of what is refused.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show what is sent by operation and axis, and all assumed values.",
+)
 def plan(
     program: str,
     arguments: tuple[str, ...],
@@ -63,12 +86,14 @@ def plan(
 ) -> None:
     """Plan for PROGRAM, a script or `module:Class`, on devices that needn't be there.
 
-    The program runs up to its second optimizer step under each strategy's own code, on tensors that have no memory, as
-    one rank of a world that doesn't exist. What it prints and writes with core is left out. Its own ARGUMENTS follow
-    after `--`.
+    The program runs up to its second optimizer step under each strategy's own code, on tensors that
+    have no memory, as one rank of a world that doesn't exist. What it prints and writes with core
+    is left out. Its own ARGUMENTS follow after `--`.
     """
     limit_bytes = None if memory is None else parse_size(memory)
-    planning = _Planning(program, arguments, devices, num_nodes, precision, is_loud=show_output and not as_json)
+    planning = _Planning(
+        program, arguments, devices, num_nodes, precision, is_loud=show_output and not as_json
+    )
     assessments = planning.assessments(strategies, limit_bytes)
     curves = planning.curves([each.plan for each in assessments]) if over_devices else {}
     if page is not None:
@@ -78,7 +103,12 @@ def plan(
     if as_json:
         from core_plan.table import as_json as row
 
-        place = {"program": program, "devices": devices, "num_nodes": num_nodes, "limit_bytes": limit_bytes}
+        place = {
+            "program": program,
+            "devices": devices,
+            "num_nodes": num_nodes,
+            "limit_bytes": limit_bytes,
+        }
         say_json({**place, "plans": [row(each) for each in assessments]})
         return
     from core_plan.table import print_assessments
@@ -120,7 +150,9 @@ class _Planning:
         waiting, found = [*map(str, parse_contenders(names))], {}
         while waiting:
             contender = waiting.pop(0)
-            made = self._plan(contender, self._devices, self._num_nodes, self._options, what=contender)
+            made = self._plan(
+                contender, self._devices, self._num_nodes, self._options, what=contender
+            )
             found[contender] = judge(made, limit_bytes, self._options, self._changed)
             own = made.own_strategy
             if own and not strategies and own not in (*found, *waiting):
@@ -128,13 +160,20 @@ class _Planning:
         return [*found.values()]
 
     def curves(self, plans: Sequence[MemoryPlan]) -> dict[str, list[MemoryPlan]]:
-        """Plans for fewer devices, then those that are given, by strategy; those alone that there are."""
+        """Plans for fewer devices, then those that are given, by strategy; those alone that there
+        are.
+        """
         found: dict[str, list[MemoryPlan]] = {}
         for plan in plans:
             if plan.failure is not None:
                 continue
             fewer = [
-                self._plan(plan.strategy, *place, self._options, what=f"{plan.strategy} on {place[0] * place[1]}")
+                self._plan(
+                    plan.strategy,
+                    *place,
+                    self._options,
+                    what=f"{plan.strategy} on {place[0] * place[1]}",
+                )
                 for place in fewer_devices(self._devices, self._num_nodes)
             ]
             found[plan.strategy] = [*(each for each in fewer if each.failure is None), plan]
@@ -142,7 +181,9 @@ class _Planning:
 
     def _changed(self, change: Change) -> MemoryPlan:
         what = f"{change.contender} with {change.what}"
-        return self._plan(str(change.contender), change.devices, change.num_nodes, change.options, what=what)
+        return self._plan(
+            str(change.contender), change.devices, change.num_nodes, change.options, what=what
+        )
 
     def _plan(
         self, strategy: str, devices: int, num_nodes: int, options: Mapping[str, Any], *, what: str
@@ -163,7 +204,9 @@ class _Planning:
 
 
 def fewer_devices(devices: int, num_nodes: int) -> list[tuple[int, int]]:
-    """Devices a node and nodes on the way to so many: one device, one node, and a few numbers of nodes between."""
+    """Devices a node and nodes on the way to so many: one device, one node, and a few numbers of
+    nodes between.
+    """
     within = [(size, 1) for size in (1, 2, 4) if size < devices]
     beyond = [(devices, 4**power) for power in range(6) if 4**power < num_nodes]
     return within + beyond

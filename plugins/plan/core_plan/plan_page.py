@@ -1,4 +1,6 @@
-"""Plans as a page: memory by kind for each strategy, beside what the device has, and the peak over devices."""
+"""Plans as a page: memory by kind for each strategy, beside what the device has, and the peak over
+devices.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ _STYLE = """<style>
 .planned p { margin: 0; overflow-wrap: anywhere; }
 .limit { fill: none; stroke: currentColor; stroke-dasharray: 4 3; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .kinds { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; }
-</style>"""
+</style>"""  # noqa: E501
 
 
-def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]) -> str:
+def render(
+    title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]
+) -> str:
     """The page.
 
     Args:
@@ -38,13 +42,20 @@ def render(title: str, assessments: Sequence[Assessment], curves: Mapping[str, S
     return page(f"Plan: {title}", _body(title, assessments, curves))
 
 
-def _body(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]) -> Iterator[str]:
+def _body(
+    title: str, assessments: Sequence[Assessment], curves: Mapping[str, Sequence[MemoryPlan]]
+) -> Iterator[str]:
     planned = ranked(assessments)
     limit_bytes = next((each.limit_bytes for each in planned), None)
     yield _STYLE
     yield f"<h1>{text(title)}</h1>"
-    room = "" if limit_bytes is None else f" A device has {size_text(limit_bytes)}: the dashed line."
-    yield f'<p class="quiet">The most memory that a rank holds at one moment of a training step, by kind.{room}</p>'
+    room = (
+        "" if limit_bytes is None else f" A device has {size_text(limit_bytes)}: the dashed line."
+    )
+    yield (
+        '<p class="quiet">The most memory that a rank holds at one moment of a training step, '
+        f"by kind.{room}</p>"
+    )
     if planned:
         yield from _bars(planned, limit_bytes)
     if curves:
@@ -53,12 +64,16 @@ def _body(title: str, assessments: Sequence[Assessment], curves: Mapping[str, Se
         yield f'<figcaption class="kinds">{_lines_legend(list(curves))}</figcaption></figure></div>'
     if planned:
         yield "<h2>What is sent and saved</h2>"
-        yield from table(["Strategy", "Sent a step", "By operation and axis", "Checkpoint a rank"], map(_row, planned))
+        yield from table(
+            ["Strategy", "Sent a step", "By operation and axis", "Checkpoint a rank"],
+            map(_row, planned),
+        )
     refused = [each.plan for each in assessments if each.plan.failure is not None]
     if refused:
         yield "<h2>No plan</h2>"
         yield from table(
-            ["Strategy", "Why"], ([f"<code>{text(one.strategy)}</code>", text(reason(one))] for one in refused)
+            ["Strategy", "Why"],
+            ([f"<code>{text(one.strategy)}</code>", text(reason(one))] for one in refused),
         )
 
 
@@ -81,7 +96,8 @@ def _bar(plan: MemoryPlan, limit_bytes: int | None, most: float) -> str:
         width = _WIDTH * memory.get(kind, 0) / most
         title = f"<title>{kind} {size_text(memory.get(kind, 0))}</title>"
         parts.append(
-            f'<rect class="c{index}" x="{left:.2f}" y="2" width="{width:.2f}" height="{_HEIGHT - 4}">{title}</rect>'
+            f'<rect class="c{index}" x="{left:.2f}" y="2" width="{width:.2f}" '
+            f'height="{_HEIGHT - 4}">{title}</rect>'
         )
         left += width
     if limit_bytes is not None:
@@ -115,11 +131,16 @@ def _row(assessment: Assessment) -> list[str]:
 
 
 def _points(curves: Mapping[str, Sequence[MemoryPlan]]) -> list[list[tuple[int, int]]]:
-    return [[(each.devices * each.num_nodes, device_bytes(each)) for each in plans] for plans in curves.values()]
+    return [
+        [(each.devices * each.num_nodes, device_bytes(each)) for each in plans]
+        for plans in curves.values()
+    ]
 
 
 def _lines_legend(names: Sequence[str]) -> str:
-    return "".join(_key(index % 8, name, " again" * (index >= 8)) for index, name in enumerate(names))
+    return "".join(
+        _key(index % 8, name, " again" * (index >= 8)) for index, name in enumerate(names)
+    )
 
 
 def _key(colour: int, name: str, more: str = "") -> str:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 120.0
 _MOST_PROCESSES = 8
-"""A strategy whose ranks do different things, such as a pipeline's, is rehearsed by all of them: by at most so many."""
+"""A strategy whose ranks do different things, such as a pipeline's, is rehearsed by all of them: by
+at most so many.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,17 @@ class MemoryPlan:
         strategy: as it was asked for, with options.
         devices: ranks a node.
         num_nodes: nodes.
-        setup_bytes: the most before the first step: in the memory of the host, where modules are built there.
-        memory: bytes by kind at the peak of the steps: parameters, gradients, optimizer, activations, buffers,
-            transient.
-        sent: bytes that a rank hands to collectives from one optimizer step to the next, by operation and axis.
+        setup_bytes: the most before the first step: in the memory of the host, where modules are
+            built there.
+        memory: bytes by kind at the peak of the steps: parameters, gradients, optimizer,
+            activations, buffers, transient.
+        sent: bytes that a rank hands to collectives from one optimizer step to the next, by
+            operation and axis.
         checkpoint_bytes: that a rank writes.
-        source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from runs of 1 and 2.
-        assumed: values that the program asked for and nobody has, and what they were taken to be; or why it was run.
+        source: "rehearsed" without memory; "run" for real, with as many ranks; "extrapolated" from
+            runs of 1 and 2.
+        assumed: values that the program asked for and nobody has, and what they were taken to be;
+            or why it was run.
         own_strategy: the alias that the program itself names, if it was rehearsed and names one.
         failure: why there is no plan; None if there is one.
     """
@@ -75,14 +81,16 @@ def plan(
     is_loud: bool = False,
     **options: Any,
 ) -> list[MemoryPlan]:
-    """Main process. Plan for a program under each strategy. It needs no device and no memory for the model.
+    """Main process. Plan for a program under each strategy. It needs no device and no memory for
+    the model.
 
-    Each plan is made in a copy of this process, in which the program runs under the strategy's own code up to its
-    second optimizer step, as rank 0 of a world that doesn't exist, with tensors that have no memory.
+    Each plan is made in a copy of this process, in which the program runs under the strategy's own
+    code up to its second optimizer step, as rank 0 of a world that doesn't exist, with tensors that
+    have no memory.
 
     Args:
-        program: path of a script; `"module:Class"` of a `core.Module` with a `train_dataloader`; or a function that
-            makes one.
+        program: path of a script; `"module:Class"` of a `core.Module` with a `train_dataloader`; or
+            a function that makes one.
         strategies: as on the command line, such as `"parallel:data=2,shard=4"`.
         devices: ranks a node.
         num_nodes: nodes.
@@ -94,7 +102,12 @@ def plan(
     run = _runner(program, list(arguments))
     given = {name: value for name, value in options.items() if value is not None}
     return [
-        MemoryPlan(str(each), devices, num_nodes, **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)))
+        MemoryPlan(
+            str(each),
+            devices,
+            num_nodes,
+            **_rehearsed(_Stage(run, each, devices, num_nodes, given, is_loud)),
+        )
         for each in parse_contenders(strategies)
     ]
 
@@ -138,7 +151,9 @@ class _Stage:
 
             if is_real:  # a model whose size nobody knows ends by its own error
                 most = _available_bytes() // num_processes
-                resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+                resource.setrlimit(
+                    resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1])
+                )
             place = (self.devices, self.num_nodes, self.options, report, rank, meeting)
             Rehearsed(self.contender, *place, is_real=is_real)
             self.run()
@@ -147,8 +162,11 @@ class _Stage:
             meeting = f"{folder}/meeting" if num_processes > 1 else None
             ranks = [functools.partial(child, rank, meeting) for rank in range(num_processes)]
             every = in_children(ranks, timeout_s=_TIMEOUT_S, is_loud=self.is_loud)
-        if failed := [one for one in every if "failure" in one]:  # a rank's own, before lost connections to it
-            return max(failed, key=lambda one: (bool(one.get("is_refusal")), "gloo" not in one["failure"]))
+        # a rank's own, before lost connections to it
+        if failed := [one for one in every if "failure" in one]:
+            return max(
+                failed, key=lambda one: (bool(one.get("is_refusal")), "gloo" not in one["failure"])
+            )
         return max(every, key=lambda one: sum(one["memory"].values()))
 
 
@@ -162,19 +180,27 @@ def _rehearsed(stage: _Stage) -> dict[str, Any]:
         why = found["failure"]
         found = {**run_small, "assumed": [why]}
         if "failure" in run_small:
-            found = {"failure": f"{why} {run_small['failure']} Plan for a smaller model of the same kind."}
+            found = {
+                "failure": f"{why} {run_small['failure']} Plan for a smaller model of the same "
+                "kind."
+            }
     found.pop("is_refusal", None)
     return found
 
 
 def _small(stage: _Stage) -> dict[str, Any] | None:
-    """The findings of real runs of 1 and 2 ranks, and what follows from them for more; None if one of them fails."""
+    """The findings of real runs of 1 and 2 ranks, and what follows from them for more; None if one
+    of them fails.
+    """
     alone = dataclasses.replace(stage, devices=1, num_nodes=1)
     needed = dataclasses.replace(alone, contender=Contender("single_device")).rehearse()
     needed_bytes, available_bytes = 4 * sum(needed.get("memory", {}).values()), _available_bytes()
     if needed_bytes > available_bytes:
         size, free = f"{needed_bytes / 2**30:.0f} GiB", f"{available_bytes / 2**30:.0f} GiB"
-        why = f"It would have to run for real with 2 ranks, which takes some {size}; {free} are free here."
+        why = (
+            f"It would have to run for real with 2 ranks, which takes some {size}; {free} are "
+            "free here."
+        )
         return {"failure": why}
     world_size = stage.devices * stage.num_nodes
     one = alone.rehearse(is_real=True)
@@ -185,28 +211,37 @@ def _small(stage: _Stage) -> dict[str, Any] | None:
         return None if "failure" in two else {**two, "source": "run"}
     more: dict[str, Any] = {"source": "extrapolated"}
     more["memory"] = {
-        key: _extrapolated(one["memory"][key], of_two, world_size) for key, of_two in two["memory"].items()
+        key: _extrapolated(one["memory"][key], of_two, world_size)
+        for key, of_two in two["memory"].items()
     }
-    more["sent"] = {key: _sent_by_more(key, of_two, world_size) for key, of_two in two["sent"].items()}
+    more["sent"] = {
+        key: _sent_by_more(key, of_two, world_size) for key, of_two in two["sent"].items()
+    }
     for name in ("setup_bytes", "checkpoint_bytes"):
         more[name] = _extrapolated(one[name], two[name], world_size)
     return more
 
 
 def _extrapolated(one: int, two: int, world_size: int) -> int:
-    """Bytes with so many ranks, of a part that each has and a part that they share, by those of 1 and of 2 ranks."""
+    """Bytes with so many ranks, of a part that each has and a part that they share, by those of 1
+    and of 2 ranks.
+    """
     shared = 2 * (one - two)
     return max(0, one - shared + shared // world_size)
 
 
 def _sent_by_more(operation: str, of_two: int, world_size: int) -> int:
-    """Bytes that a rank hands to a collective: its share of what is gathered, all of what is reduced."""
+    """Bytes that a rank hands to a collective: its share of what is gathered, all of what is
+    reduced.
+    """
     return 2 * of_two // world_size if operation.startswith("allgather") else of_two
 
 
 def _available_bytes() -> int:
     # macOS doesn't say how many are free.
-    pages = os.sysconf("SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES")
+    pages = os.sysconf(
+        "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    )
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

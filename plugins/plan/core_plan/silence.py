@@ -1,4 +1,6 @@
-"""The program's loggers and callbacks without those that write or stop: nothing of a plan or comparison stays."""
+"""The program's loggers and callbacks without those that write or stop: nothing of a plan or
+comparison stays.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class DiscardingLogger(Logger):
-    """A logger that takes everything and writes nothing, for callbacks that need one, and for `logger.experiment`."""
+    """A logger that takes everything and writes nothing, for callbacks that need one, and for
+    `logger.experiment`.
+    """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Do nothing."""

@@ -21,12 +21,16 @@ _SOURCES = {
 
 
 def print_assessments(assessments: Sequence[Assessment], *, verbose: bool = False) -> None:
-    """Print a row each: what fits first, then by the peak; those that have no plan at the end, with the reason."""
+    """Print a row each: what fits first, then by the peak; those that have no plan at the end, with
+    the reason.
+    """
     planned = ranked(assessments)
     if planned:
         limited = planned[0].limit_bytes is not None
         headers = ["Strategy", "Peak", "Sent a step", "Checkpoint", *(["Fits"] if limited else [])]
-        for line in table(headers, [_cells(each) for each in planned], [_note(each, verbose) for each in planned]):
+        for line in table(
+            headers, [_cells(each) for each in planned], [_note(each, verbose) for each in planned]
+        ):
             say(line)
     refused = [each.plan for each in assessments if each.plan.failure is not None]
     if refused and planned:
@@ -38,9 +42,13 @@ def print_assessments(assessments: Sequence[Assessment], *, verbose: bool = Fals
 
 
 def ranked(assessments: Sequence[Assessment]) -> list[Assessment]:
-    """Those that have a plan: what fits, what fits with a change, what doesn't; each by the peak."""
+    """Those that have a plan: what fits, what fits with a change, what doesn't; each by the
+    peak.
+    """
     planned = [each for each in assessments if each.plan.failure is None]
-    return sorted(planned, key=lambda each: (not each.fits, each.change is None, device_bytes(each.plan)))
+    return sorted(
+        planned, key=lambda each: (not each.fits, each.change is None, device_bytes(each.plan))
+    )
 
 
 def reason(plan: MemoryPlan) -> str:
@@ -66,7 +74,11 @@ def change_text(assessment: Assessment) -> str:
     """The change that makes it fit, in a sentence; empty where nothing has to."""
     if assessment.change is not None and assessment.changed is not None:
         return f"fits with {assessment.change.what}: {size_text(device_bytes(assessment.changed))}"
-    return f"none of {assessment.num_tried} changes alone makes it fit" if assessment.fits is False else ""
+    return (
+        f"none of {assessment.num_tried} changes alone makes it fit"
+        if assessment.fits is False
+        else ""
+    )
 
 
 def caveats(plan: MemoryPlan) -> Iterator[str]:
@@ -130,4 +142,6 @@ def _note_lines(assessment: Assessment, verbose: bool) -> Iterator[str]:
     if verbose and plan.sent:
         yield "sent: " + ", ".join(f"{name} {size_text(size)}" for name, size in plan.sent.items())
     lines = list(caveats(plan))
-    yield from lines if verbose or len(lines) < 2 else [f"{lines[0]}; {len(lines) - 1} more with -v"]
+    yield from (
+        lines if verbose or len(lines) < 2 else [f"{lines[0]}; {len(lines) - 1} more with -v"]
+    )

@@ -14,7 +14,9 @@ class Net(Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)))
+        self.layers = torch.nn.Sequential(
+            *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        )
 
     def training_step(self, batch):
         return self.layers(batch).square().mean()

@@ -1,4 +1,6 @@
-"""`core compare` on small programs: figures, numbers, a fault that it finds, and what it leaves behind."""
+"""`core compare` on small programs: figures, numbers, a fault that it finds, and what it leaves
+behind.
+"""
 
 import json
 import os
@@ -66,14 +68,18 @@ class Failing(DDPStrategy):
     def setup_module(self, module):
         raise ConfigurationError("it fails as it was made to.")
 """
-ENTRY_POINTS = "[core.strategies]\nforgetful = acme_strategies:Forgetful\nfailing = acme_strategies:Failing\n"
+ENTRY_POINTS = (
+    "[core.strategies]\nforgetful = acme_strategies:Forgetful\nfailing = acme_strategies:Failing\n"
+)
 
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory):
     """A folder with an installed package of strategies, as others write them."""
     folder = tmp_path_factory.mktemp("installed")
-    make_distribution(folder, "acme", entry_points_text=ENTRY_POINTS, modules={"acme_strategies": STRATEGIES})
+    make_distribution(
+        folder, "acme", entry_points_text=ENTRY_POINTS, modules={"acme_strategies": STRATEGIES}
+    )
     return folder
 
 
@@ -84,7 +90,10 @@ def command(folder, program, strangers, *arguments):
     (folder / "work" / "train.py").write_text(program)
     scratch = ["--scratch", folder / "scratch", "--devices", "2"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(strangers)}
-    return [*programs.CORE, "compare", *scratch, "train.py", *arguments], {"cwd": folder / "work", "env": env}
+    return [*programs.CORE, "compare", *scratch, "train.py", *arguments], {
+        "cwd": folder / "work",
+        "env": env,
+    }
 
 
 def compare(folder, program, strangers, *arguments):
@@ -92,14 +101,25 @@ def compare(folder, program, strangers, *arguments):
     args, options = command(folder, program, strangers, "--json", *arguments)
     done = programs.run(args, timeout=250, **options)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) | {"left": sorted(path.name for path in (folder / "work").rglob("*"))}
+    return json.loads(done.stdout) | {
+        "left": sorted(path.name for path in (folder / "work").rglob("*"))
+    }
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, strangers):
     folder = tmp_path_factory.mktemp("trainer")
     names = "ddp,forgetful,failing"
-    options = ["--strategies", names, "--steps", "6", "--rounds", "1", "--page", folder / "page.html"]
+    options = [
+        "--strategies",
+        names,
+        "--steps",
+        "6",
+        "--rounds",
+        "1",
+        "--page",
+        folder / "page.html",
+    ]
     return compare(folder, TRAINER, strangers, "--lr", "3", *options, "--", "--steps", "2") | {
         "page": (folder / "page.html").read_text(),
         "scratch": list((folder / "scratch").iterdir()),
@@ -137,7 +157,9 @@ def test_a_contender_that_fails_is_a_row_with_its_reason(trained):
     failing = trained["contenders"][2]
     assert failing["status"] == "failed"
     assert failing["reason"] == "core.ConfigurationError: it fails as it was made to."
-    assert 'ARGUMENTS ["train.py", "--lr", "3", "--steps", "2"]' in failing["log"], "options before and after --"
+    assert 'ARGUMENTS ["train.py", "--lr", "3", "--steps", "2"]' in failing["log"], (
+        "options before and after --"
+    )
     assert "it fails as it was made to" in trained["page"]
 
 
@@ -187,7 +209,9 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers):
     arguments = ["--strategies", "ddp,fsdp", "--steps", "5", "--rounds", "1000", "--no-checkpoint"]
     args, options = command(tmp_path, TRAINER, strangers, *arguments)
     program = programs.start(args, **options)
-    wait_until(lambda: "fsdp" in program.errors() and processes_in(tmp_path), "rank of fsdp", timeout_s=120)
+    wait_until(
+        lambda: "fsdp" in program.errors() and processes_in(tmp_path), "rank of fsdp", timeout_s=120
+    )
     os.kill(program.pid, signal.SIGINT)
     assert program.wait(60 * slowness()) == 130
     assert "ddp" in program.output()
@@ -197,7 +221,9 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers):
 
 
 def processes_in(folder):
-    """The ranks that work in a folder: their number is the program's own, whose variables they have."""
+    """The ranks that work in a folder: their number is the program's own, whose variables they
+    have.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -210,7 +236,9 @@ def processes_in(folder):
 
 
 def test_a_missing_script_is_told_before_anything_runs(tmp_path):
-    done = programs.run([*programs.CORE, "compare", "nothing.py", "--strategies", "ddp"], cwd=tmp_path)
+    done = programs.run(
+        [*programs.CORE, "compare", "nothing.py", "--strategies", "ddp"], cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "there is no file 'nothing.py' here" in done.stderr
 

@@ -3,7 +3,13 @@
 import pytest
 
 from core_plan.compared.figures import Result, Spread
-from core_plan.compared.numbers import first_parted_loss, first_parting, judge, sentence, steps_to_weigh
+from core_plan.compared.numbers import (
+    first_parted_loss,
+    first_parting,
+    judge,
+    sentence,
+    steps_to_weigh,
+)
 from core_plan.compared.task import Task
 
 
@@ -59,7 +65,9 @@ def test_a_loss_that_parts_as_by_rounding_is_said_to():
     reference = Result("ddp", "measured", losses=[1.0, 1.0], samples_per_step=8.0)
     other = Result("fsdp", "measured", losses=[1.0, 1.1], samples_per_step=8.0)
     noisy = {"losses": [1.0, 1.05], "distances": {}}
-    assert "as a few units of rounding make it" in sentence(judge(other, reference, 1e-3, {}, noisy), "ddp")
+    assert "as a few units of rounding make it" in sentence(
+        judge(other, reference, 1e-3, {}, noisy), "ddp"
+    )
     quiet = {"losses": [1.0, 1.0001], "distances": {}}
     assert "as a few units" not in sentence(judge(other, reference, 1e-3, {}, quiet), "ddp")
 
@@ -67,7 +75,12 @@ def test_a_loss_that_parts_as_by_rounding_is_said_to():
 def test_ranks_of_one_shard_count_once():
     def rank(number, seconds):
         marks = [(2, 0.0, 8), (4, seconds, 16)]
-        of_rank = {"rank": number, "marks": marks, "losses": [[(1.0 + number, 4)]] * 4, "samples_per_step": 4.0}
+        of_rank = {
+            "rank": number,
+            "marks": marks,
+            "losses": [[(1.0 + number, 4)]] * 4,
+            "samples_per_step": 4.0,
+        }
         return of_rank | {"num_shards": 1, "world_size": 2, "num_steps": 4, "has_dropout": False}
 
     result = Result("parallel:pipeline=2")

@@ -45,7 +45,9 @@ def core_plan(tmp_path):
 
     def run(*arguments, columns=200):
         environment = os.environ | {"COLUMNS": str(columns)}
-        done = programs.run([*programs.CORE, "plan", *arguments], cwd=tmp_path, env=environment, timeout=120)
+        done = programs.run(
+            [*programs.CORE, "plan", *arguments], cwd=tmp_path, env=environment, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -59,13 +61,22 @@ def plans(output):
 
 def test_the_table_says_what_fits_and_the_smallest_change_that_does(core_plan):
     output = core_plan(
-        "train.py", "--devices", "8", "--memory", "4.2MiB", "--strategies", "single_device,ddp,fsdp", "-v"
+        "train.py",
+        "--devices",
+        "8",
+        "--memory",
+        "4.2MiB",
+        "--strategies",
+        "single_device,ddp,fsdp",
+        "-v",
     )
     lines = output.splitlines()
     assert lines[0] == "train.py on 8 devices, 4.2 MiB each"
     rows = [line.split("  ")[0] for line in lines[2:] if not line.startswith("    ") and line]
     assert rows == ["fsdp", "ddp", "single_device"]
-    assert re.search(r"^fsdp .* yes, \d+\.\d KiB left$|^fsdp .* yes, \d\.\d MiB left$", output, re.MULTILINE)
+    assert re.search(
+        r"^fsdp .* yes, \d+\.\d KiB left$|^fsdp .* yes, \d\.\d MiB left$", output, re.MULTILINE
+    )
     assert re.search(r"^ddp .* no, .* too much$", output, re.MULTILINE)
     assert re.search(r'^ +fits with precision="bf16-true": \d\.\d MiB$', output, re.MULTILINE)
     assert re.search(r"^ +sent: allreduce all 1\.0 MiB", output, re.MULTILINE)
@@ -73,12 +84,14 @@ def test_the_table_says_what_fits_and_the_smallest_change_that_does(core_plan):
 
 def test_half_the_batch_is_the_change_where_activations_are_in_the_way(core_plan):
     program = (
-        (core_plan.folder / "train.py").read_text(encoding="utf-8").replace("SAMPLES = 256, 128", "SAMPLES = 256, 8192")
+        (core_plan.folder / "train.py")
+        .read_text(encoding="utf-8")
+        .replace("SAMPLES = 256, 128", "SAMPLES = 256, 8192")
     )
     (core_plan.folder / "train.py").write_text(program, encoding="utf-8")
-    found = plans(core_plan("train.py", "--memory", "45MiB", "--strategies", "single_device", "--json"))[
-        "single_device"
-    ]
+    found = plans(
+        core_plan("train.py", "--memory", "45MiB", "--strategies", "single_device", "--json")
+    )["single_device"]
     whole, change = found["memory"]["activations"], found["change"]
     assert found["fits"] is False
     assert found["spare_bytes"] == 45 * 2**20 - found["peak_bytes"]
@@ -88,26 +101,38 @@ def test_half_the_batch_is_the_change_where_activations_are_in_the_way(core_plan
 
 
 def test_a_program_that_logs_evaluates_and_has_monitors_needs_no_change(core_plan):
-    own = PROGRAM.replace("Trainer(", "Trainer(callbacks=[ThroughputMonitor()], log_every_n_steps=1, ")
+    own = PROGRAM.replace(
+        "Trainer(", "Trainer(callbacks=[ThroughputMonitor()], log_every_n_steps=1, "
+    )
     own = own.replace(
-        "return self.layers(batch).square().mean()", "return self.log_(self.layers(batch).square().mean())"
+        "return self.layers(batch).square().mean()",
+        "return self.log_(self.layers(batch).square().mean())",
     )
     log = (
-        '    def log_(self, loss):\n        self.log("loss", loss)\n        return loss\n\n    def configure_optimizers'
+        '    def log_(self, loss):\n        self.log("loss", loss)\n        return loss\n\n    '
+        "def configure_optimizers"
     )
     own = own.replace("    def configure_optimizers", log)
-    own = own.replace("from core import", "from core.callbacks import ThroughputMonitor\nfrom core import")
-    before = '    [before] = Trainer(accelerator="cpu").validate(Net())\n    print(before["val_loss"])\n'
+    own = own.replace(
+        "from core import", "from core.callbacks import ThroughputMonitor\nfrom core import"
+    )
+    before = (
+        '    [before] = Trainer(accelerator="cpu").validate(Net())\n    print(before["val_loss"])\n'
+    )
     own = own.replace('if __name__ == "__main__":\n', f'if __name__ == "__main__":\n{before}')
     (core_plan.folder / "train.py").write_text(own, encoding="utf-8")
     found = plans(core_plan("train.py", "--devices", "2", "--strategies", "ddp", "--json"))["ddp"]
     assert found["failure"] is None
     assert found["assumed"] == ["metrics of an evaluation before fit were taken to be 1.0"]
-    assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], "nothing was written"
+    assert [*core_plan.folder.glob("**/*")] == [core_plan.folder / "train.py"], (
+        "nothing was written"
+    )
 
 
 def test_a_class_of_a_module_and_a_programs_own_arguments(core_plan):
-    of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))["single_device"]
+    of_class = plans(core_plan("train:Net", "--strategies", "single_device", "--json"))[
+        "single_device"
+    ]
     assert of_class["memory"]["parameters"] == PARAMETERS
     assert of_class["checkpoint_bytes"] == pytest.approx(3 * PARAMETERS, rel=0.01)
     assert (of_class["sent"], of_class["offloaded_to_cpu"]) == ({}, {})
@@ -122,7 +147,14 @@ def test_without_names_all_installed_strategies_are_planned_for(core_plan):
     own = PROGRAM.replace("Trainer(", 'Trainer(strategy="fsdp_cpu_offload", devices=2, ')
     (core_plan.folder / "train.py").write_text(own, encoding="utf-8")
     found = plans(core_plan("train.py", "--devices", "2", "--json"))
-    named = {"ddp", "fsdp", "model_parallel", "parallel:shard=2", "parallel:tensor=2", "parallel:pipeline=2"}
+    named = {
+        "ddp",
+        "fsdp",
+        "model_parallel",
+        "parallel:shard=2",
+        "parallel:tensor=2",
+        "parallel:pipeline=2",
+    }
     assert named | {"fsdp_cpu_offload"} <= set(found), "the program's own preset too"
     assert not {"single_device", "parallel", "ddp_spawn"} & set(found)
 

@@ -11,15 +11,25 @@ from core.callbacks import PlannedMemory, ThroughputMonitor
 from core.cli.commands import command
 from support.tiny import Tiny, loader, make_trainer
 
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
-PLAN = {"strategy": "fsdp", "peak_bytes": 3 * 2**20, "memory": {"activations": 2**21, "parameters": 2**20}}
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
+PLAN = {
+    "strategy": "fsdp",
+    "peak_bytes": 3 * 2**20,
+    "memory": {"activations": 2**21, "parameters": 2**20},
+}
 CHANGE = {"what": 'precision="bf16-true"', "plan": {"peak_bytes": 2**20}}
 
 
 @pytest.fixture
 def plans(tmp_path):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"plans": [PLAN | {"change": CHANGE}, {"strategy": "ddp", "failure": "refused"}]}))
+    path.write_text(
+        json.dumps(
+            {"plans": [PLAN | {"change": CHANGE}, {"strategy": "ddp", "failure": "refused"}]}
+        )
+    )
     return path
 
 
@@ -51,11 +61,15 @@ def test_an_error_ends_with_what_the_rank_had_and_what_to_try(tmp_path, monkeypa
 
 
 def test_a_script_is_named_with_its_arguments(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "my train.py"), raising=False)
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", str(tmp_path / "my train.py"), raising=False
+    )
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "my train.py"), "--width", "4"])
     notes, _, _ = notes_of(tmp_path, PlannedMemory())
-    assert f"`core plan '{tmp_path}/my train.py' --devices 1 --memory SIZE -- --width 4` says" in notes
+    assert (
+        f"`core plan '{tmp_path}/my train.py' --devices 1 --memory SIZE -- --width 4` says" in notes
+    )
 
 
 @pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
@@ -67,7 +81,9 @@ def test_an_error_ends_with_the_change_that_was_planned(tmp_path, plans, monitor
 
 @pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
 def test_planned_memory_is_logged_beside_the_real_peak(tmp_path, plans, monitor):
-    trainer = make_trainer(tmp_path, monitor(plans=plans), max_epochs=1, logger=True, log_every_n_steps=2)
+    trainer = make_trainer(
+        tmp_path, monitor(plans=plans), max_epochs=1, logger=True, log_every_n_steps=2
+    )
     trainer.fit(Tiny(), loader())
     with open(f"{trainer.log_dir}/metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["device/planned_bytes"]]

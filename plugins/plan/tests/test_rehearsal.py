@@ -104,7 +104,11 @@ def test_offloaded_state_is_in_the_memory_of_the_cpu():
 
 @pytest.mark.parametrize("devices", [2, 512])
 def test_shards_of_any_number_of_ranks(devices):
-    found = _plan(Net, "fsdp", devices=8, num_nodes=devices // 8) if devices > 8 else _plan(Net, "fsdp", devices)
+    found = (
+        _plan(Net, "fsdp", devices=8, num_nodes=devices // 8)
+        if devices > 8
+        else _plan(Net, "fsdp", devices)
+    )
     assert found.failure is None
     assert found.memory["parameters"] == MODEL_BYTES // devices
     assert found.sent["allgather_base data_parallel"] % (MODEL_BYTES // devices) == 0
@@ -198,6 +202,16 @@ def test_a_script_that_trains_nothing(tmp_path):
 
 
 def test_this_process_stays_as_it_was():
-    before = torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized()
+    before = (
+        torch.chunk,
+        torch.UntypedStorage.resize_,
+        os.environ.copy(),
+        torch.distributed.is_initialized(),
+    )
     _plan(Net, "fsdp")
-    assert before == (torch.chunk, torch.UntypedStorage.resize_, os.environ.copy(), torch.distributed.is_initialized())
+    assert before == (
+        torch.chunk,
+        torch.UntypedStorage.resize_,
+        os.environ.copy(),
+        torch.distributed.is_initialized(),
+    )

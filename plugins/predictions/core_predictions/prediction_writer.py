@@ -24,13 +24,17 @@ _INTERVALS = ("batch", "epoch", "batch_and_epoch")
 
 
 class BasePredictionWriter(Callback):
-    """Hands over the predictions of `trainer.predict`, batch by batch, or all at its end. Meant to be subclassed.
+    """Hands over the predictions of `trainer.predict`, batch by batch, or all at its end. Meant to
+    be subclassed.
 
-    Override `write_on_batch_end`, `write_on_epoch_end`, or both. Every rank writes its own shard: put the rank into the
-    file's name. Pass `return_predictions=False` to `predict`, and memory holds one batch at a time.
+    Override `write_on_batch_end`, `write_on_epoch_end`, or both. Every rank writes its own shard:
+    put the rank into the file's name. Pass `return_predictions=False` to `predict`, and memory
+    holds one batch at a time.
     """
 
-    def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
+    def __init__(
+        self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch"
+    ) -> None:
         """Create the callback.
 
         Args:
@@ -68,8 +72,8 @@ class BasePredictionWriter(Callback):
             trainer: the running trainer.
             module: the user's module.
             prediction: what `predict_step` returned, on the device.
-            batch_indices: where the batch's samples are in the data set; None for a loader that isn't a DataLoader over
-                a data set with indices.
+            batch_indices: where the batch's samples are in the data set; None for a loader that
+                isn't a DataLoader over a data set with indices.
             batch: its input.
             batch_idx: number of the batch on this rank, from 0.
             dataloader_idx: number of the loader, from 0.
@@ -88,8 +92,10 @@ class BasePredictionWriter(Callback):
         Args:
             trainer: the running trainer.
             module: the user's module.
-            predictions: for each loader what `predict_step` returned, batch after batch, of this rank's shard.
-            batch_indices: for each of them where its samples are in the data set; see `write_on_batch_end`.
+            predictions: for each loader what `predict_step` returned, batch after batch, of this
+                rank's shard.
+            batch_indices: for each of them where its samples are in the data set; see
+                `write_on_batch_end`.
         """
         raise NotImplementedError
 
@@ -112,7 +118,9 @@ class BasePredictionWriter(Callback):
         """Write the batch, or keep it for the end."""
         indices = _take_indices(trainer.loaders.predict[dataloader_idx].loader)
         if self.write_interval != "epoch":
-            self.write_on_batch_end(trainer, module, outputs, indices, batch, batch_idx, dataloader_idx)
+            self.write_on_batch_end(
+                trainer, module, outputs, indices, batch, batch_idx, dataloader_idx
+            )
         if self.write_interval != "batch":
             self._predictions[dataloader_idx].append(outputs)
             self._indices[dataloader_idx].append(indices)
@@ -143,13 +151,14 @@ def _noted(loader: object) -> object:
 def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:
     if getattr(type(writer), method) is getattr(BasePredictionWriter, method):
         raise ConfigurationError(
-            f"{type(writer).__name__}(write_interval={writer.write_interval!r}) has no {method}(), which would be "
-            "called. Define it, or choose another write_interval."
+            f"{type(writer).__name__}(write_interval={writer.write_interval!r}) has no {method}(), "
+            "which would be called. Define it, or choose another write_interval."
         )
 
 
 def with_noted_indices(loader: object) -> object:
-    """A copy of a DataLoader, with a sampler whose `advance()` returns the indices of the next batch.
+    """A copy of a DataLoader, with a sampler whose `advance()` returns the indices of the next
+    batch.
 
     Any other loader, whose batches have no indices, is returned as it is.
     """
@@ -164,7 +173,9 @@ def with_noted_indices(loader: object) -> object:
 
 
 class NotedSampler(Sampler[Any]):
-    """The user's own sampler, or batch sampler, whose indices are noted on the way to the loader."""
+    """The user's own sampler, or batch sampler, whose indices are noted on the way to the
+    loader.
+    """
 
     def __init__(self, order: Any) -> None:
         self.order = order

@@ -28,8 +28,14 @@ class Writer(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         name = f"{dataloader_idx}-{batch_idx}-rank{trainer.global_rank}.pt"
-        torch.save({"prediction": prediction, "indices": batch_indices, "batch": batch}, self.folder / name)
+        torch.save(
+            {"prediction": prediction, "indices": batch_indices, "batch": batch}, self.folder / name
+        )
 
-    def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, batch_indices: Any) -> None:
+    def write_on_epoch_end(
+        self, trainer: Any, module: Any, predictions: Any, batch_indices: Any
+    ) -> None:
         name = f"all-rank{trainer.global_rank}.pt"
-        torch.save({"predictions": list(predictions), "indices": list(batch_indices)}, self.folder / name)
+        torch.save(
+            {"predictions": list(predictions), "indices": list(batch_indices)}, self.folder / name
+        )

@@ -63,7 +63,11 @@ def test_what_is_missing(tmp_path):
         def write_on_batch_end(self, *_):
             pass
 
-    with pytest.raises(ConfigurationError, match=r"Half\(write_interval='epoch'\) has no write_on_epoch_end\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"Half\(write_interval='epoch'\) has no write_on_epoch_end\(\)"
+    ):
         Half("epoch")
-    with pytest.raises(ConfigurationError, match=r"write_interval='step'\): expected one of 'batch', 'epoch'"):
+    with pytest.raises(
+        ConfigurationError, match=r"write_interval='step'\): expected one of 'batch', 'epoch'"
+    ):
         Half("step")

@@ -1,4 +1,5 @@
-"""Profilers: measurements of where a run's time goes. `Trainer(profiler="simple")` and its like make them.
+"""Profilers: measurements of where a run's time goes. `Trainer(profiler="simple")` and its like
+make them.
 
 from core.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 """

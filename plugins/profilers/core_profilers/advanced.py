@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 class AdvancedProfiler(StageProfiler):
-    """Runs Python's own profiler in each action, and writes its tables to a file: `Trainer(profiler="advanced")`.
+    """Runs Python's own profiler in each action, and writes its tables to a file:
+    `Trainer(profiler="advanced")`.
 
-    Python has one profiler at a time: what runs in an action within an action stands in the table of the inner one
-    alone. It makes every Python call slower, by far more than a step of a small model takes.
+    Python has one profiler at a time: what runs in an action within an action stands in the table
+    of the inner one alone. It makes every Python call slower, by far more than a step of a small
+    model takes.
 
     Args:
-        dirpath: folder of the reports; by default that of the run's logger, or else `default_root_dir`.
+        dirpath: folder of the reports; by default that of the run's logger, or else
+            `default_root_dir`.
         filename: begins their names: `fit-profile.txt`.
         num_lines: functions that each table shows, by cumulative time.
     """
@@ -34,7 +37,9 @@ class AdvancedProfiler(StageProfiler):
         num_lines: int = 20,
     ) -> None:
         if num_lines < 1:
-            raise ConfigurationError(f"num_lines={num_lines}: expected a number of functions from 1.")
+            raise ConfigurationError(
+                f"num_lines={num_lines}: expected a number of functions from 1."
+            )
         super().__init__(dirpath, filename)
         self._num_lines = num_lines
 
@@ -50,7 +55,9 @@ class AdvancedProfiler(StageProfiler):
         self._profiles.setdefault(action, cProfile.Profile()).enable()
 
     def stop(self, action: str) -> None:
-        """The action ends, and with it those within it that an exception has left; the one around it goes on."""
+        """The action ends, and with it those within it that an exception has left; the one around
+        it goes on.
+        """
         if action not in self._running:
             raise self._refuse_stop(action)
         self._profiles[self._running[-1]].disable()
@@ -67,7 +74,9 @@ class AdvancedProfiler(StageProfiler):
 
     def summary(self) -> str:
         """A table an action."""
-        return "\n".join(f"Action {action}\n{self._table(profile)}" for action, profile in self._profiles.items())
+        return "\n".join(
+            f"Action {action}\n{self._table(profile)}" for action, profile in self._profiles.items()
+        )
 
     def describe(self) -> str:
         """A line with the path of the tables, which are too long for a terminal."""

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 class PyTorchProfiler(StageProfiler):
     """Runs `torch.profiler` over some training steps: `Trainer(profiler="pytorch")`.
 
-    For each recorded cycle it writes a trace, `fit-profile-step5.pt.trace.json`, that https://ui.perfetto.dev and
-    `chrome://tracing` show, with the trainer's actions and hooks as ranges and each step marked; and the operators that
-    took most time go into the report. In `fit` a step is a training batch, and the validation that follows it belongs
-    to the next; in other stages it is a batch of theirs.
+    For each recorded cycle it writes a trace, `fit-profile-step5.pt.trace.json`, that
+    https://ui.perfetto.dev and `chrome://tracing` show, with the trainer's actions and hooks as
+    ranges and each step marked; and the operators that took most time go into the report. In `fit`
+    a step is a training batch, and the validation that follows it belongs to the next; in other
+    stages it is a batch of theirs.
 
     Args:
-        dirpath: folder of the reports; by default that of the run's logger, or else `default_root_dir`.
+        dirpath: folder of the reports; by default that of the run's logger, or else
+            `default_root_dir`.
         filename: begins their names.
-        schedule: which steps to record, as made by `torch.profiler.schedule`. By default the first is left out, one
-            warms up, three are recorded, and then no more.
-        on_trace_ready: gets torch's profiler instead, when a cycle was recorded; no trace is written then.
+        schedule: which steps to record, as made by `torch.profiler.schedule`. By default the first
+            is left out, one warms up, three are recorded, and then no more.
+        on_trace_ready: gets torch's profiler instead, when a cycle was recorded; no trace is
+            written then.
         num_rows: operators that the report shows.
-        options: go to `torch.profiler.profile`, such as `record_shapes=True`, `profile_memory=True`.
+        options: go to `torch.profiler.profile`, such as `record_shapes=True`,
+            `profile_memory=True`.
     """
 
     def __init__(
@@ -59,7 +63,9 @@ class PyTorchProfiler(StageProfiler):
         """All ranks. A stage begins: so does the schedule."""
         super().setup(stage, folder, rank)
         schedule = self._schedule or torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
-        self._profile = torch.profiler.profile(schedule=schedule, on_trace_ready=self._export, **self._options)
+        self._profile = torch.profiler.profile(
+            schedule=schedule, on_trace_ready=self._export, **self._options
+        )
         self._profile.start()
 
     def start(self, action: str) -> None:
@@ -81,11 +87,15 @@ class PyTorchProfiler(StageProfiler):
         self._num_steps += 1
         with warnings.catch_warnings():
             # Each cycle is taken when it is over, so what torch warns of is what should happen.
-            warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+            warnings.filterwarnings(
+                "ignore", message=".*Profiler clears events at the end of each cycle"
+            )
             self._profile.step()
 
     def teardown(self) -> None:
-        """All ranks. The stage is over: a cycle that is being recorded ends early; write the report."""
+        """All ranks. The stage is over: a cycle that is being recorded ends early; write the
+        report.
+        """
         for ranges in self._ranges.values():
             while ranges:
                 ranges.pop().__exit__(None, None, None)
@@ -97,8 +107,9 @@ class PyTorchProfiler(StageProfiler):
     def summary(self) -> str:
         """The operators of the last cycle that was recorded, by their own time."""
         return self._table or (
-            f"Nothing was recorded: the run ended after {self._num_steps} steps, before the schedule's first recorded "
-            "one. Pass schedule=torch.profiler.schedule(...) with a shorter wait and warmup, or run longer."
+            f"Nothing was recorded: the run ended after {self._num_steps} steps, before the "
+            "schedule's first recorded one. Pass schedule=torch.profiler.schedule(...) with a "
+            "shorter wait and warmup, or run longer."
         )
 
     def describe(self) -> str:
@@ -108,7 +119,9 @@ class PyTorchProfiler(StageProfiler):
 
     def _export(self, profile: torch.profiler.profile) -> None:
         device = getattr(profile, "use_device", None) or "cpu"
-        self._table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=self._num_rows)
+        self._table = profile.key_averages().table(
+            sort_by=f"self_{device}_time_total", row_limit=self._num_rows
+        )
         if self._on_trace_ready is not None:
             self._on_trace_ready(profile)
             return
@@ -118,5 +131,6 @@ class PyTorchProfiler(StageProfiler):
         self.trace_paths.append(path)
 
     def __getstate__(self) -> dict[str, object]:
-        # torch's profiler and its ranges can't go to another process; a stage begins with new ones anyway.
+        # torch's profiler and its ranges can't go to another process; a stage begins with new ones
+        # anyway.
         return {**self.__dict__, "_profile": None, "_ranges": {}}

@@ -12,11 +12,12 @@ _HEADER = ("action", "calls", "mean ms", "total s", "% of run")
 class SimpleProfiler(StageProfiler):
     """Counts and times each action, and prints a table: `Trainer(profiler="simple")`.
 
-    Times are those of the host: work that a GPU has only been handed counts where the host waits for it. An action's
-    time includes that of the actions within it, and costs some 1 µs to take.
+    Times are those of the host: work that a GPU has only been handed counts where the host waits
+    for it. An action's time includes that of the actions within it, and costs some 1 µs to take.
 
     Args:
-        dirpath: folder of the reports; by default that of the run's logger, or else `default_root_dir`.
+        dirpath: folder of the reports; by default that of the run's logger, or else
+            `default_root_dir`.
         filename: begins their names: `fit-profile.txt`.
     """
 
@@ -48,7 +49,13 @@ class SimpleProfiler(StageProfiler):
         whole_ns = max(self._ended_ns - self._began_ns, 1)
         ranked = sorted(self._measured.items(), key=lambda item: item[1][1], reverse=True)
         rows = [
-            (action, f"{calls}", f"{total / calls / 1e6:.3f}", f"{total / 1e9:.3f}", f"{100 * total / whole_ns:.1f}")
+            (
+                action,
+                f"{calls}",
+                f"{total / calls / 1e6:.3f}",
+                f"{total / 1e9:.3f}",
+                f"{100 * total / whole_ns:.1f}",
+            )
             for action, (calls, total) in ranked
         ]
         last = ("the whole run", "1", f"{whole_ns / 1e6:.3f}", f"{whole_ns / 1e9:.3f}", "100.0")
@@ -59,7 +66,10 @@ def _to_table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
         )
         for row in rows
     ]

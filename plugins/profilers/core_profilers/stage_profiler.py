@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 class StageProfiler(Profiler):
     """Forgets a stage's measurements when the next one begins. Meant to be subclassed."""
 
-    def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile") -> None:
+    def __init__(
+        self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile"
+    ) -> None:
         super().__init__(dirpath, filename)
         self._clear()
 
@@ -30,6 +32,6 @@ class StageProfiler(Profiler):
 
     def _refuse_stop(self, action: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{type(self).__name__}.stop({action!r}): this action isn't running. Call start({action!r}) before, or use "
-            f"`with trainer.profile({action!r}):`."
+            f"{type(self).__name__}.stop({action!r}): this action isn't running. Call "
+            f"start({action!r}) before, or use `with trainer.profile({action!r}):`."
         )

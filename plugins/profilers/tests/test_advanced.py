@@ -24,7 +24,9 @@ def test_each_action_shows_its_functions(tmp_path, capsys):
     assert "(on_train_batch_end)" in found["Listener.on_train_batch_end"]
     assert "{built-in method builtins.next}" in found["fetch_batch"]
     printed = capsys.readouterr().out
-    assert printed == f"Profiles of {len(found)} actions. Written to {tmp_path / 'fit-profile.txt'}\n"
+    assert (
+        printed == f"Profiles of {len(found)} actions. Written to {tmp_path / 'fit-profile.txt'}\n"
+    )
 
 
 def test_what_runs_within_is_in_the_inner_table_alone(tmp_path):
@@ -72,5 +74,7 @@ def test_a_run_that_fails_leaves_pythons_profiler_off(tmp_path):
 
 
 def test_a_number_of_lines_that_is_none():
-    with pytest.raises(ConfigurationError, match=r"num_lines=0: expected a number of functions from 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"num_lines=0: expected a number of functions from 1"
+    ):
         AdvancedProfiler(num_lines=0)

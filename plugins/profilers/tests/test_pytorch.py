@@ -22,8 +22,16 @@ def test_the_trace_has_steps_actions_and_operators(tmp_path, capsys):
     trainer.fit(Net(), loader(8))
     path = tmp_path / "fit-profile-step5.pt.trace.json"
     names = ranges(path)
-    assert {name for name in names if name.startswith("ProfilerStep")} == {f"ProfilerStep#{step}" for step in (2, 3, 4)}
-    for action in ("run_training_step", "training_step", "augment", "backward", "Listener.on_train_batch_end"):
+    assert {name for name in names if name.startswith("ProfilerStep")} == {
+        f"ProfilerStep#{step}" for step in (2, 3, 4)
+    }
+    for action in (
+        "run_training_step",
+        "training_step",
+        "augment",
+        "backward",
+        "Listener.on_train_batch_end",
+    ):
         assert names.count(action) == 3, action
     assert names.count("aten::addmm") == 3
     report = (tmp_path / "fit-profile.txt").read_text()
@@ -47,13 +55,17 @@ def test_a_schedule_of_ones_own_records_several_cycles(tmp_path):
 def test_options_go_to_torch_and_the_user_may_take_the_result(tmp_path):
     taken = []
     profiler = PyTorchProfiler(
-        on_trace_ready=lambda profile: taken.append(profile.key_averages(group_by_input_shape=True)),
+        on_trace_ready=lambda profile: taken.append(
+            profile.key_averages(group_by_input_shape=True)
+        ),
         record_shapes=True,
         profile_memory=True,
     )
     make_trainer(tmp_path, profiler).fit(Net(), loader(8))
     [averages] = taken
-    assert [[2, 4], [4, 1]] in [row.input_shapes[1:3] for row in averages if row.key == "aten::addmm"]
+    assert [[2, 4], [4, 1]] in [
+        row.input_shapes[1:3] for row in averages if row.key == "aten::addmm"
+    ]
     assert any(row.cpu_memory_usage for row in averages)
     assert [path.name for path in tmp_path.iterdir()] == ["fit-profile.txt"]
 
@@ -67,7 +79,9 @@ def test_a_cycle_that_the_end_cuts_short_is_written(tmp_path):
 def test_a_run_too_short_to_record_says_so(tmp_path, capsys):
     make_trainer(tmp_path, "pytorch").fit(Net(), loader(1))
     assert "Nothing was recorded: the run ended after 1 steps" in capsys.readouterr().out
-    assert "Pass schedule=torch.profiler.schedule(...)" in (tmp_path / "fit-profile.txt").read_text()
+    assert (
+        "Pass schedule=torch.profiler.schedule(...)" in (tmp_path / "fit-profile.txt").read_text()
+    )
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -77,7 +91,9 @@ def test_validation_within_fit_counts_no_steps_and_by_itself_it_does(tmp_path):
     trainer.fit(Net(), loader(2), loader(4))
     names = ranges(profiler.trace_paths[0])
     assert names.count("validation_step") == 4
-    assert {name for name in names if name.startswith("ProfilerStep")} == {f"ProfilerStep#{step}" for step in range(3)}
+    assert {name for name in names if name.startswith("ProfilerStep")} == {
+        f"ProfilerStep#{step}" for step in range(3)
+    }
     trainer.validate(Net(), loader(4))
     names = ranges(profiler.trace_paths[0])
     assert profiler.trace_paths[0].name.startswith("validate-")

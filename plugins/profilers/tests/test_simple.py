@@ -21,7 +21,9 @@ def read(path):
 
 
 def test_every_part_and_hook_is_counted(tmp_path, capsys):
-    trainer = make_trainer(tmp_path, "simple", callbacks=Listener(), log_every_n_steps=2, logger=True)
+    trainer = make_trainer(
+        tmp_path, "simple", callbacks=Listener(), log_every_n_steps=2, logger=True
+    )
     trainer.fit(Net(), loader(4), loader(3))
     path = Path(trainer.log_dir) / "fit-profile.txt"
     table = read(path)
@@ -60,7 +62,10 @@ def test_each_stage_has_a_report_of_its_own(tmp_path):
     module = Net()
     trainer.fit(module, loader())
     trainer.validate(module, loader(5))
-    assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == ["fit-mine.txt", "validate-mine.txt"]
+    assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
+        "fit-mine.txt",
+        "validate-mine.txt",
+    ]
     table = read(tmp_path / "reports" / "validate-mine.txt")
     assert table["validation_step"][0] == 5
     assert "training_step" not in table
@@ -94,5 +99,8 @@ def test_each_rank_writes_and_one_prints(tmp_path, capsys):
         return Path(trainer.log_dir)
 
     folder, _ = in_one_process(profile_on_ranks, tmp_path)
-    assert {path.name for path in folder.glob("fit-profile*.txt")} == {"fit-profile.txt", "fit-profile-rank1.txt"}
+    assert {path.name for path in folder.glob("fit-profile*.txt")} == {
+        "fit-profile.txt",
+        "fit-profile-rank1.txt",
+    }
     assert capsys.readouterr().out.count("Written to ") == 1

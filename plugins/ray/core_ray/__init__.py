@@ -1,4 +1,5 @@
-"""Ranks on the workers of a Ray cluster, for `core`: `Trainer(strategy="ddp", devices=2, num_nodes=2, plugins="ray")`.
+"""Ranks on the workers of a Ray cluster, for `core`:
+`Trainer(strategy="ddp", devices=2, num_nodes=2, plugins="ray")`.
 
 Names are imported when they are asked for, and Ray itself when processes are about to be made.
 """

@@ -20,21 +20,28 @@ LOCAL = "local"
 _ANSWERS_S = 10.0
 """Seconds in which a running cluster takes a connection, and answers."""
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""The beginning of HTTP/2 with empty settings (RFC 9113, 3.4), to which gRPC's servers answer with theirs."""
+"""The beginning of HTTP/2 with empty settings (RFC 9113, 3.4), to which gRPC's servers answer with
+theirs.
+"""
 
 
 def where(address: str | None) -> str:
-    """The cluster that a run goes to: `address`, or `RAY_ADDRESS`, or one of its own on this machine."""
+    """The cluster that a run goes to: `address`, or `RAY_ADDRESS`, or one of its own on this
+    machine.
+    """
     return address or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
 
 
 @contextmanager
-def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Mapping[str, Any]) -> Iterator[None]:
+def connected(
+    address: str, bundles: Sequence[Mapping[str, float]], options: Mapping[str, Any]
+) -> Iterator[None]:
     """A context with a connection. One that is there already is used, and left as it is.
 
     Args:
         address: of a running cluster, or `"local"` for one that starts and ends with the context.
-        bundles: what the run needs; a local cluster has as much of it, GPUs aside, which Ray counts.
+        bundles: what the run needs; a local cluster has as much of it, GPUs aside, which Ray
+            counts.
         options: given to `ray.init`.
 
     Raises:
@@ -48,12 +55,19 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
     try:
         try:
             _reach(address)
-            ray.init(**({"address": address} | (_local(bundles) if address == LOCAL else {}) | dict(options)))
-        except Exception as error:  # of the connection, Ray's own, and a bare one where it starts slowly
+            ray.init(
+                **(
+                    {"address": address}
+                    | (_local(bundles) if address == LOCAL else {})
+                    | dict(options)
+                )
+            )
+        except Exception as error:
+            # of the connection, Ray's own, and a bare one where it starts slowly
             raise LaunchError(
                 f"No Ray cluster can be used at {address!r}: {str(error).strip().rstrip('.')}. "
-                "Start one with `ray start --head`, or leave out the address (and RAY_ADDRESS) for a local one that "
-                "ends with the run."
+                "Start one with `ray start --head`, or leave out the address (and RAY_ADDRESS) for "
+                "a local one that ends with the run."
             ) from error
         finally:
             # Ray's handler would end this process with code 15.
@@ -67,9 +81,13 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
 
 
 def _reach(address: str) -> None:
-    """Connect to the cluster's port, and wait for an answer: Ray itself waits for minutes, deaf to signals."""
+    """Connect to the cluster's port, and wait for an answer: Ray itself waits for minutes, deaf to
+    signals.
+    """
     if address == "auto":
-        address = library.load("ray._private.services").get_ray_address_from_environment(address, None)
+        address = library.load("ray._private.services").get_ray_address_from_environment(
+            address, None
+        )
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S) as connection:
@@ -77,7 +95,9 @@ def _reach(address: str) -> None:
             try:
                 connection.recv(1)
             except TimeoutError:
-                raise TimeoutError(f"what listens there has not answered within {_ANSWERS_S:g} s") from None
+                raise TimeoutError(
+                    f"what listens there has not answered within {_ANSWERS_S:g} s"
+                ) from None
 
 
 def gpus_of_a_node(address: str, num_nodes: int, options: Mapping[str, Any]) -> int:
@@ -92,9 +112,9 @@ def gpus_of_a_node(address: str, num_nodes: int, options: Mapping[str, Any]) -> 
     counts = sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
     if len(counts) < num_nodes or not counts[num_nodes - 1]:
         raise DeviceError(
-            f"devices='auto' takes all GPUs of num_nodes={num_nodes} machines, and those of the Ray cluster have "
-            f"{', '.join(map(str, counts))} GPUs. If more machines are started when they are asked for, say how many "
-            "GPUs each has: devices=8."
+            f"devices='auto' takes all GPUs of num_nodes={num_nodes} machines, and those of the "
+            f"Ray cluster have {', '.join(map(str, counts))} GPUs. If more machines are started "
+            "when they are asked for, say how many GPUs each has: devices=8."
         )
     return counts[num_nodes - 1]
 
@@ -122,27 +142,44 @@ def room(bundles: Sequence[Mapping[str, float]], strategy: str, timeout_s: float
     group = groups.placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
     try:
         if not group.wait(timeout_s):
-            raise LaunchError(_no_room(groups.placement_group_table(group), bundles, strategy, timeout_s))
+            raise LaunchError(
+                _no_room(groups.placement_group_table(group), bundles, strategy, timeout_s)
+            )
         yield group
     finally:
         groups.remove_placement_group(group)
 
 
-def _no_room(table: Mapping[str, Any], bundles: Sequence[Mapping[str, float]], strategy: str, timeout_s: float) -> str:
+def _no_room(
+    table: Mapping[str, Any],
+    bundles: Sequence[Mapping[str, float]],
+    strategy: str,
+    timeout_s: float,
+) -> str:
     ray = library.load()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    has = "; ".join(f"node {node['NodeManagerAddress']} with {_shown(node['Resources'])}" for node in nodes)
-    needs = f"{len(bundles)} bundle{'s' * (len(bundles) != 1)} of {_shown(bundles[0])}, placed by {strategy}"
+    has = "; ".join(
+        f"node {node['NodeManagerAddress']} with {_shown(node['Resources'])}" for node in nodes
+    )
+    needs = (
+        f"{len(bundles)} bundle{'s' * (len(bundles) != 1)} of {_shown(bundles[0])}, placed by "
+        f"{strategy}"
+    )
     state = table.get("stats", {}).get("scheduling_state", table.get("state", "pending"))
     return (
-        f"The Ray cluster has had no room for this run within {timeout_s:g} s: it needs {needs} ({state}). "
-        f"The cluster has {has}. Free now: {_shown(ray.available_resources())}. Ask for fewer devices, nodes or "
-        "resources_per_worker, wait for other jobs, add nodes, or raise placement_timeout_s."
+        f"The Ray cluster has had no room for this run within {timeout_s:g} s: it needs {needs} "
+        f"({state}). The cluster has {has}. Free now: {_shown(ray.available_resources())}. Ask for "
+        "fewer devices, nodes or resources_per_worker, wait for other jobs, add nodes, or raise "
+        "placement_timeout_s."
     )
 
 
 def _shown(resources: Mapping[str, float]) -> str:
     """`"CPU: 2, GPU: 1"`, without what Ray counts for itself."""
     own = ("node:", "memory", "object_store_memory")
-    shown = [f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if not name.startswith(own)]
+    shown = [
+        f"{name}: {amount:g}"
+        for name, amount in sorted(resources.items())
+        if not name.startswith(own)
+    ]
     return ", ".join(shown) or "nothing"

@@ -1,4 +1,6 @@
-"""The conformance suites of core-ray. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-ray. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import ClusterEnvironmentConformance, LauncherConformance
 
@@ -9,7 +11,9 @@ class TestRay(LauncherConformance):
     alias = "ray"
     options = {"init_options": {"object_store_memory": 100 * 2**20}}
     heavy_modules = ("ray",)
-    known_failures = {"test_a_killed_rank_is_named": "Ray tells that a process is gone, and not by which signal"}
+    known_failures = {
+        "test_a_killed_rank_is_named": "Ray tells that a process is gone, and not by which signal"
+    }
 
 
 class TestRayTrain(ClusterEnvironmentConformance):

@@ -1,4 +1,6 @@
-"""Ranks in Ray's workers: those that the launcher of this package has made, and those of Ray Train."""
+"""Ranks in Ray's workers: those that the launcher of this package has made, and those of Ray
+Train.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _TRAIN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOD
 
 
 class RayEnvironment(ClusterEnvironment):
-    """Processes that `RayLauncher` makes, on all nodes. The launcher brings it; nothing has to name it.
+    """Processes that `RayLauncher` makes, on all nodes. The launcher brings it; nothing has to name
+    it.
 
     Variables, set by the launcher in every worker:
         MASTER_ADDR, MASTER_PORT: where rank 0 meets the others.
@@ -32,7 +35,9 @@ class RayEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """The address of rank 0's node; in the main process, before there is a rank 0, this machine."""
+        """The address of rank 0's node; in the main process, before there is a rank 0, this
+        machine.
+        """
         return os.environ.get("MASTER_ADDR", "127.0.0.1") if self._world else "127.0.0.1"
 
     @property
@@ -43,7 +48,9 @@ class RayEnvironment(ClusterEnvironment):
             ConfigurationError: this is the main process, and there is no rank 0 yet.
         """
         if not self._world:
-            raise ConfigurationError("The port at which ranks meet is known in Ray's workers only, once they run.")
+            raise ConfigurationError(
+                "The port at which ranks meet is known in Ray's workers only, once they run."
+            )
         return int(os.environ["MASTER_PORT"])
 
     def world_size(self) -> int:
@@ -67,7 +74,9 @@ class RayEnvironment(ClusterEnvironment):
         """Number of times that the run was started again, after a worker was lost."""
         return int(os.environ.get(_RESTARTS, "0")) if self._world else 0
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set the ranks, as the launcher has numbered them."""
         self._world = (world_size, global_rank, local_rank, node_rank)
 
@@ -83,7 +92,9 @@ class RayTrainEnvironment(TorchElasticEnvironment):
 
     @classmethod
     def detect(cls) -> Found | Absent:
-        """Found if all of Ray Train's variables are set. It comes before torchrun, whose variables these are too."""
+        """Found if all of Ray Train's variables are set. It comes before torchrun, whose variables
+        these are too.
+        """
         if missing := [name for name in _TRAIN_VARIABLES if not os.environ.get(name, "").strip()]:
             return Absent(f"no worker of Ray Train: {missing[0]} is not set")
         return Found(cls().world_size(), priority=95)
@@ -96,7 +107,9 @@ class RayTrainEnvironment(TorchElasticEnvironment):
         """
         text = os.environ.get("NODE_RANK", "").strip()
         if not text.isdecimal():
-            raise ConfigurationError(f"NODE_RANK={text!r}: expected the number of this node, as Ray Train sets it.")
+            raise ConfigurationError(
+                f"NODE_RANK={text!r}: expected the number of this node, as Ray Train sets it."
+            )
         return int(text)
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
@@ -108,7 +121,7 @@ class RayTrainEnvironment(TorchElasticEnvironment):
         workers, wanted = self.world_size(), num_devices * num_nodes
         if workers != wanted:
             raise ConfigurationError(
-                f"Ray Train started {workers} workers, but devices={num_devices} and num_nodes={num_nodes} ask for "
-                f"{wanted}. Pass devices and num_nodes whose product is {workers}, or "
-                f"ScalingConfig(num_workers={wanted})."
+                f"Ray Train started {workers} workers, but devices={num_devices} and "
+                f"num_nodes={num_nodes} ask for {wanted}. Pass devices and num_nodes whose product "
+                f"is {workers}, or ScalingConfig(num_workers={wanted})."
             )

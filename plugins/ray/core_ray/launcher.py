@@ -32,9 +32,10 @@ _PLACEMENTS = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 class RayLauncher(Launcher):
     """Runs the function in actors of a Ray cluster, one a rank, and none of it in this process.
 
-    The script is started once, on a machine of the cluster. Each `launch` takes a placement group with a bundle for
-    every node of the run, makes the actors there, and ends with them. Everything that the ranks need is pickled by
-    Ray's cloudpickle, so that it also works from a notebook, and what the script itself defines needs no import.
+    The script is started once, on a machine of the cluster. Each `launch` takes a placement group
+    with a bundle for every node of the run, makes the actors there, and ends with them. Everything
+    that the ranks need is pickled by Ray's cloudpickle, so that it also works from a notebook, and
+    what the script itself defines needs no import.
     """
 
     calls_in_place = False
@@ -55,18 +56,22 @@ class RayLauncher(Launcher):
         """Create the launcher.
 
         Args:
-            address: of a running cluster, such as `"auto"` or `"10.0.0.1:6379"`. None: the connection that
-                this process has; or what `RAY_ADDRESS` says; or a local cluster, which starts and ends with each
-                launch.
-            resources_per_worker: of Ray's, that each rank takes, such as `{"CPU": 4}`. None: one CPU.
-            use_gpu: Ray gives each rank the GPUs that it uses. None: if the accelerator is `"cuda"`. False leaves them
-                to those who start several runs: Ray hides none and counts none.
-            placement_strategy: how the nodes of the run lie on the machines of the cluster. `"STRICT_SPREAD"`: each on
-                a machine of its own. `"SPREAD"` and `"PACK"` try to spread or to join them, and `"STRICT_PACK"` puts
-                all on one machine. The ranks of one node of the run are always on one machine.
+            address: of a running cluster, such as `"auto"` or `"10.0.0.1:6379"`. None: the
+                connection that this process has; or what `RAY_ADDRESS` says; or a local cluster,
+                which starts and ends with each launch.
+            resources_per_worker: of Ray's, that each rank takes, such as `{"CPU": 4}`. None: one
+                CPU.
+            use_gpu: Ray gives each rank the GPUs that it uses. None: if the accelerator is
+                `"cuda"`. False leaves them to those who start several runs: Ray hides none and
+                counts none.
+            placement_strategy: how the nodes of the run lie on the machines of the cluster.
+                `"STRICT_SPREAD"`: each on a machine of its own. `"SPREAD"` and `"PACK"` try to
+                spread or to join them, and `"STRICT_PACK"` puts all on one machine. The ranks of
+                one node of the run are always on one machine.
             placement_timeout_s: seconds to wait for room in the cluster.
-            max_failures: how often the run is started again after a worker or its node was lost. Training goes on
-                from the newest checkpoint with `fit(..., ckpt_path="last")`; without, it begins again.
+            max_failures: how often the run is started again after a worker or its node was lost.
+                Training goes on from the newest checkpoint with `fit(..., ckpt_path="last")`;
+                without, it begins again.
             runtime_env: of the workers, as Ray takes it: `env_vars`, `working_dir`, `pip`, ...
             init_options: given to `ray.init` beside the address, where this launcher calls it.
 
@@ -87,45 +92,61 @@ class RayLauncher(Launcher):
     def _check_options(self) -> None:
         if self.placement_strategy not in _PLACEMENTS:
             raise ConfigurationError(
-                f"placement_strategy={self.placement_strategy!r}: expected one of {', '.join(map(repr, _PLACEMENTS))}."
+                f"placement_strategy={self.placement_strategy!r}: expected one of "
+                f"{', '.join(map(repr, _PLACEMENTS))}."
             )
         if self.address is not None and self.address.startswith("ray://"):
             raise ConfigurationError(
-                f"address={self.address!r} is one of Ray's client, which keeps the program outside of the cluster. "
-                "Start it on a machine of the cluster, with `ray job submit` for example, and pass address='auto'."
+                f"address={self.address!r} is one of Ray's client, which keeps the program outside "
+                "of the cluster. Start it on a machine of the cluster, with `ray job submit` for "
+                "example, and pass address='auto'."
             )
         if self.max_failures < 0:
-            raise ConfigurationError(f"max_failures={self.max_failures}: expected a number of restarts from 0.")
+            raise ConfigurationError(
+                f"max_failures={self.max_failures}: expected a number of restarts from 0."
+            )
         if self.placement_timeout_s <= 0:
-            raise ConfigurationError(f"placement_timeout_s={self.placement_timeout_s}: expected seconds above 0.")
-        if wrong := {name: amount for name, amount in self.resources_per_worker.items() if not amount > 0}:
-            raise ConfigurationError(f"resources_per_worker has {wrong}: expected amounts above 0; leave out the rest.")
+            raise ConfigurationError(
+                f"placement_timeout_s={self.placement_timeout_s}: expected seconds above 0."
+            )
+        if wrong := {
+            name: amount for name, amount in self.resources_per_worker.items() if not amount > 0
+        }:
+            raise ConfigurationError(
+                f"resources_per_worker has {wrong}: expected amounts above 0; leave out the rest."
+            )
 
     def count_devices(
         self, accelerator: Accelerator, devices: int | list[int] | Literal["auto"], num_nodes: int
     ) -> int | None:
-        """The number of GPUs that each node of the run takes, whatever this machine has; None for other devices.
+        """The number of GPUs that each node of the run takes, whatever this machine has; None for
+        other devices.
 
         Raises:
             ConfigurationError: GPUs were asked for that the accelerator doesn't use.
-            DeviceError: indices, which Ray chooses; or the cluster has no GPUs, or not on as many machines.
+            DeviceError: indices, which Ray chooses; or the cluster has no GPUs, or not on as many
+                machines.
         """
         self._num_gpus = 0
         if not isinstance(accelerator, CUDAAccelerator):
             if self.use_gpu:
                 raise ConfigurationError(
-                    f"use_gpu=True takes GPUs, and the ranks are on accelerator {accelerator.name!r}. Pass "
-                    "accelerator='cuda', which this machine needs no GPU for, or leave use_gpu out."
+                    "use_gpu=True takes GPUs, and the ranks are on accelerator "
+                    f"{accelerator.name!r}. Pass accelerator='cuda', which this machine needs no "
+                    "GPU for, or leave use_gpu out."
                 )
             return None
         if isinstance(devices, list):
             raise DeviceError(
-                f"devices={devices}: Ray chooses GPUs for the ranks. Say how many: devices={len(devices)}."
+                f"devices={devices}: Ray chooses GPUs for the ranks. Say how many: "
+                f"devices={len(devices)}."
             )
         if self._is_local:
             number = len(accelerator.parse_devices(devices))
         elif devices in ("auto", -1):
-            number = cluster.gpus_of_a_node(cluster.where(self.address), num_nodes, self.init_options)
+            number = cluster.gpus_of_a_node(
+                cluster.where(self.address), num_nodes, self.init_options
+            )
         else:
             number = int(devices)
         self._num_gpus = 0 if self.use_gpu is False else number
@@ -147,24 +168,33 @@ class RayLauncher(Launcher):
             LaunchError: a local cluster can't have as many nodes as are asked for.
             PluginLoadError: Ray can't be imported.
         """
-        if self._is_local and self.num_nodes > 1 and self.placement_strategy in ("STRICT_SPREAD", "SPREAD"):
+        if (
+            self._is_local
+            and self.num_nodes > 1
+            and self.placement_strategy in ("STRICT_SPREAD", "SPREAD")
+        ):
             raise LaunchError(
-                f"num_nodes={self.num_nodes} needs a Ray cluster of as many machines, and this launcher would start a "
-                "local one. Pass RayLauncher(address='auto') on a machine of a running cluster, or set RAY_ADDRESS; or "
-                "use placement_strategy='PACK' to have all nodes of the run on this machine."
+                f"num_nodes={self.num_nodes} needs a Ray cluster of as many machines, and this "
+                "launcher would start a local one. Pass RayLauncher(address='auto') on a machine "
+                "of a running cluster, or set RAY_ADDRESS; or use placement_strategy='PACK' to "
+                "have all nodes of the run on this machine."
             )
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the function in a Ray actor for every rank, on all nodes. Returns the result of rank 0.
+        """Run the function in a Ray actor for every rank, on all nodes. Returns the result of rank
+        0.
 
         Raises:
-            LaunchError: there is no cluster, or no room in it; or an argument can't be pickled, and is named.
+            LaunchError: there is no cluster, or no room in it; or an argument can't be pickled, and
+                is named.
             LostWorkerError: a worker or its node is gone, more often than `max_failures` allows.
             WorkerError: a rank failed; its traceback is the cause. The others have ended too.
         """
         self.check()
         if self.cluster_environment is None:
-            raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
+            raise ConfigurationError(
+                "The launcher needs a cluster environment to tell ranks; call connect(...) first."
+            )
         file = io.BytesIO()
         LaunchedCall.of(self.cluster_environment, function, args, kwargs).write(
             file,
@@ -195,7 +225,8 @@ class RayLauncher(Launcher):
                     if attempt == self.max_failures:
                         raise
                     warnings.warn(
-                        f"{error}\nThe run is started again: restart {attempt + 1} of at most {self.max_failures}.",
+                        f"{error}\nThe run is started again: restart {attempt + 1} of at most "
+                        f"{self.max_failures}.",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -204,8 +235,12 @@ class RayLauncher(Launcher):
         raise AssertionError("the last attempt returns or raises")
 
     def _resources(self) -> dict[str, float]:
-        """The resources of a rank. Most strategies have one for each device; some drive all of a node by one."""
-        return ({"GPU": self._num_gpus / self.num_processes} if self._num_gpus else {}) | self.resources_per_worker
+        """The resources of a rank. Most strategies have one for each device; some drive all of a
+        node by one.
+        """
+        return (
+            {"GPU": self._num_gpus / self.num_processes} if self._num_gpus else {}
+        ) | self.resources_per_worker
 
     def _actor_options(self) -> dict[str, Any]:
         resources = self._resources()
@@ -219,8 +254,14 @@ class RayLauncher(Launcher):
         return own | self._runtime_env()
 
     def _runtime_env(self) -> dict[str, Any]:
-        """The workers' environment: the user's, and the variables of this process that steer core."""
-        own = {name: value for name, value in os.environ.items() if name.startswith("CORE_") and name not in _OF_A_RANK}
+        """The workers' environment: the user's, and the variables of this process that steer
+        core.
+        """
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("CORE_") and name not in _OF_A_RANK
+        }
         variables = own | dict(self.runtime_env.get("env_vars") or {})
         environment = self.runtime_env | ({"env_vars": variables} if variables else {})
         return {"runtime_env": environment} if environment else {}

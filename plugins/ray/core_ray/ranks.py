@@ -21,7 +21,9 @@ _LOOK_S = 0.2
 _GRACE_S = 2.0
 """Seconds to look for the cause when a rank reports no more than a lost connection."""
 _HEAR_S = 0.5
-"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
+"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native
+code.
+"""
 
 
 class RankActors:
@@ -56,23 +58,32 @@ class RankActors:
         """
         ray = library.load()
         strategies = library.load("ray.util.scheduling_strategies")
-        here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        here = strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
         self._mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         actor = ray.remote(RankActor)
         for rank in range(num_nodes * self._num_processes):
             bundle = strategies.PlacementGroupSchedulingStrategy(group, rank // self._num_processes)
-            self._actors.append(actor.options(scheduling_strategy=bundle, **options).remote(rank, self._mailbox))
+            self._actors.append(
+                actor.options(scheduling_strategy=bundle, **options).remote(rank, self._mailbox)
+            )
         for rank, answer in enumerate([actor.begin.remote() for actor in self._actors]):
             try:
                 self._places.append(ray.get(answer))
             except ray.exceptions.RayActorError as error:
-                raise LostWorkerError(f"Rank {rank} can't begin in its Ray worker: {error}", rank=rank) from error
+                raise LostWorkerError(
+                    f"Rank {rank} can't begin in its Ray worker: {error}", rank=rank
+                ) from error
             except ray.exceptions.RayError as error:
-                raise WorkerError(f"Rank {rank} can't begin in its Ray worker: {error}", rank=rank) from error
+                raise WorkerError(
+                    f"Rank {rank} can't begin in its Ray worker: {error}", rank=rank
+                ) from error
         self._addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
 
     def run(self, call: Any, variables: Mapping[str, str]) -> bytes:
-        """Run the call on every rank. Returns rank 0's pickled result; empty if a signal ended the run.
+        """Run the call on every rank. Returns rank 0's pickled result; empty if a signal ended the
+        run.
 
         Args:
             call: the pickled call, in Ray's store.
@@ -84,12 +95,16 @@ class RankActors:
         first = self._places[0]
         meeting = {"MASTER_ADDR": self._addresses[first.node_id], "MASTER_PORT": str(first.port)}
         running = {
-            actor.run.remote(call, self._world(rank), {**variables, **meeting, **self._variables(rank)}): rank
+            actor.run.remote(
+                call, self._world(rank), {**variables, **meeting, **self._variables(rank)}
+            ): rank
             for rank, actor in enumerate(self._actors)
         }
         failure = self._watch(running)
         if failure is not None:
-            message = f"Rank {failure.rank} ended first, and this rank stops because of it. {failure}"
+            message = (
+                f"Rank {failure.rank} ended first, and this rank stops because of it. {failure}"
+            )
             self._stop(running, message, failure.rank)
         if self.is_interrupted:
             return b""
@@ -102,7 +117,11 @@ class RankActors:
     def end(self) -> None:
         """End all processes: those whose work is done in good order, the others by force."""
         ray = library.load()
-        leaving = [actor.__ray_terminate__.remote() for rank, actor in enumerate(self._actors) if rank in self._endings]
+        leaving = [
+            actor.__ray_terminate__.remote()
+            for rank, actor in enumerate(self._actors)
+            if rank in self._endings
+        ]
         if leaving:
             ray.wait(leaving, num_returns=len(leaving), timeout=GRACE_S)
         for actor in (*self._actors, *filter(None, [self._mailbox])):
@@ -117,7 +136,8 @@ class RankActors:
         }
 
     def _variables(self, rank: int) -> dict[str, str]:
-        """The ranks for other libraries, as torchrun sets them, and the GPUs of all ranks of this node in their order.
+        """The ranks for other libraries, as torchrun sets them, and the GPUs of all ranks of this
+        node in their order.
 
         A rank takes the GPU of its local rank among them, as without Ray.
         """
@@ -129,10 +149,15 @@ class RankActors:
 
     def _where(self, rank: int) -> str:
         place = self._places[rank]
-        return f"(node {rank // self._num_processes}, {self._addresses[place.node_id]}, pid {place.pid})"
+        return (
+            f"(node {rank // self._num_processes}, {self._addresses[place.node_id]}, pid "
+            f"{place.pid})"
+        )
 
     def _watch(self, running: dict[Any, int]) -> WorkerError | None:
-        """Wait until all have ended, or one has failed and it is known which was first. `running`: those left."""
+        """Wait until all have ended, or one has failed and it is known which was first. `running`:
+        those left.
+        """
         ends_s: float | None = None
         while running:
             self._collect(running, _LOOK_S)
@@ -142,7 +167,8 @@ class RankActors:
                 continue
             if any(map(self._is_cause, failed)):
                 break
-            # A lost connection is the effect of another rank's end, which may not have been noticed yet.
+            # A lost connection is the effect of another rank's end, which may not have been noticed
+            # yet.
             ends_s = ends_s or time.monotonic() + _GRACE_S
             if time.monotonic() > ends_s:
                 break
@@ -158,10 +184,13 @@ class RankActors:
             try:
                 self._endings[rank] = ray.get(answer)
             except ray.exceptions.RayTaskError as error:  # the call can't even be read there
-                raise WorkerError(f"Rank {rank} {self._where(rank)} can't begin: {error}", rank=rank) from error
+                raise WorkerError(
+                    f"Rank {rank} {self._where(rank)} can't begin: {error}", rank=rank
+                ) from error
             except ray.exceptions.RayError as error:
                 self._endings[rank] = LostWorkerError(
-                    f"Rank {rank} {self._where(rank)} was lost: its process or its node is gone. Ray says: {error}",
+                    f"Rank {rank} {self._where(rank)} was lost: its process or its node is gone. "
+                    f"Ray says: {error}",
                     rank=rank,
                 )
 
@@ -178,12 +207,16 @@ class RankActors:
         if isinstance(ending, LostWorkerError):
             return True
         # A signal that was handed on ends a rank by its code.
-        return ending.has_left or ending.exit_code not in ((0,) if self._heard is None else (0, 128 + self._heard))
+        return ending.has_left or ending.exit_code not in (
+            (0,) if self._heard is None else (0, 128 + self._heard)
+        )
 
     def _is_cause(self, rank: int) -> bool:
         """True if it has failed by itself, not because another rank was gone."""
         ending = self._endings[rank]
-        return isinstance(ending, LostWorkerError) or not (ending.report is not None and ending.report.is_echo)
+        return isinstance(ending, LostWorkerError) or not (
+            ending.report is not None and ending.report.is_echo
+        )
 
     def _failure(self, rank: int) -> WorkerError:
         ending = self._endings[rank]
@@ -191,16 +224,18 @@ class RankActors:
             return ending
         if ending.has_left:
             return WorkerError(
-                f"Rank {rank} {self._where(rank)} exited with code 0 in the middle of its work, and the other ranks "
-                "still needed it. All ranks must make the same calls: look for a sys.exit that only some of them come "
-                "to.",
+                f"Rank {rank} {self._where(rank)} exited with code 0 in the middle of its work, "
+                "and the other ranks still needed it. All ranks must make the same calls: look for "
+                "a sys.exit that only some of them come to.",
                 rank=rank,
                 exit_code=0,
             )
         return worker_error(rank, ending.exit_code, ending.report, where=self._where(rank))
 
     def _stop(self, running: dict[Any, int], message: str, first: int) -> None:
-        """Raise an exception in all ranks that are left, and wait a while for their `finally` blocks."""
+        """Raise an exception in all ranks that are left, and wait a while for their `finally`
+        blocks.
+        """
         for rank in running.values():
             self._mailbox.post.remote(rank, News(message=message, rank=first))
         self._await(running, _HEAR_S)

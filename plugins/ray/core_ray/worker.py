@@ -68,7 +68,9 @@ class News(NamedTuple):
 
 
 class Mailbox:
-    """A Ray actor that keeps news for ranks, which wait there: they work in their main thread, and answer no calls."""
+    """A Ray actor that keeps news for ranks, which wait there: they work in their main thread, and
+    answer no calls.
+    """
 
     def __init__(self) -> None:
         self._boxes: dict[int, asyncio.Queue[News]] = collections.defaultdict(asyncio.Queue)
@@ -100,10 +102,14 @@ class RankActor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=self._hear, name="hear of other ranks", daemon=True).start()
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), reserve_port(self, host=""))
+        return Place(
+            node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), reserve_port(self, host="")
+        )
 
     def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
-        """Call the function. Whatever ends it is part of the answer, so that Ray's own errors mean a lost process."""
+        """Call the function. Whatever ends it is part of the answer, so that Ray's own errors mean
+        a lost process.
+        """
         os.environ.update(variables)
         try:
             self._is_running = True
@@ -125,7 +131,8 @@ class RankActor:
     def _hear(self) -> None:
         """Wait for news, in a thread of its own, and take each to the main thread by a signal."""
         ray = library.load()
-        with contextlib.suppress(ray.exceptions.RayError):  # the mailbox is gone, and so is the main process
+        # the mailbox is gone, and so is the main process
+        with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 self._news = ray.get(self._mailbox.wait.remote(self._number))
                 number = self._news.signal or signal.SIGIO
@@ -140,11 +147,20 @@ class RankActor:
 
     def _on_news(self, signum: int, frame: Any) -> None:
         # An exception that is being handled already ends this rank; a second one would hide it.
-        if self._is_running and self._news is not None and self._news.signal is None and sys.exception() is None:
+        if (
+            self._is_running
+            and self._news is not None
+            and self._news.signal is None
+            and sys.exception() is None
+        ):
             raise WorkerError(self._news.message, rank=self._news.rank)
 
 
 def _left(error: SystemExit) -> Ending:
     if error.code is None or error.code == 0:
         return Ending(0, has_left=True)
-    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=WorkerFailure.of(error))
+    return (
+        Ending(error.code)
+        if isinstance(error.code, int)
+        else Ending(1, report=WorkerFailure.of(error))
+    )

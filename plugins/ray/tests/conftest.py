@@ -1,4 +1,6 @@
-"""Tests that need Ray: `tox run -e ray`. Elsewhere they aren't collected; those of `test_without_ray.py` always are."""
+"""Tests that need Ray: `tox run -e ray`. Elsewhere they aren't collected; those of
+`test_without_ray.py` always are.
+"""
 
 from importlib.metadata import PackageNotFoundError, distribution
 

@@ -26,7 +26,12 @@ class Tells(Callback):
 
 def main():
     folder = Path(sys.argv[1])
-    options = {"max_epochs": -1, "callbacks": [Tells(folder)], "enable_checkpointing": False, **QUIET}
+    options = {
+        "max_epochs": -1,
+        "callbacks": [Tells(folder)],
+        "enable_checkpointing": False,
+        **QUIET,
+    }
     trainer = Trainer(strategy="ddp", devices=2, plugins="ray", **options)
     trainer.fit(Net(), loader(4))
 

@@ -27,7 +27,13 @@ def work(fabric, mine):
         return None
     ranks, pids = zip(*told, strict=True)
     draws = torch.rand(3).tolist()
-    return {"ranks": ranks, "pids": pids, "raylet": os.getppid(), "variables": variables, "draws": draws}
+    return {
+        "ranks": ranks,
+        "pids": pids,
+        "raylet": os.getppid(),
+        "variables": variables,
+        "draws": draws,
+    }
 
 
 launcher = RayLauncher(runtime_env={"env_vars": {"MINE": "1"}})

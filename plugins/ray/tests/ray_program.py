@@ -13,7 +13,8 @@ import time
 import warnings
 from pathlib import Path
 
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on loopback
+# on loopback
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 os.environ |= {"RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.2"}
 
 import ray
@@ -29,14 +30,21 @@ from core_ray import RayLauncher
 from core_testing.waiting import wait_until
 
 NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
 
 
 class Net(Module):
     def __init__(self, dropout=0.2):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)
+        )
 
     def loss(self, batch):
         return (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
@@ -71,7 +79,13 @@ class Places(Tells):
 
     def on_train_start(self, trainer, module):
         node = ray.get_runtime_context().get_node_id()
-        mine = [trainer.global_rank, trainer.local_rank, trainer.strategy.node_rank, node, os.getpid()]
+        mine = [
+            trainer.global_rank,
+            trainer.local_rank,
+            trainer.strategy.node_rank,
+            node,
+            os.getpid(),
+        ]
         self.told = trainer.strategy.gather_objects(mine) or []
 
 
@@ -117,7 +131,9 @@ def loader(batch_size):
 def on_two_nodes(folder):
     places, net, alone = Places(), Net(dropout=0.0), Net(dropout=0.0)
     options = {"max_epochs": 2, "enable_checkpointing": False, **QUIET}
-    trainer = Trainer(strategy="ddp", devices=2, num_nodes=2, plugins="ray", callbacks=[places], **options)
+    trainer = Trainer(
+        strategy="ddp", devices=2, num_nodes=2, plugins="ray", callbacks=[places], **options
+    )
     trainer.fit(net, loader(4), loader(4))
     tested = trainer.test(net, loader(4))
     single = Trainer(devices=1, **options)
@@ -126,7 +142,10 @@ def on_two_nodes(folder):
         "places": places.told,
         "weights": [weights(net), weights(alone)],
         "steps": [trainer.global_step, single.global_step],
-        "metric": [float(trainer.callback_metrics["val_loss"]), float(single.test(alone, loader(16))[0]["val_loss"])],
+        "metric": [
+            float(trainer.callback_metrics["val_loss"]),
+            float(single.test(alone, loader(16))[0]["val_loss"]),
+        ],
         "tested": float(tested[0]["val_loss"]),
     }
 
@@ -145,8 +164,13 @@ def failing(folder):
 
 
 def fit(folder, callbacks, launcher=None, ckpt_path=None, **options):
-    net, options = Net(), {**QUIET, **options, "default_root_dir": folder, "callbacks": callbacks, "max_epochs": 3}
-    trainer = Trainer(strategy="ddp", devices=1, num_nodes=2, plugins=[launcher or RayLauncher()], **options)
+    net, options = (
+        Net(),
+        {**QUIET, **options, "default_root_dir": folder, "callbacks": callbacks, "max_epochs": 3},
+    )
+    trainer = Trainer(
+        strategy="ddp", devices=1, num_nodes=2, plugins=[launcher or RayLauncher()], **options
+    )
     trainer.fit(net, loader(4), loader(4), ckpt_path=ckpt_path)
     return net, trainer
 
@@ -154,7 +178,12 @@ def fit(folder, callbacks, launcher=None, ckpt_path=None, **options):
 def lost_and_restarted(folder):
     """The weights of an undisturbed run, and of runs that lost rank 1 at several moments."""
     told = {"warnings": {}, "weights": {}, "steps": {}}
-    moments = {"none": ("never", 0), "start": ("start", 0), "batch": ("batch", 11), "validation": ("validation", 16)}
+    moments = {
+        "none": ("never", 0),
+        "start": ("start", 0),
+        "batch": ("batch", 11),
+        "validation": ("validation", 16),
+    }
     for name, (when, step) in moments.items():
         (folder / name).mkdir()
         saves = ModelCheckpoint(folder / name, every_n_train_steps=2, save_top_k=-1)
@@ -162,7 +191,9 @@ def lost_and_restarted(folder):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             net, trainer = fit(folder / name, [ends, saves], RayLauncher(max_failures=1), "last")
-        told["warnings"][name] = [str(each.message) for each in caught if "started again" in str(each.message)]
+        told["warnings"][name] = [
+            str(each.message) for each in caught if "started again" in str(each.message)
+        ]
         told["weights"][name], told["steps"][name] = weights(net), trainer.global_step
     return told
 
@@ -170,7 +201,10 @@ def lost_and_restarted(folder):
 def by_address(folder, cluster):
     """The connection that the launcher makes, by an argument and by a variable."""
     told = []
-    for launcher, variable in ((RayLauncher(cluster.address), ""), (RayLauncher(), cluster.address)):
+    for launcher, variable in (
+        (RayLauncher(cluster.address), ""),
+        (RayLauncher(), cluster.address),
+    ):
         os.environ["RAY_ADDRESS"] = variable
         places = Places()
         fit(folder, [places], launcher, enable_checkpointing=False)
@@ -181,7 +215,12 @@ def by_address(folder, cluster):
 
 def without_room(folder):
     try:
-        fit(folder, [], RayLauncher(resources_per_worker={"CPU": 3}, placement_timeout_s=3), enable_checkpointing=False)
+        fit(
+            folder,
+            [],
+            RayLauncher(resources_per_worker={"CPU": 3}, placement_timeout_s=3),
+            enable_checkpointing=False,
+        )
     except LaunchError as error:
         return str(error)
 
@@ -203,7 +242,11 @@ class GPUs(Tells):
     def on_train_start(self, trainer, module):
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids()["GPU"]
-        mine = {"gpus": gpus, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "node": context.get_node_id()}
+        mine = {
+            "gpus": gpus,
+            "visible": os.environ["CUDA_VISIBLE_DEVICES"],
+            "node": context.get_node_id(),
+        }
         self.told = trainer.strategy.gather_objects(mine) or []
 
 
@@ -211,7 +254,9 @@ def on_gpus(folder):
     """On the one node that has GPUs, which isn't the program's."""
     tells, launcher = GPUs(), RayLauncher()
     options = {**QUIET, "accelerator": Claimed(), "max_epochs": 1, "enable_checkpointing": False}
-    trainer = Trainer(strategy="ddp", devices="auto", plugins=[launcher], callbacks=[tells], **options)
+    trainer = Trainer(
+        strategy="ddp", devices="auto", plugins=[launcher], callbacks=[tells], **options
+    )
     trainer.fit(Net(), loader(8))
     node = next(node["NodeID"] for node in ray.nodes() if "GPU" in node["Resources"])
     return {"devices": len(trainer.strategy.parallel_devices), "ranks": tells.told, "node": node}
@@ -225,7 +270,9 @@ def callback_of_a_function(folder):
     brought, loaded = Counts(), Counts()
     options = {**QUIET, "max_epochs": 1, "default_root_dir": folder}
     saves = ModelCheckpoint(folder)
-    Trainer(strategy="ddp", devices=2, plugins=["ray"], callbacks=[brought, saves], **options).fit(Net(), loader(4))
+    Trainer(strategy="ddp", devices=2, plugins=["ray"], callbacks=[brought, saves], **options).fit(
+        Net(), loader(4)
+    )
     alone = Trainer(devices=1, callbacks=[loaded], enable_checkpointing=False, **options)
     alone.fit(Net(), loader(8), ckpt_path=saves.best_model_path)
     return {"brought": len(brought.told), "loaded": len(loaded.told)}
@@ -237,20 +284,35 @@ def in_ray_train(folder):
 
     def work():
         net = Net()
-        trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, plugins="ray", enable_checkpointing=False, **QUIET)
+        trainer = Trainer(
+            strategy="ddp",
+            devices=2,
+            max_epochs=1,
+            plugins="ray",
+            enable_checkpointing=False,
+            **QUIET,
+        )
         environment = trainer.strategy.cluster_environment
         trainer.fit(net, loader(8))
-        place = [type(environment).__name__, type(trainer.strategy.launcher).__name__, trainer.world_size]
+        place = [
+            type(environment).__name__,
+            type(trainer.strategy.launcher).__name__,
+            trainer.world_size,
+        ]
         (folder / f"rank-{trainer.global_rank}").write_text(json.dumps([*place, weights(net)]))
 
     TorchTrainer(
-        work, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(folder / "runs"))
+        work,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(folder / "runs")),
     ).fit()
     return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2)]
 
 
 class Steps(Callback):
-    """Notes the steps of each attempt of Ray Train. The first one waits until a machine is to go."""
+    """Notes the steps of each attempt of Ray Train. The first one waits until a machine is to
+    go.
+    """
 
     def __init__(self, folder):
         self.folder, self.steps = folder, []
@@ -267,11 +329,15 @@ class Steps(Callback):
             time.sleep(0.1)
 
     def teardown(self, trainer, module, stage):
-        (self.folder / f"steps-{trainer.global_rank}-{self.attempt}").write_text(json.dumps(self.steps))
+        (self.folder / f"steps-{trainer.global_rank}-{self.attempt}").write_text(
+            json.dumps(self.steps)
+        )
 
 
 def taken_away(folder, cluster):
-    """The steps and weights of a run of Ray Train one of whose machines is to go, and of an undisturbed one."""
+    """The steps and weights of a run of Ray Train one of whose machines is to go, and of an
+    undisturbed one.
+    """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -279,7 +345,9 @@ def taken_away(folder, cluster):
 
     def work():
         callbacks = [Steps(folder), RayTrainPreemption(every_s=0.2)]
-        callbacks.append(ModelCheckpoint(folder / "saved", save_on_exception=True, every_n_epochs=1000))
+        callbacks.append(
+            ModelCheckpoint(folder / "saved", save_on_exception=True, every_n_epochs=1000)
+        )
         net = Net()
         # Both nodes have the address of one machine.
         trainer = Trainer(strategy="ddp", devices=2, max_epochs=15, callbacks=callbacks, **QUIET)
@@ -287,12 +355,32 @@ def taken_away(folder, cluster):
         (folder / f"weights-{trainer.global_rank}").write_text(json.dumps(weights(net)))
 
     def take_away():
-        wait_until(lambda: len(list(folder.glob("trains *"))) == 2, "two ranks that train", timeout_s=300)
-        gone.extend(node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists())
-        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", cluster.address]
+        wait_until(
+            lambda: len(list(folder.glob("trains *"))) == 2, "two ranks that train", timeout_s=300
+        )
+        gone.extend(
+            node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists()
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "drain-node",
+            "--address",
+            cluster.address,
+        ]
         command += ["--node-id", gone[0].node_id]
-        options = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "wanted elsewhere"]
-        subprocess.run([*command, *options, "--deadline-remaining-seconds", "300"], check=True, capture_output=True)
+        options = [
+            "--reason",
+            "DRAIN_NODE_REASON_PREEMPTION",
+            "--reason-message",
+            "wanted elsewhere",
+        ]
+        subprocess.run(
+            [*command, *options, "--deadline-remaining-seconds", "300"],
+            check=True,
+            capture_output=True,
+        )
         (folder / "is to go").touch()
 
     cluster.add_node(num_cpus=2, **NODE)
@@ -304,9 +392,13 @@ def taken_away(folder, cluster):
     TorchTrainer(work, scaling_config=scaling, run_config=run).fit()
     thread.join()
     cluster.remove_node(gone[0])
-    told = {path.name: json.loads(path.read_text()) for path in folder.glob("*-*") if path.is_file()}
+    told = {
+        path.name: json.loads(path.read_text()) for path in folder.glob("*-*") if path.is_file()
+    }
     undisturbed = Net()
-    alone = Trainer(strategy="ddp_spawn", devices=2, max_epochs=15, enable_checkpointing=False, **QUIET)
+    alone = Trainer(
+        strategy="ddp_spawn", devices=2, max_epochs=15, enable_checkpointing=False, **QUIET
+    )
     alone.fit(undisturbed, loader(4))
     return {"undisturbed": weights(undisturbed)} | told
 
@@ -315,7 +407,14 @@ def in_ray_tune(folder):
     from ray import tune
 
     def work(config):
-        trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, plugins="ray", enable_checkpointing=False, **QUIET)
+        trainer = Trainer(
+            strategy="ddp",
+            devices=2,
+            max_epochs=1,
+            plugins="ray",
+            enable_checkpointing=False,
+            **QUIET,
+        )
         trainer.fit(Net(), loader(config["batch_size"]))
         tune.report({"steps": trainer.global_step})
 
@@ -328,7 +427,9 @@ def in_ray_tune(folder):
 
 def main():
     what, folder = sys.argv[1], Path(sys.argv[2])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **NODE})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **NODE}
+    )
     try:
         cluster.add_node(num_cpus=2, num_gpus=2 * (what == "on_gpus"), **NODE)
         cluster.wait_for_nodes()

@@ -1,4 +1,6 @@
-"""Training on clusters of Ray's that run on this machine: two nodes, and one that starts and ends with the run."""
+"""Training on clusters of Ray's that run on this machine: two nodes, and one that starts and ends
+with the run.
+"""
 
 import json
 import os
@@ -18,9 +20,13 @@ TIMEOUT_S = 280
 
 
 def run(what, folder, timeout_s=TIMEOUT_S):
-    """A program's report of a run on a cluster of two nodes, which has all its room again afterwards."""
+    """A program's report of a run on a cluster of two nodes, which has all its room again
+    afterwards.
+    """
     command = [sys.executable, PROGRAMS / "ray_program.py", what, folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s * slowness(), cwd=folder)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s * slowness(), cwd=folder
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines, done.stdout + done.stderr
@@ -76,7 +82,10 @@ def test_the_launcher_finds_a_cluster_and_leaves_it_again(tmp_path):
 
 def test_no_room_is_an_error_that_says_what_there_is(tmp_path):
     text = run("without_room", tmp_path)
-    assert "no room for this run within 3 s: it needs 2 bundles of CPU: 3, placed by STRICT_SPREAD" in text
+    assert (
+        "no room for this run within 3 s: it needs 2 bundles of CPU: 3, placed by STRICT_SPREAD"
+        in text
+    )
     assert "The cluster has node 127.0.0.1 with CPU: 2; node 127.0.0.1 with CPU: 2" in text
     assert "Free now: CPU: 4" in text
 
@@ -106,7 +115,9 @@ def test_ray_train_has_made_the_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # Ray Train starts its workers twice
 def test_a_machine_that_ray_train_will_lose_ends_the_run_as_sigterm_does(tmp_path):
-    """No step is made twice, and the run that goes on elsewhere equals an undisturbed one, bit by bit."""
+    """No step is made twice, and the run that goes on elsewhere equals an undisturbed one, bit by
+    bit.
+    """
     told = run("taken_away", tmp_path, 580)
     for rank in (0, 1):
         first, second = told[f"steps-{rank}-0"], told[f"steps-{rank}-1"]
@@ -123,11 +134,17 @@ def test_a_program_without_a_file_or_a_guard(tmp_path):
     """Its definitions reach the ranks, and so do variables; what can't is named."""
     command = [sys.executable, "-c", (PROGRAMS / "prompt_program.py").read_text()]
     variables = os.environ | {"CORE_ASKED": "yes"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path, env=variables)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path, env=variables
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1].removeprefix("TOLD "))
     result = told["result"]
-    assert (result["ranks"], result["variables"], result["draws"]) == ([0, 1], ["yes", "1", "0"], told["draws"])
+    assert (result["ranks"], result["variables"], result["draws"]) == (
+        [0, 1],
+        ["yes", "1", "0"],
+        told["draws"],
+    )
     assert "The launcher 'ray' pickles what its workers need, and argument" in told["unpicklable"]
     assert "lock" in told["unpicklable"]
     assert not [pid for pid in (*result["pids"], result["raylet"]) if psutil.pid_exists(pid)]
@@ -138,7 +155,10 @@ def test_a_signal_ends_all_ranks_at_one_step(tmp_path, number):
     """The program ends with the code of the signal, and of Ray and the ranks nothing is left."""
     command = [sys.executable, PROGRAMS / "interrupted_program.py", tmp_path]
     output = tmp_path / "output"
-    with output.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path) as program:
+    with (
+        output.open("w") as file,
+        subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path) as program,
+    ):
         try:
             pids = wait_until(partial(pids_of, tmp_path, program), "two ranks that train")
             family = psutil.Process(program.pid).children(recursive=True)
@@ -147,7 +167,9 @@ def test_a_signal_ends_all_ranks_at_one_step(tmp_path, number):
         finally:
             program.kill()
     said = output.read_text()
-    assert code == (-number if number == signal.SIGINT else 128 + number) or code == 128 + number, said
+    assert code == (-number if number == signal.SIGINT else 128 + number) or code == 128 + number, (
+        said
+    )
     steps = {path.name: path.read_text() for path in tmp_path.glob("step-*")}
     assert steps.keys() == {"step-0", "step-1"}, said
     assert len(set(steps.values())) == 1, steps
@@ -161,4 +183,6 @@ def pids_of(folder, program):
     """The processes of both ranks, once they train."""
     assert program.poll() is None, (folder / "output").read_text()
     files = [folder / "pid-0", folder / "pid-1"]
-    return all(file.exists() and file.read_text() for file in files) and [int(file.read_text()) for file in files]
+    return all(file.exists() and file.read_text() for file in files) and [
+        int(file.read_text()) for file in files
+    ]

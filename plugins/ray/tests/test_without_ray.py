@@ -10,33 +10,57 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run -e ray`, or -e plugins/ray")
+pytest.importorskip(
+    "core_ray", reason="core-ray isn't installed here: `tox run -e ray`, or -e plugins/ray"
+)
 
 from core import Absent, ConfigurationError, DeviceError, LaunchError, PluginLoadError, Trainer
 from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.cluster import LocalEnvironment
 from core.launch import WorkerFailure
 from core_ddp import DDPStrategy
-from core_ray import LostWorkerError, RayEnvironment, RayLauncher, RayTrainPreemption, cluster, library
+from core_ray import (
+    LostWorkerError,
+    RayEnvironment,
+    RayLauncher,
+    RayTrainPreemption,
+    cluster,
+    library,
+)
 from core_ray.ranks import RankActors
 from core_ray.worker import Ending, Place
 from support.tiny import Tiny, loader
 
 OFF = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
 QUIET = dict.fromkeys(OFF, False)
-TRAIN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+TRAIN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "0",
+}
 TRAIN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_DEVICE": "cpu"}
 
 
 def on_cpus(*plugins, devices=2, **options):
     """A Trainer of DDP with a launcher."""
-    return Trainer(accelerator="cpu", devices=devices, strategy="ddp", plugins=[*plugins], **options, **QUIET)
+    return Trainer(
+        accelerator="cpu", devices=devices, strategy="ddp", plugins=[*plugins], **options, **QUIET
+    )
 
 
 def on_gpus(launcher, devices, **options):
     """A Trainer on GPUs that are the cluster's."""
     strategy = DDPStrategy(process_group_backend="gloo")
-    return Trainer(strategy=strategy, accelerator=NoGPUHere(), devices=devices, plugins=[launcher], **options, **QUIET)
+    return Trainer(
+        strategy=strategy,
+        accelerator=NoGPUHere(),
+        devices=devices,
+        plugins=[launcher],
+        **options,
+        **QUIET,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +80,9 @@ def test_an_option_that_makes_no_sense_is_refused(options, message):
 
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PluginLoadError, match=r"needs the package ray(?s:.*)pip install 'ray>=2\.60'"):
+    with pytest.raises(
+        PluginLoadError, match=r"needs the package ray(?s:.*)pip install 'ray>=2\.60'"
+    ):
         on_cpus(RayLauncher(), num_nodes=2)
 
 
@@ -77,21 +103,26 @@ def test_inside_ray_train_nothing_is_launched(monkeypatch):
     assert type(trainer.strategy.cluster_environment).__name__ == "RayTrainEnvironment"
     assert type(trainer.strategy.launcher).__name__ == "InPlaceLauncher"
     with pytest.raises(
-        ConfigurationError, match="Ray Train started 2 workers, but devices=3 and num_nodes=1 ask for 3"
+        ConfigurationError,
+        match="Ray Train started 2 workers, but devices=3 and num_nodes=1 ask for 3",
     ):
         on_cpus(devices=3)
 
 
 def test_several_machines_need_a_cluster(monkeypatch):
     if not find_spec("ray"):
-        monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: False}))
+        monkeypatch.setattr(
+            library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: False})
+        )
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(Exception, match="num_nodes=2 needs a Ray cluster of as many machines"):
         on_cpus(RayLauncher(), devices=1, num_nodes=2)
 
 
 def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
-    monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: True}))
+    monkeypatch.setattr(
+        library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: True})
+    )
     trainer = on_cpus(RayLauncher(), num_nodes=2)
     assert isinstance(trainer.strategy.cluster_environment, RayEnvironment)
     assert trainer.strategy.launcher.cluster_environment is trainer.strategy.cluster_environment
@@ -102,7 +133,11 @@ def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
 
 def test_an_environment_knows_no_port_before_there_is_a_rank():
     environment = RayEnvironment()
-    assert (environment.world_size(), environment.global_rank(), environment.main_address) == (1, 0, "127.0.0.1")
+    assert (environment.world_size(), environment.global_rank(), environment.main_address) == (
+        1,
+        0,
+        "127.0.0.1",
+    )
     with pytest.raises(ConfigurationError, match="in Ray's workers only"):
         _ = environment.main_port
 
@@ -125,7 +160,10 @@ def with_nodes(monkeypatch):
     """A connection to a cluster whose nodes have so many GPUs."""
 
     def connect(*gpus):
-        nodes = [{"Alive": True, "Resources": {"CPU": 8, **({"GPU": number} if number else {})}} for number in gpus]
+        nodes = [
+            {"Alive": True, "Resources": {"CPU": 8, **({"GPU": number} if number else {})}}
+            for number in gpus
+        ]
         nodes.append({"Alive": False, "Resources": {"GPU": 16}})
         fake = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
         monkeypatch.setattr(library, "load", lambda module="ray": fake)
@@ -134,14 +172,17 @@ def with_nodes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("devices", "num_nodes", "found"), [(2, 1, 2), (16, 2, 16), ("auto", 1, 8), ("auto", 2, 4), (-1, 2, 4)]
+    ("devices", "num_nodes", "found"),
+    [(2, 1, 2), (16, 2, 16), ("auto", 1, 8), ("auto", 2, 4), (-1, 2, 4)],
 )
 def test_gpus_are_the_clusters(with_nodes, devices, num_nodes, found):
     """A head node has none, and nodes that start when they are asked for aren't known yet."""
     with_nodes(0, 4, 8)
     launcher = RayLauncher(resources_per_worker={"CPU": 3})
     trainer = on_gpus(launcher, devices, num_nodes=num_nodes)
-    assert [str(device) for device in trainer.strategy.parallel_devices] == [f"cuda:{n}" for n in range(found)]
+    assert [str(device) for device in trainer.strategy.parallel_devices] == [
+        f"cuda:{n}" for n in range(found)
+    ]
     options = launcher._actor_options()
     assert (options["num_cpus"], options["num_gpus"]) == (3, 1)
 
@@ -170,7 +211,11 @@ def test_one_process_may_take_all_gpus_of_its_node(with_nodes):
 
 @pytest.mark.parametrize(
     ("options", "number"),
-    [({"use_gpu": False}, 0), ({"use_gpu": True}, 1), ({"resources_per_worker": {"GPU": 0.5}}, 0.5)],
+    [
+        ({"use_gpu": False}, 0),
+        ({"use_gpu": True}, 1),
+        ({"resources_per_worker": {"GPU": 0.5}}, 0.5),
+    ],
 )
 def test_the_user_may_count_gpus_otherwise(with_nodes, options, number):
     with_nodes(4)
@@ -199,7 +244,9 @@ def test_a_local_cluster_has_the_gpus_of_this_machine(monkeypatch):
 
 
 def test_a_slow_start_is_an_error_of_ours(monkeypatch):
-    """Ray raises a bare Exception where a node isn't there after its fixed 30 s (`ray/_private/node.py`)."""
+    """Ray raises a bare Exception where a node isn't there after its fixed 30 s
+    (`ray/_private/node.py`).
+    """
 
     def init(**options):
         raise Exception("The current node timed out during startup.")
@@ -207,7 +254,9 @@ def test_a_slow_start_is_an_error_of_ours(monkeypatch):
     fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
     monkeypatch.setattr(library, "load", lambda module="ray": fake)
     with (
-        pytest.raises(LaunchError, match=r"No Ray cluster can be used at 'local': The current node timed out"),
+        pytest.raises(
+            LaunchError, match=r"No Ray cluster can be used at 'local': The current node timed out"
+        ),
         cluster.connected("local", [], {}),
     ):
         pass
@@ -227,7 +276,9 @@ def test_a_cluster_that_is_gone_is_not_waited_for(monkeypatch, named):
         fake.get_ray_address_from_environment = lambda asked, folder: address
         monkeypatch.setattr(library, "load", lambda module="ray": fake)
         with (
-            pytest.raises(LaunchError, match=r"No Ray cluster can be used at '.*refused\. Start one"),
+            pytest.raises(
+                LaunchError, match=r"No Ray cluster can be used at '.*refused\. Start one"
+            ),
             cluster.connected(named.format(address), [], {}),
         ):
             pass
@@ -249,7 +300,9 @@ def hung(monkeypatch):
 def test_a_cluster_that_hangs_is_not_waited_for(monkeypatch, hung):
     monkeypatch.setattr(cluster, "_ANSWERS_S", 0.2)
     with (
-        pytest.raises(LaunchError, match=r"what listens there has not answered within 0\.2 s\. Start one"),
+        pytest.raises(
+            LaunchError, match=r"what listens there has not answered within 0\.2 s\. Start one"
+        ),
         cluster.connected(f"127.0.0.1:{hung.getsockname()[1]}", [], {}),
     ):
         pass
@@ -272,7 +325,10 @@ def test_a_signal_ends_the_wait_for_a_cluster_that_hangs(monkeypatch, hung):
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        with pytest.raises(SystemExit, match="143"), cluster.connected(f"127.0.0.1:{hung.getsockname()[1]}", [], {}):
+        with (
+            pytest.raises(SystemExit, match="143"),
+            cluster.connected(f"127.0.0.1:{hung.getsockname()[1]}", [], {}),
+        ):
             pass
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -294,10 +350,15 @@ def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
         return echo
 
     errors = SimpleNamespace(RayError=Gone, RayTaskError=KeyError)
-    fake = SimpleNamespace(wait=lambda answers, **_: (answers[:1], answers[1:]), get=get, exceptions=errors)
+    fake = SimpleNamespace(
+        wait=lambda answers, **_: (answers[:1], answers[1:]), get=get, exceptions=errors
+    )
     monkeypatch.setattr(library, "load", lambda module="ray": fake)
     ranks = RankActors(num_processes=1)
-    ranks._places, ranks._addresses = [Place("a", 10, (), 1), Place("b", 11, (), 2)], {"a": "10.0.0.1", "b": "10.0.0.2"}
+    ranks._places, ranks._addresses = (
+        [Place("a", 10, (), 1), Place("b", 11, (), 2)],
+        {"a": "10.0.0.1", "b": "10.0.0.2"},
+    )
     failure = ranks._watch({"of rank 0": 0, "of rank 1": 1})
     assert (type(failure), failure.rank) == (LostWorkerError, 1)
     assert "Rank 1 (node 1, 10.0.0.2, pid 11) was lost" in str(failure)

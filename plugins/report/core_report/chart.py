@@ -18,26 +18,34 @@ _NUM_COLOURS = 8
 
 
 def line_chart(
-    name: str, lines: Mapping[int, Sequence[tuple[float, float]]], shown: Callable[[float], str], base: int = 10
+    name: str,
+    lines: Mapping[int, Sequence[tuple[float, float]]],
+    shown: Callable[[float], str],
+    base: int = 10,
 ) -> str:
     """An `svg` of lines with axes and a grid.
 
     Args:
         name: what it shows, for readers who don't see.
-        lines: steps and values by the number of their colour; at least one value is finite, and those that aren't leave
-            gaps.
+        lines: steps and values by the number of their colour; at least one value is finite, and
+            those that aren't leave gaps.
         shown: writes a value.
         base: 10, or 1024 for bytes: ticks are round numbers of KiB, MiB and so on.
     """
-    finite = [point for series in lines.values() for point in series if all(map(math.isfinite, point))]
+    finite = [
+        point for series in lines.values() for point in series if all(map(math.isfinite, point))
+    ]
     steps, values = zip(*finite, strict=True)
     first, last = min(steps), max(steps)
-    first = 0 if 0 < first < last / 4 else first  # most begin with the first values that were logged
+    # most begin with the first values that were logged
+    first = 0 if 0 < first < last / 4 else first
     ticks = _ticks(min(values), max(values), base)
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
 
     def x(step: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * ((step - first) / (last - first) if last > first else 0.5)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (
+            (step - first) / (last - first) if last > first else 0.5
+        )
 
     def y(value: float) -> float:
         # Halved, so that the difference of two large numbers is one too.
@@ -45,35 +53,50 @@ def line_chart(
         share = (value / 2 - low / 2) / half if half else 0.5  # the half of the least number is 0
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
-    parts = [_grid_line(y(tick)) + _text(_LEFT - 8, y(tick) + 4, "end", shown(tick)) for tick in ticks]
+    parts = [
+        _grid_line(y(tick)) + _text(_LEFT - 8, y(tick) + 4, "end", shown(tick)) for tick in ticks
+    ]
     parts.append(_text(0, _HEIGHT - 7, "start", "step"))
-    parts += [_text(x(tick), _HEIGHT - 7, "middle", short_number(tick)) for tick in _step_ticks(first, last)]
+    parts += [
+        _text(x(tick), _HEIGHT - 7, "middle", short_number(tick))
+        for tick in _step_ticks(first, last)
+    ]
     for number, series in lines.items():
         kind = colour_class(number)
         for part in _parts(_downsampled(series)):
             parts.append(_path([(x(step), y(value)) for step, value in part], kind))
         dots = series if len(series) <= _MAX_DOTS else []
-        parts += [_dot(x(px), y(py), kind, f"step {short_number(px)}: {shown(py)}") for px, py in _finite(dots)]
+        parts += [
+            _dot(x(px), y(py), kind, f"step {short_number(px)}: {shown(py)}")
+            for px, py in _finite(dots)
+        ]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f'{"".join(parts)}<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/></svg>'
+        f'{"".join(parts)}<path class="axis" d="M{_LEFT} '
+        f'{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/></svg>'
     )
 
 
 def colour_class(number: int) -> str:
-    """A line's classes in the style sheet, `c0` to `c7`. More lines than colours begin anew, dashed."""
+    """A line's classes in the style sheet, `c0` to `c7`. More lines than colours begin anew,
+    dashed.
+    """
     return f"c{number % _NUM_COLOURS}" + " again" * (number >= _NUM_COLOURS)
 
 
 def short_number(value: float) -> str:
-    """Four digits that count; a whole number without a fraction, and in groups of three from 10,000 on."""
+    """Four digits that count; a whole number without a fraction, and in groups of three from 10,000
+    on.
+    """
     if abs(value) < 1e6 and value == int(value):
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.0f}"
     return f"{value:.4g}"
 
 
 def _ticks(low: float, high: float, base: int) -> list[float]:
-    """Round numbers from at most `low` to at least `high`; the two themselves where no round numbers fit."""
+    """Round numbers from at most `low` to at least `high`; the two themselves where no round
+    numbers fit.
+    """
     unit = 1.0
     while base == 1024 and max(abs(low), abs(high)) >= unit * 1024:
         unit *= 1024
@@ -121,7 +144,10 @@ def _path(points: Sequence[tuple[float, float]], kind: str) -> str:
 
 
 def _dot(px: float, py: float, kind: str, title: str) -> str:
-    return f'<circle class="{kind}" cx="{px:.1f}" cy="{py:.1f}" r="2.2"><title>{escape(title)}</title></circle>'
+    return (
+        f'<circle class="{kind}" cx="{px:.1f}" cy="{py:.1f}" '
+        f'r="2.2"><title>{escape(title)}</title></circle>'
+    )
 
 
 def _downsampled(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -17,19 +17,24 @@ Examples:
 """
 
 
-@click.command(short_help="Write runs' metrics, decisions and checkpoints as a page.", epilog=_EXAMPLES)
-@click.argument("runs", type=click.Path(path_type=Path, exists=True, file_okay=False), nargs=-1, required=True)
+@click.command(
+    short_help="Write runs' metrics, decisions and checkpoints as a page.", epilog=_EXAMPLES
+)
+@click.argument(
+    "runs", type=click.Path(path_type=Path, exists=True, file_okay=False), nargs=-1, required=True
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: report.html in the folder, or here for several]",
 )
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
-    """Write a page about RUNS, folders of runs with the CSVLogger. A folder of such folders stands for all of them.
+    """Write a page about RUNS, folders of runs with the CSVLogger. A folder of such folders stands
+    for all of them.
 
-    Of one run it has outcome, duration, command and best values, metrics as charts, throughput, memory, versions, the
-    strategy and why, and checkpoints with their digests. Several stand side by side, with the settings that differ.
-    It is one file, which needs nothing else.
+    Of one run it has outcome, duration, command and best values, metrics as charts, throughput,
+    memory, versions, the strategy and why, and checkpoints with their digests. Several stand side
+    by side, with the settings that differ. It is one file, which needs nothing else.
     """
     from core_report import comparison
     from core_report import page as one_run

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def render(runs: Sequence[RunRecord]) -> str:
-    """The page: a row a run, with what differs between them and their best values; then each metric, a line a run."""
+    """The page: a row a run, with what differs between them and their best values; then each
+    metric, a line a run.
+    """
     return page(f"{len(runs)} runs of {_experiments(runs)}", _body(runs))
 
 
@@ -38,7 +40,9 @@ def _body(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from charts(_lines(runs), dict.fromkeys(name for best in bests for name in best))
     same = {name: value for name, value in settings[0].items() if name not in differ}
     yield "<h2>The same in all runs</h2>"
-    yield from table(["Name", "Value"], ([text(name), text(flat(value))] for name, value in same.items()), "")
+    yield from table(
+        ["Name", "Value"], ([text(name), text(flat(value))] for name, value in same.items()), ""
+    )
 
 
 def _progress(runs: Sequence[RunRecord]) -> Iterator[str]:
@@ -53,9 +57,13 @@ def _progress(runs: Sequence[RunRecord]) -> Iterator[str]:
     for number, run in enumerate(runs):
         outcome, reason = run_summary.outcome_of(run)
         why = f"<small>{text(reason)}</small>" if reason else ""
-        rows.append([_key(runs, number), badge(outcome), *(text(answer(run)) for answer in answers), why])
+        rows.append(
+            [_key(runs, number), badge(outcome), *(text(answer(run)) for answer in answers), why]
+        )
     yield from table(
-        ["Run", "Outcome", "Trained", "Duration", "Throughput", "Peak memory", "Why"], rows, "stacked brief"
+        ["Run", "Outcome", "Trained", "Duration", "Throughput", "Peak memory", "Why"],
+        rows,
+        "stacked brief",
     )
 
 
@@ -81,13 +89,17 @@ def _results(
     yield from table(["Run", *differ, *(f"best {name}" for name in names)], rows, "runs")
 
 
-def _best_cell(name: str, best: run_summary.Best | None, bests: list[dict[str, run_summary.Best]]) -> str:
+def _best_cell(
+    name: str, best: run_summary.Best | None, bests: list[dict[str, run_summary.Best]]
+) -> str:
     """The best value of one run, bold if no other run's is better."""
     if best is None:
         return ""
     shown = text(written_as(name)[0](best.value))
     values = [each[name].value for each in bests if name in each]
-    return f"<b>{shown}</b>" if best.value == (min if best.mode == "min" else max)(values) else shown
+    return (
+        f"<b>{shown}</b>" if best.value == (min if best.mode == "min" else max)(values) else shown
+    )
 
 
 def _lines(runs: Sequence[RunRecord]) -> dict[str, dict[int, Series]]:
@@ -100,7 +112,10 @@ def _lines(runs: Sequence[RunRecord]) -> dict[str, dict[int, Series]]:
 
 def _key(runs: Sequence[RunRecord], number: int) -> str:
     """The colour of a run, and its name."""
-    return f'<span class="named"><span class="key {colour_class(number)}"></span>{text(_name(runs, number))}</span>'
+    return (
+        '<span class="named"><span class="key '
+        f'{colour_class(number)}"></span>{text(_name(runs, number))}</span>'
+    )
 
 
 def _name(runs: Sequence[RunRecord], number: int) -> str:

@@ -1,4 +1,6 @@
-"""The conformance suite of core-report. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suite of core-report. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import CommandConformance
 

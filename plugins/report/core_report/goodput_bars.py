@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from core_report.run_record import RunRecord
 
 _PREFIX = "goodput/"
-_COLOURS = {"useful": 2, "start": 0, "data": 1, "validation": 4, "saves": 5, "skipped": 3, "lost": 7}
+_COLOURS = {
+    "useful": 2,
+    "start": 0,
+    "data": 1,
+    "validation": 4,
+    "saves": 5,
+    "skipped": 3,
+    "lost": 7,
+}
 _OTHER = 6
 
 
@@ -49,7 +57,9 @@ def section(runs: Iterable[tuple[str, RunRecord]]) -> Iterator[str]:
 def _shares(run: RunRecord) -> dict[str, float]:
     """The newest share of each part above 0; together at most 1."""
     newest = {
-        name.removeprefix(_PREFIX): series[-1][1] for name, series in run.metrics.items() if name.startswith(_PREFIX)
+        name.removeprefix(_PREFIX): series[-1][1]
+        for name, series in run.metrics.items()
+        if name.startswith(_PREFIX)
     }
     shares = {part: share for part, share in newest.items() if math.isfinite(share) and share > 0}
     whole = max(1.0, sum(shares.values()))

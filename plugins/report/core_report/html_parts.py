@@ -82,7 +82,7 @@ summary { cursor: pointer; }
   .stacked td:first-child::before { content: none; }
 }
 @media print { :root { color-scheme: light; } figure, .card, tr { break-inside: avoid; } }
-"""
+"""  # noqa: E501
 
 
 def page(title: str, body: Iterable[str]) -> str:
@@ -93,8 +93,8 @@ def page(title: str, body: Iterable[str]) -> str:
         body: HTML, below the title.
     """
     kinds = "".join(
-        f".line.c{number} {{ stroke: {colour}; }} circle.c{number}, rect.c{number} {{ fill: {colour}; }} "
-        f".key.c{number} {{ background: {colour}; }}\n"
+        f".line.c{number} {{ stroke: {colour}; }} circle.c{number}, rect.c{number} {{ fill: "
+        f"{colour}; }} .key.c{number} {{ background: {colour}; }}\n"
         for number, colour in enumerate(_COLOURS)
     )
     head = '<html lang="en"><head><meta charset="utf-8">'
@@ -123,19 +123,27 @@ def cards(facts: Mapping[str, str]) -> Iterator[str]:
     yield "</div>"
 
 
-def table(headers: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "stacked") -> Iterator[str]:
+def table(
+    headers: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "stacked"
+) -> Iterator[str]:
     """A table. The cells are HTML already.
 
     Args:
         headers: plain texts.
         rows: a cell a header.
-        kind: `"stacked"` has a row's cells below each other on a narrow screen; `"runs"` keeps its first column in
-            view; empty is a plain one; `"stacked brief"` breaks no line but in its last column.
+        kind: `"stacked"` has a row's cells below each other on a narrow screen; `"runs"` keeps its
+            first column in view; empty is a plain one; `"stacked brief"` breaks no line but in its
+            last column.
     """
     titles = [text(header) for header in headers]
-    yield f'<div class="scroll"><table class="{kind}"><tr>{"".join(f"<th>{title}</th>" for title in titles)}</tr>'
+    yield (
+        '<div class="scroll"><table '
+        f'class="{kind}"><tr>{"".join(f"<th>{title}</th>" for title in titles)}</tr>'
+    )
     for row in rows:
-        cells = [f'<td title="{title}">{cell}</td>' for title, cell in zip(titles, row, strict=True)]
+        cells = [
+            f'<td title="{title}">{cell}</td>' for title, cell in zip(titles, row, strict=True)
+        ]
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</table></div>"
 
@@ -148,7 +156,11 @@ def figure(name: str, lines: Mapping[int, Series]) -> str:
         lines: by the number of their colour, each with at least one finite value.
     """
     shown, base = written_as(name)
-    details = f"<small>{text(_details(next(iter(lines.values())), shown))}</small>" if len(lines) == 1 else ""
+    details = (
+        f"<small>{text(_details(next(iter(lines.values())), shown))}</small>"
+        if len(lines) == 1
+        else ""
+    )
     chart = line_chart(printable(name), lines, shown, base)
     return f"<figure><figcaption><b>{text(name)}</b>{details}</figcaption>{chart}</figure>"
 
@@ -165,6 +177,10 @@ def _bytes_text(value: float) -> str:
 def _details(series: Series, shown: Callable[[float], str]) -> str:
     values = [value for _, value in series if math.isfinite(value)]
     missing = len(series) - len(values)
-    parts = [f"last {shown(series[-1][1])}", f"least {shown(min(values))}", f"greatest {shown(max(values))}"]
+    parts = [
+        f"last {shown(series[-1][1])}",
+        f"least {shown(min(values))}",
+        f"greatest {shown(max(values))}",
+    ]
     parts += [f"{len(series):,} value" + "s" * (len(series) != 1)]
     return ", ".join([*parts, *([f"{missing} of them not finite"] if missing else [])])

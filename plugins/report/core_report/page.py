@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def render(run: RunRecord) -> str:
-    """The page: how it went, metrics as charts, what was decided and on what, and checkpoints with their digests."""
+    """The page: how it went, metrics as charts, what was decided and on what, and checkpoints with
+    their digests.
+    """
     return page(run.name, _body(run))
 
 
@@ -59,7 +61,9 @@ def _body(run: RunRecord) -> Iterator[str]:
     yield from _best(run)
     yield from goodput_bars.section([("this run", run)])
     yield from left_out(run.left_out)
-    yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
+    yield from charts(
+        {name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run)
+    )
     yield from timeline_chart.section(run.timeline)
     yield from ranks_chart.section(run.ranks)
     versions = run.facts.get("versions")
@@ -76,7 +80,8 @@ def _head(run: RunRecord) -> Iterator[str]:
     began, machine, command = (run.facts.get(name) for name in ("began", "machine", "command"))
     yield f"<h1>{text(run.name)} {badge(outcome)}</h1>"
     if began or machine:
-        yield f'<p class="quiet">{text(", on ".join(str(part) for part in (began, machine) if part))}</p>'
+        known = ", on ".join(str(part) for part in (began, machine) if part)
+        yield f'<p class="quiet">{text(known)}</p>'
     if reason:
         yield f'<p class="reason {"failed" if outcome == "failed" else "quiet"}">{text(reason)}</p>'
     facts = {
@@ -94,7 +99,10 @@ def _head(run: RunRecord) -> Iterator[str]:
         yield f"<p>Resumed from <code>{text(resumed)}</code>.</p>"
     saved = run.facts.get("newest_save")
     if outcome != "finished" and isinstance(saved, list) and len(saved) == 2:
-        yield f"<p>It goes on from step {text(saved[1])} with <code>{text(f'ckpt_path={saved[0]!r}')}</code>.</p>"
+        yield (
+            f"<p>It goes on from step {text(saved[1])} with "
+            f"<code>{text(f'ckpt_path={saved[0]!r}')}</code>.</p>"
+        )
 
 
 def _best(run: RunRecord) -> Iterator[str]:
@@ -108,19 +116,29 @@ def _best_row(best: run_summary.Best) -> list[str]:
     shown, _ = written_as(best.name)
     which = "least" if best.mode == "min" else "greatest"
     value = f"<b>{text(shown(best.value))}</b> <small>{which}</small>"
-    return [f"<code>{text(best.name)}</code>", value, text(f"{best.step:,.0f}"), text(shown(best.last))]
+    return [
+        f"<code>{text(best.name)}</code>",
+        value,
+        text(f"{best.step:,.0f}"),
+        text(shown(best.last)),
+    ]
 
 
 def _decisions(run: RunRecord) -> Iterator[str]:
     decisions = run.facts.get("decisions")
-    rows = [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
+    rows = (
+        [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
+    )
     yield "<h2>Strategy</h2>"
     if rows:
         names = ("subject", "choice", "reason", "provider")
         cells = ([text(row.get(name, "")) for name in names] for row in rows)
         yield from table(["What", "Choice", "Why", "From"], cells)
     else:
-        yield "<p>The folder doesn't say what was decided; checkpoints say by what they were written.</p>"
+        yield (
+            "<p>The folder doesn't say what was decided; checkpoints say by what they were "
+            "written.</p>"
+        )
 
 
 def _checkpoints(checkpoints: list[CheckpointRecord]) -> Iterator[str]:
@@ -128,7 +146,9 @@ def _checkpoints(checkpoints: list[CheckpointRecord]) -> Iterator[str]:
     if not checkpoints:
         yield "<p>None is in this folder.</p>"
         return
-    yield from table(["Checkpoint", "Saved", "Size", "Written by", "Files and digests"], map(_row, checkpoints))
+    yield from table(
+        ["Checkpoint", "Saved", "Size", "Written by", "Files and digests"], map(_row, checkpoints)
+    )
 
 
 def _row(checkpoint: CheckpointRecord) -> list[str]:
@@ -137,7 +157,8 @@ def _row(checkpoint: CheckpointRecord) -> list[str]:
         return [name, "", "", "", f'<span class="damaged">{text(checkpoint.damage)}</span>']
     found, saved, writer = checkpoint.manifest, "", ""
     if found is not None:
-        saved = f"{datetime.datetime.fromtimestamp(found.saved_at_ns / 1e9, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        saved_at = datetime.datetime.fromtimestamp(found.saved_at_ns / 1e9, datetime.UTC)
+        saved = f"{saved_at:%Y-%m-%d %H:%M:%S} UTC"
         parts = [f"{kind} {_writer(part)}" for kind, part in found.writer.items()]
         parts += [f"{found.world_size} process" + "es" * (found.world_size != 1)]
         parts += [f"{package} {version}" for package, version in found.versions.items()]
@@ -146,7 +167,10 @@ def _row(checkpoint: CheckpointRecord) -> list[str]:
         f"<code>{text(file)}</code> {size_text(size)} <code>{text(digest or 'no digest')}</code>"
         for file, (size, digest) in checkpoint.files.items()
     ]
-    files = f"<details><summary>{len(rows)} file{'s' * (len(rows) != 1)}</summary>{'<br>'.join(rows)}</details>"
+    files = (
+        f"<details><summary>{len(rows)} "
+        f"file{'s' * (len(rows) != 1)}</summary>{'<br>'.join(rows)}</details>"
+    )
     return [name, saved, size_text(checkpoint.size_bytes), text(writer), files]
 
 
@@ -159,5 +183,9 @@ def _writer(part: Any) -> str:
 def _named(title: str, values: Mapping[str, Any]) -> Iterator[str]:
     if values:
         yield f"<section><h2>{title}</h2>"
-        yield from table(["Name", "Value"], ([text(name), text(flat(value))] for name, value in values.items()), "")
+        yield from table(
+            ["Name", "Value"],
+            ([text(name), text(flat(value))] for name, value in values.items()),
+            "",
+        )
         yield "</section>"

@@ -1,4 +1,6 @@
-"""Ranks by their own time, which a callback left in a run's folder as `ranks.json`: a heat map, and bars of phases."""
+"""Ranks by their own time, which a callback left in a run's folder as `ranks.json`: a heat map, and
+bars of phases.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ class _Column(NamedTuple):
 
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
-    """A heading, who was named, a heat map of all ranks over the run, and a bar of phases a rank; nothing without them.
+    """A heading, who was named, a heat map of all ranks over the run, and a bar of phases a rank;
+    nothing without them.
 
     Args:
-        found: the content of the file: `phases`; `rows`, a name a rank; `columns`, each with `first_step`, `last_step`
-            and `seconds`: a list a rank, of its own seconds in each phase of a batch; and `named`, sentences.
+        found: the content of the file: `phases`; `rows`, a name a rank; `columns`, each with
+            `first_step`, `last_step` and `seconds`: a list a rank, of its own seconds in each phase
+            of a batch; and `named`, sentences.
     """
     phases, rows, named = (_texts(found.get(name)) for name in ("phases", "rows", "named"))
     phases = phases[:_MAX_PHASES]
@@ -37,7 +41,8 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     if not columns:
         return
     means = [
-        [fmean(each.seconds[rank][phase] for each in columns) for phase in range(len(phases))] for rank in _range(rows)
+        [fmean(each.seconds[rank][phase] for each in columns) for phase in range(len(phases))]
+        for rank in _range(rows)
     ]
     shown = sorted(sorted(_range(rows), key=lambda rank: -sum(means[rank]))[:_MAX_ROWS])
     yield "<h2>Ranks by time</h2>"
@@ -54,13 +59,16 @@ def _range(rows: Sequence[str]) -> range:
 
 
 def _map(columns: Sequence[_Column], rows: Sequence[str], shown: Sequence[int]) -> Iterator[str]:
-    """A row a rank and a column a stretch of steps: how far its own time is from the median of all ranks."""
+    """A row a rank and a column a stretch of steps: how far its own time is from the median of all
+    ranks.
+    """
     first, last = columns[0].first_step, columns[-1].last_step
     yield (
-        f"<p>Each rank's own time of a step, without waiting for others, beside the median of all ranks, from step "
-        f"{short_number(first)} to {short_number(last)}: "
+        "<p>Each rank's own time of a step, without waiting for others, beside the median of all "
+        f"ranks, from step {short_number(first)} to {short_number(last)}: "
         f'<span class="named"><span class="key hot"></span>longer</span> '
-        f'<span class="named"><span class="key cold"></span>shorter</span>, in full colour from {_FULL:.0%} on.</p>'
+        '<span class="named"><span class="key cold"></span>shorter</span>, in full colour from '
+        f"{_FULL:.0%} on.</p>"
     )
     middles = [median(map(sum, each.seconds)) for each in columns]
     spans = [max(each.last_step - each.first_step, 0.0) for each in columns]
@@ -74,7 +82,8 @@ def _map(columns: Sequence[_Column], rows: Sequence[str], shown: Sequence[int]) 
             BarPart(
                 "hot" if share > 0 else "cold",
                 span / whole,
-                f"step {short_number(each.first_step)} to {short_number(each.last_step)}: {share:+.1%}",
+                f"step {short_number(each.first_step)} to {short_number(each.last_step)}: "
+                f"{share:+.1%}",
                 min(abs(share) / _FULL, 1.0),
             )
             for each, share, span in zip(columns, behind, spans, strict=True)
@@ -83,14 +92,21 @@ def _map(columns: Sequence[_Column], rows: Sequence[str], shown: Sequence[int]) 
 
 
 def _bars(
-    means: Sequence[Sequence[float]], phases: Sequence[str], rows: Sequence[str], shown: Sequence[int]
+    means: Sequence[Sequence[float]],
+    phases: Sequence[str],
+    rows: Sequence[str],
+    shown: Sequence[int],
 ) -> Iterator[str]:
     """A bar a rank of the mean time in each phase, and the same as a table."""
     yield from legend({phase: number for number, phase in enumerate(phases)})
     longest = max(map(sum, means)) or 1.0
     for rank in shown:
         parts = (
-            BarPart(colour_class(number), seconds / longest, f"{phases[number]}: {_milliseconds(seconds)}")
+            BarPart(
+                colour_class(number),
+                seconds / longest,
+                f"{phases[number]}: {_milliseconds(seconds)}",
+            )
             for number, seconds in enumerate(means[rank])
         )
         yield strip(rows[rank], parts, _milliseconds(sum(means[rank])))
@@ -108,7 +124,11 @@ def _texts(given: Any) -> list[str]:
 
 def _columns(given: Any, num_ranks: int, num_phases: int) -> list[_Column]:
     """Those that are whole."""
-    read = [_column(each, num_ranks, num_phases) for each in given[:_MAX_COLUMNS]] if isinstance(given, list) else []
+    read = (
+        [_column(each, num_ranks, num_phases) for each in given[:_MAX_COLUMNS]]
+        if isinstance(given, list)
+        else []
+    )
     return [each for each in read if each is not None]
 
 
@@ -116,9 +136,17 @@ def _column(given: Any, num_ranks: int, num_phases: int) -> _Column | None:
     if not isinstance(given, dict):
         return None
     first, last, seconds = given.get("first_step"), given.get("last_step"), given.get("seconds")
-    if not (_is_time(first) and _is_time(last) and isinstance(seconds, list) and len(seconds) == num_ranks > 0):
+    if not (
+        _is_time(first)
+        and _is_time(last)
+        and isinstance(seconds, list)
+        and len(seconds) == num_ranks > 0
+    ):
         return None
-    if not all(isinstance(row, list) and len(row) >= num_phases > 0 and all(map(_is_time, row)) for row in seconds):
+    if not all(
+        isinstance(row, list) and len(row) >= num_phases > 0 and all(map(_is_time, row))
+        for row in seconds
+    ):
         return None
     return _Column(first, last, [row[:num_phases] for row in seconds])
 

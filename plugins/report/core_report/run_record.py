@@ -1,4 +1,6 @@
-"""The contents of a run's folder: metrics, options, decisions, checkpoints. Everything in it may be damaged."""
+"""The contents of a run's folder: metrics, options, decisions, checkpoints. Everything in it may be
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,8 @@ def find_runs(folder: Path) -> list[Path]:
     found = {path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")}
     if not found:
         raise CoreError(
-            f"{folder} is not the folder of a run, and there is none in it: expected metrics.csv or run.json, as the "
-            "CSVLogger writes them, which is the default."
+            f"{folder} is not the folder of a run, and there is none in it: expected metrics.csv "
+            "or run.json, as the CSVLogger writes them, which is the default."
         )
     return sorted(found, key=_in_order)
 
@@ -112,11 +114,18 @@ def read_run(folder: Path) -> RunRecord:
     """
     times = [path.stat().st_mtime for name in _WRITTEN if (path := folder / name).is_file()]
     found, unread = _read_metrics(folder / "metrics.csv")
-    finite = {name: series for name, series in found.items() if any(math.isfinite(value) for _, value in series)}
+    finite = {
+        name: series
+        for name, series in found.items()
+        if any(math.isfinite(value) for _, value in series)
+    }
     return RunRecord(
         folder=folder,
         metrics=finite,
-        left_out=[_never_finite(name, series) for name, series in found.items() if name not in finite] + unread,
+        left_out=[
+            _never_finite(name, series) for name, series in found.items() if name not in finite
+        ]
+        + unread,
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
         timeline=_read_object(folder / "timeline.json"),
@@ -137,16 +146,21 @@ def _read_metrics(path: Path) -> tuple[dict[str, Series], list[str]]:
             if name and name != "step" and value is not None:
                 found.setdefault(name, []).append((float(number) if step is None else step, value))
             elif text and value is None:
-                strange.append(f"line {number + 2}, {text if isinstance(text, str) else ', '.join(text)!r:.60}")
+                strange.append(
+                    f"line {number + 2}, {text if isinstance(text, str) else ', '.join(text)!r:.60}"
+                )
     if not strange:
         return found, []
     return found, [
-        f"{path.name} has values that are no numbers, which were left out: {len(strange)}. First: {strange[0]}."
+        f"{path.name} has values that are no numbers, which were left out: {len(strange)}. First: "
+        f"{strange[0]}."
     ]
 
 
 def _never_finite(name: str, series: Series) -> str:
-    return f"{name} was never finite. Number of values: {len(series)}, the last one {series[-1][1]}."
+    return (
+        f"{name} was never finite. Number of values: {len(series)}, the last one {series[-1][1]}."
+    )
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:

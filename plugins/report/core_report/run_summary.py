@@ -1,4 +1,6 @@
-"""The answers that a reader of a run wants first: how it went, how long it took, where it stands, its best values."""
+"""The answers that a reader of a run wants first: how it went, how long it took, where it stands,
+its best values.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,19 @@ def outcome_of(run: RunRecord) -> tuple[str, str]:
     if outcome != "running":
         return outcome, reason
     quiet_s = time.time() - run.changed_at_s
-    return "no end recorded", f"It is still running, or was killed. Its files were written last {_ago(quiet_s)}."
+    return (
+        "no end recorded",
+        f"It is still running, or was killed. Its files were written last {_ago(quiet_s)}.",
+    )
 
 
 def duration_of(run: RunRecord) -> str:
     """Such as `2 min 5 s`; empty if the folder doesn't tell."""
-    return duration_text(seconds) if (seconds := _number(run.facts.get("duration_s"))) is not None else ""
+    return (
+        duration_text(seconds)
+        if (seconds := _number(run.facts.get("duration_s"))) is not None
+        else ""
+    )
 
 
 def position_of(run: RunRecord) -> str:
@@ -66,14 +75,22 @@ def position_of(run: RunRecord) -> str:
     epoch, limit = (_number(run.facts.get(name)) for name in ("epoch", "max_epochs"))
     epochs = ""
     if epoch is not None:
-        epochs = f"{epoch:,.0f} of {limit:,.0f} epochs" if limit and limit > 0 else f"{epoch:,.0f} epochs"
+        epochs = (
+            f"{epoch:,.0f} of {limit:,.0f} epochs"
+            if limit and limit > 0
+            else f"{epoch:,.0f} epochs"
+        )
     elif series := run.metrics.get("epoch"):
         epochs = f"in epoch {series[-1][1]:,.0f}"
-    return ", ".join(part for part in (epochs, "" if step is None else f"{step:,.0f} steps") if part)
+    return ", ".join(
+        part for part in (epochs, "" if step is None else f"{step:,.0f} steps") if part
+    )
 
 
 def speed_of(run: RunRecord) -> str:
-    """Samples a second as the ThroughputMonitor measured them, at the median; else optimizer steps a second."""
+    """Samples a second as the ThroughputMonitor measured them, at the median; else optimizer steps
+    a second.
+    """
     for name in ("throughput/tokens_per_s", "throughput/samples_per_s"):
         if values := [value for _, value in run.metrics.get(name, ()) if math.isfinite(value)]:
             return f"{rate_text(median(values))} {name.split('/')[1].removesuffix('_per_s')}/s"
@@ -82,7 +99,9 @@ def speed_of(run: RunRecord) -> str:
 
 
 def memory_of(run: RunRecord) -> str:
-    """The greatest memory that is known of rank 0's device, or of its process; what core-plan has planned beside it."""
+    """The greatest memory that is known of rank 0's device, or of its process; what core-plan has
+    planned beside it.
+    """
     stats = run.facts.get("memory")
     found = {name: [value] for name, value in stats.items()} if isinstance(stats, dict) else {}
     for name, series in run.metrics.items():
@@ -92,12 +111,16 @@ def memory_of(run: RunRecord) -> str:
         values = [number for value in found[name] if (number := _number(value)) is not None]
         if "peak" in name and name.endswith("_bytes") and values:
             planned = [value for _, value in run.metrics.get("device/planned_bytes", ())]
-            return size_text(max(values)) + (f", planned {size_text(planned[-1])}" if planned else "")
+            return size_text(max(values)) + (
+                f", planned {size_text(planned[-1])}" if planned else ""
+            )
     return ""
 
 
 def best_of(run: RunRecord) -> dict[str, Best]:
-    """The best value of each metric that callbacks have judged by; else of those whose names tell what is better."""
+    """The best value of each metric that callbacks have judged by; else of those whose names tell
+    what is better.
+    """
     monitored = run.facts.get("monitored")
     goals = {
         str(entry[0]): str(entry[1])
@@ -112,12 +135,18 @@ def best_of(run: RunRecord) -> dict[str, Best]:
 def settings_of(run: RunRecord) -> dict[str, Any]:
     """Hyperparameters, and what was decided, by name: what may differ from run to run."""
     decisions = run.facts.get("decisions")
-    rows = [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
+    rows = (
+        [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
+    )
     versions = run.facts.get("versions")
     return {
         **run.hparams,
         **{str(row.get("subject")): row.get("choice") for row in rows},
-        **({f"{name} (version)": text for name, text in versions.items()} if isinstance(versions, dict) else {}),
+        **(
+            {f"{name} (version)": text for name, text in versions.items()}
+            if isinstance(versions, dict)
+            else {}
+        ),
     }
 
 
@@ -131,7 +160,11 @@ def duration_text(seconds: float) -> str:
     """Such as `0.4 s`, `2 min 5 s`, `3 h 12 min` or `2 d 4 h`."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    for large, small, size, part in (("d", "h", 86400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+    for large, small, size, part in (
+        ("d", "h", 86400, 3600),
+        ("h", "min", 3600, 60),
+        ("min", "s", 60, 1),
+    ):
         if seconds >= size:
             return f"{seconds // size:.0f} {large} {seconds % size // part:.0f} {small}"
     raise AssertionError
@@ -147,7 +180,9 @@ def _ago(seconds: float) -> str:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    )
     return float(value) if is_number else None
 
 

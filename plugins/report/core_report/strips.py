@@ -1,4 +1,6 @@
-"""Bars of parts, a row each: names and numbers are text of the page, so that they can be read at any width."""
+"""Bars of parts, a row each: names and numbers are text of the page, so that they can be read at
+any width.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,14 @@ def strip(name: str, parts: Iterable[BarPart], note: str) -> str:
             f"<title>{text(part.title)}</title></rect>"
         )
         x += width
-    picture = f'<svg viewBox="0 0 {_WIDTH} 10" preserveAspectRatio="none" role="img" aria-label="{text(name)}">'
-    return f'<div class="strip"><span>{text(name)}</span>{picture}{"".join(drawn)}</svg><span>{text(note)}</span></div>'
+    picture = (
+        f'<svg viewBox="0 0 {_WIDTH} 10" preserveAspectRatio="none" role="img" '
+        f'aria-label="{text(name)}">'
+    )
+    return (
+        f'<div class="strip"><span>{text(name)}</span>{picture}{"".join(drawn)}</svg>'
+        f"<span>{text(note)}</span></div>"
+    )
 
 
 def legend(kinds: Mapping[str, int]) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""The timeline of a step that a callback left in a run's folder as `timeline.json`: a row a rank, drawn in SVG."""
+"""The timeline of a step that a callback left in a run's folder as `timeline.json`: a row a rank,
+drawn in SVG.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     """A heading, the picture, and a table of shares; nothing if there is no timeline.
 
     Args:
-        found: the content of the file: `title`, `duration_s`, and `rows`, each with a `name` and `spans`. A span has
-            `begin_s`, `end_s`, and a `kind`, which has a colour; `label` stands in it, `detail` where the mouse is.
+        found: the content of the file: `title`, `duration_s`, and `rows`, each with a `name` and
+            `spans`. A span has `begin_s`, `end_s`, and a `kind`, which has a colour; `label` stands
+            in it, `detail` where the mouse is.
     """
     duration_s = _number(found.get("duration_s"))
     rows = _rows(found.get("rows"), duration_s) if duration_s > 0 else {}
@@ -94,10 +97,18 @@ def _drawn(rows: Mapping[str, Sequence[_Span]], kinds: Sequence[str], duration_s
                     f'<text x="{x + width / 2:.1f}" y="{top + 15}" text-anchor="middle">'
                     f"{escape(printable(span.label))}</text>"
                 )
-    return f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW}" role="img" aria-label="timeline">{"".join(parts)}</svg>'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {len(rows) * _ROW}" role="img" '
+        f'aria-label="timeline">{"".join(parts)}</svg>'
+    )
 
 
-def _shares(rows: Mapping[str, Sequence[_Span]], kinds: Sequence[str], duration_s: float) -> Iterator[list[str]]:
+def _shares(
+    rows: Mapping[str, Sequence[_Span]], kinds: Sequence[str], duration_s: float
+) -> Iterator[list[str]]:
     for name, spans in rows.items():
-        shares = [sum(span.end_s - span.begin_s for span in spans if span.kind == kind) / duration_s for kind in kinds]
+        shares = [
+            sum(span.end_s - span.begin_s for span in spans if span.kind == kind) / duration_s
+            for kind in kinds
+        ]
         yield [text(name), *(f"{share:.1%}" for share in (*shares, 1 - sum(shares)))]

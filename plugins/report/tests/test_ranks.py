@@ -1,4 +1,6 @@
-"""Ranks by time, which a callback left as `ranks.json`, and the bars of goodput, from its metrics."""
+"""Ranks by time, which a callback left as `ranks.json`, and the bars of goodput, from its
+metrics.
+"""
 
 import json
 import re
@@ -9,8 +11,16 @@ from report_pages import page_of
 
 from core_report import report
 
-TWO = {"first_step": 0, "last_step": 10, "seconds": [[0.002, 0.008], [0.002, 0.008], [0.002, 0.013]]}
-MORE = {"first_step": 10, "last_step": 40, "seconds": [[0.002, 0.008], [0.001, 0.004], [0.002, 0.008]]}
+TWO = {
+    "first_step": 0,
+    "last_step": 10,
+    "seconds": [[0.002, 0.008], [0.002, 0.008], [0.002, 0.013]],
+}
+MORE = {
+    "first_step": 10,
+    "last_step": 40,
+    "seconds": [[0.002, 0.008], [0.001, 0.004], [0.002, 0.008]],
+}
 CONTENT = {
     "phases": ["data", "<b>"],
     "rows": ["rank 0, one", "rank 1, <i>", "rank 2, two"],
@@ -32,9 +42,18 @@ def test_ranks_are_drawn_beside_each_other(tmp_path):
         ("rank 2, two", "12.5 ms"),
     ]
     # A quarter of the steps half as long again, so in the full colour; and the rest half as long.
-    assert '<rect class="hot" x="0.0" y="0" width="250.0" height="10"><title>step 0 to 10: +50.0%</title>' in page
-    assert '<rect class="cold" x="250.0" y="0" width="750.0" height="10"><title>step 10 to 40: -50.0%</title>' in page
-    assert '<rect class="c1" x="160.0" y="0" width="840.0" height="10"><title>&lt;b&gt;: 10.5 ms</title>' in page
+    assert (
+        '<rect class="hot" x="0.0" y="0" width="250.0" height="10"><title>step 0 to 10: '
+        "+50.0%</title>" in page
+    )
+    assert (
+        '<rect class="cold" x="250.0" y="0" width="750.0" height="10"><title>step 10 to 40: '
+        "-50.0%</title>" in page
+    )
+    assert (
+        '<rect class="c1" x="160.0" y="0" width="840.0" height="10"><title>&lt;b&gt;: 10.5 '
+        "ms</title>" in page
+    )
     assert '<td title="&lt;b&gt;">10.5 ms</td>' in page
 
 
@@ -42,7 +61,9 @@ def test_the_slowest_of_many_ranks_are_shown(tmp_path):
     seconds = [[0.001 * (1 + rank % 7)] for rank in range(100)]
     column = {"first_step": 0, "last_step": 1, "seconds": seconds}
     rows = [f"rank {rank}" for rank in range(100)]
-    page = page_of(tmp_path, ranks={"phases": ["data"], "rows": rows, "columns": [column], "named": []})
+    page = page_of(
+        tmp_path, ranks={"phases": ["data"], "rows": rows, "columns": [column], "named": []}
+    )
     assert "Shown are the 64 slowest of 100 ranks." in page
     assert "<span>rank 6</span>" in page
     assert "<span>rank 7</span>" not in page
@@ -57,8 +78,17 @@ def test_the_slowest_of_many_ranks_are_shown(tmp_path):
         CONTENT | {"rows": []},
         CONTENT | {"phases": None},
         CONTENT | {"columns": 5},
-        CONTENT | {"columns": [7, {"seconds": 3}, TWO | {"last_step": "x"}, TWO | {"seconds": [[1, 1], [1, 1]]}]},
-        CONTENT | {"columns": [TWO | {"seconds": [[1], [1], [1]]}, TWO | {"seconds": [[1, -1]] * 3}]},
+        CONTENT
+        | {
+            "columns": [
+                7,
+                {"seconds": 3},
+                TWO | {"last_step": "x"},
+                TWO | {"seconds": [[1, 1], [1, 1]]},
+            ]
+        },
+        CONTENT
+        | {"columns": [TWO | {"seconds": [[1], [1], [1]]}, TWO | {"seconds": [[1, -1]] * 3}]},
         json.dumps(CONTENT).replace("0.013", "NaN").replace("0.004", "1e999"),
     ],
 )
@@ -69,7 +99,9 @@ def test_damaged_ranks_are_left_out(tmp_path, content):
 
 
 def test_times_of_zero_are_drawn(tmp_path):
-    page = page_of(tmp_path, ranks=CONTENT | {"columns": [TWO | {"last_step": 0, "seconds": [[0, 0]] * 3}]})
+    page = page_of(
+        tmp_path, ranks=CONTENT | {"columns": [TWO | {"last_step": 0, "seconds": [[0, 0]] * 3}]}
+    )
     assert page.count("<span>+0.0%</span>") == page.count("<span>0 ms</span>") == 3
 
 
@@ -100,7 +132,12 @@ def test_each_run_with_goodput_has_a_bar(tmp_path):
     page_of(tmp_path / "one", metrics=GOODPUT)
     page_of(tmp_path / "two", metrics=GOODPUT.replace("0.75", "1.75"))  # more than all: scaled
     page_of(tmp_path / "three")
-    assert CliRunner().invoke(report, [str(tmp_path), "--output", str(tmp_path / "all.html")]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(report, [str(tmp_path), "--output", str(tmp_path / "all.html")])
+        .exit_code
+        == 0
+    )
     page = (tmp_path / "all.html").read_text()
     rows = re.findall(r'<div class="strip"><span>(.*?)</span>.*?<span>(.*?)</span></div>', page)
     assert rows == [("one", "75.0% useful"), ("two", "87.5% useful")]

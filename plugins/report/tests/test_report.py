@@ -28,7 +28,9 @@ class Net(Module):
 
     def training_step(self, batch, batch_idx):
         loss = self.layer(batch).square().mean()
-        self.log_dict({"train_loss": loss, HOSTILE: loss, "gaps": torch.nan if batch_idx == 1 else loss})
+        self.log_dict(
+            {"train_loss": loss, HOSTILE: loss, "gaps": torch.nan if batch_idx == 1 else loss}
+        )
         return loss
 
     def configure_optimizers(self):
@@ -36,7 +38,9 @@ class Net(Module):
 
 
 class Page(HTMLParser):
-    """A page as a browser reads it: elements that were opened and not closed, addresses, and the text."""
+    """A page as a browser reads it: elements that were opened and not closed, addresses, and the
+    text.
+    """
 
     def __init__(self, page):
         super().__init__()
@@ -91,7 +95,8 @@ def test_the_page_of_a_run(tmp_path):
         "strategy single_device auto: 1 device on 1 node core-training 0.1.0",
         f"torch {torch.__version__}",
         "checkpoints/<b>step=8.ckpt",
-        "strategy single_device core-training 0.1.0, precision 32-true core-training 0.1.0, 1 process,",
+        "strategy single_device core-training 0.1.0, precision 32-true core-training 0.1.0, 1 "
+        "process,",
         "throughput/samples_per_s",
         "device/peak_resident_bytes last",
         "8 values, 2 of them not finite",
@@ -118,7 +123,10 @@ def test_the_page_of_a_run(tmp_path):
         assert report(*runs, "--output", tmp_path / "again.html").exit_code == 0
         text = Page((tmp_path / "again.html").read_text()).text
         assert "diverged was never finite. Number of values: 3, the last one nan." in text
-        assert "metrics.csv has values that are no numbers, which were left out: 2. First: line 2, 'abc'." in text
+        assert (
+            "metrics.csv has values that are no numbers, which were left out: 2. First: line 2, "
+            "'abc'." in text
+        )
 
     (tmp_path / "empty").mkdir()
     done = report(tmp_path / "empty")
@@ -147,13 +155,17 @@ def train(folder, lr, *arguments, **options):
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
     judge = ModelCheckpoint(monitor="val_quality", mode="max", every_n_train_steps=2)
     trainer = Trainer(
-        **{"accelerator": "cpu", "max_epochs": 2, **quiet, **options}, default_root_dir=folder, callbacks=judge
+        **{"accelerator": "cpu", "max_epochs": 2, **quiet, **options},
+        default_root_dir=folder,
+        callbacks=judge,
     )
     trainer.fit(Judged(lr, *arguments), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
 
 
 def shown(path):
-    return " ".join(Page(re.sub("<style>.*?</style>", "", path.read_text(), flags=re.DOTALL)).text.split())
+    return " ".join(
+        Page(re.sub("<style>.*?</style>", "", path.read_text(), flags=re.DOTALL)).text.split()
+    )
 
 
 def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypatch):
@@ -182,7 +194,9 @@ def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypat
     ):
         assert part in text, (part, text)
     assert text.count("val_quality") == 2, "one heading of a column, one chart"
-    svg = re.search(r'aria-label="val_quality">(.*?)</svg>', (runs / "report.html").read_text(), re.DOTALL)[1]
+    svg = re.search(
+        r'aria-label="val_quality">(.*?)</svg>', (runs / "report.html").read_text(), re.DOTALL
+    )[1]
     assert [f"line c{number}" in svg for number in range(5)] == [True] * 4 + [False]
 
     assert report(runs / "version_1").exit_code == 0
@@ -219,7 +233,9 @@ def test_a_chart_keeps_peaks_and_gaps():
     assert min(float(y) for _, y in points) == 10, "the peak is at the top"
     assert svg.count('class="line c0"') == 2
     assert "1e+300" in svg
-    assert 'class="line c0"' in line_chart("least", {0: [(1.0, 0.0), (2.0, 5e-324)]}, short_number), "whose half is 0"
+    assert 'class="line c0"' in line_chart(
+        "least", {0: [(1.0, 0.0), (2.0, 5e-324)]}, short_number
+    ), "whose half is 0"
     assert "<circle" in line_chart("one", {0: [(1.0, 2.0)]}, short_number)
 
 
@@ -228,9 +244,18 @@ def test_a_chart_has_round_ticks():
         svg = line_chart("it", {0: [(0.0, low), (1000.0, high)]}, shown, base)
         return [text for anchor, text in re.findall(r'text-anchor="(end)">([^<]*)<', svg)]
 
-    assert ticks(0.013, 0.94) == ["0", "0.5", "1"] or ticks(0.013, 0.94) == ["0", "0.25", "0.5", "0.75", "1"]
+    assert ticks(0.013, 0.94) == ["0", "0.5", "1"] or ticks(0.013, 0.94) == [
+        "0",
+        "0.25",
+        "0.5",
+        "0.75",
+        "1",
+    ]
     assert len(ticks(3.0, 3.0)) > 2
-    assert all(text.endswith(" MiB") for text in ticks(3 * 2**20, 9 * 2**20, written_as("peak_bytes")[0], 1024))
+    assert all(
+        text.endswith(" MiB")
+        for text in ticks(3 * 2**20, 9 * 2**20, written_as("peak_bytes")[0], 1024)
+    )
 
 
 def test_steps_begin_at_0_where_the_first_values_came_soon():
@@ -250,12 +275,21 @@ def test_more_lines_than_colours_are_told_apart():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.44, "0.4 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (3600, "1 h 0 min"), (97_200, "1 d 3 h")],
+    [
+        (0.44, "0.4 s"),
+        (59, "59 s"),
+        (60, "1 min 0 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (97_200, "1 d 3 h"),
+    ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, text):
     assert duration_text(seconds) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(9.876, "9.88"), (99.5, "99.5"), (100.4, "100"), (12_345.6, "12,346")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(9.876, "9.88"), (99.5, "99.5"), (100.4, "100"), (12_345.6, "12,346")]
+)
 def test_a_rate_has_three_digits_that_count(value, text):
     assert rate_text(value) == text

@@ -9,7 +9,10 @@ def span(kind, begin_s, end_s, **others):
 
 
 ROWS = [
-    {"name": "rank 0", "spans": [span("forward", 0.0, 0.25, label="0"), span("<b>", 0.5, 1.0, detail="b < f")]},
+    {
+        "name": "rank 0",
+        "spans": [span("forward", 0.0, 0.25, label="0"), span("<b>", 0.5, 1.0, detail="b < f")],
+    },
     {"name": "rank 1", "spans": [span("forward", 0.25, 0.5)]},
 ]
 
@@ -35,7 +38,10 @@ def test_a_timeline_is_drawn_with_the_shares_of_each_row(tmp_path):
         {"duration_s": "long", "rows": ROWS},
         {"duration_s": 1, "rows": "two"},
         {"duration_s": 1, "rows": [3, {"name": "rank 0", "spans": 5}]},
-        {"duration_s": 1, "rows": [{"name": "rank 0", "spans": [7, span("forward", 2, 1), span("f", 0, "x")]}]},
+        {
+            "duration_s": 1,
+            "rows": [{"name": "rank 0", "spans": [7, span("forward", 2, 1), span("f", 0, "x")]}],
+        },
     ],
 )
 def test_a_damaged_timeline_is_left_out(tmp_path, content):

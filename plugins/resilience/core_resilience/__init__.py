@@ -1,4 +1,5 @@
-"""Runs that go on: bad batches are skipped, lost ranks replaced, replicas compared, and lost time is counted.
+"""Runs that go on: bad batches are skipped, lost ranks replaced, replicas compared, and lost time
+is counted.
 
 from core.callbacks import Goodput, SpikeGuard, StragglerDetection, VerifyReplicas
 """

@@ -17,24 +17,31 @@ if TYPE_CHECKING:
 _PARTS = ("useful", "start", "data", "validation", "saves", "skipped", "lost")
 _PREFIX = "goodput"
 _ROUND_BEGAN = "CORE_ROUND_BEGAN"
-"""The variable in which `core go-on` says when the round began, from the second one on; by the monotonic clock."""
+"""The variable in which `core go-on` says when the round began, from the second one on; by the
+monotonic clock.
+"""
 
 
 class Goodput(Callback):
-    """Measures the share of the time that made progress, and what the rest went to, by rank 0's clock.
+    """Measures the share of the time that made progress, and what the rest went to, by rank 0's
+    clock.
 
     | part | time of |
     | --- | --- |
     | `useful` | training batches whose window ended in an update |
     | `skipped` | training batches whose window ended without one |
-    | `start` | the process, from its start to the first training batch, or a later `fit` of it to there |
-    | `data` | waiting for batches: all that is between the hooks of two of them, and nothing below |
+    | `start` | the process, from its start to the first training batch, or a later `fit` of it to
+    there |
+    | `data` | waiting for batches: all that is between the hooks of two of them, and nothing below
+    |
     | `validation` | validation runs |
-    | `saves` | checkpoints: from a checkpoint's state being collected to the next hook of the loop |
-    | `lost` | from the save that a run has gone on from to the beginning of the process that has gone on |
+    | `saves` | checkpoints: from a checkpoint's state being collected to the next hook of the loop
+    |
+    | `lost` | from the save that a run has gone on from to the beginning of the process that has
+    gone on |
 
-    Shares of all time, restarts included, are logged every `log_every_n_steps` and when `fit` ends, as `goodput/useful`
-    and so on, and then printed in a line.
+    Shares of all time, restarts included, are logged every `log_every_n_steps` and when `fit` ends,
+    as `goodput/useful` and so on, and then printed in a line.
 
     Attributes:
         seconds: of each part so far, over all restarts.
@@ -64,7 +71,9 @@ class Goodput(Callback):
         return {"seconds": dict(self.seconds), "saved_at": time.time()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Add what was before; what lies between is lost. To a state of this run goes back who does its steps again."""
+        """Add what was before; what lies between is lost. To a state of this run goes back who does
+        its steps again.
+        """
         if self._part != "start":
             self._undo(state["seconds"]["useful"])
             return
@@ -90,12 +99,18 @@ class Goodput(Callback):
         if self._part != "start":
             self._go_on_with("data")
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """The batch is there."""
         self._go_on_with("useful")
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log, if this step's metrics are logged. The time of a window counts once it is known what it was good for."""
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log, if this step's metrics are logged. The time of a window counts once it is known what
+        it was good for.
+        """
         before, step = self._step_seen, trainer.global_step
         self._window_s += self._end_part()
         self._step_seen, self._part = step, "data"
@@ -117,7 +132,9 @@ class Goodput(Callback):
         if self._part not in (None, "start"):
             self._go_on_with("data")
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """A save begins."""
         if self._part not in (None, "start"):
             self._go_on_with("saves")
@@ -137,8 +154,14 @@ class Goodput(Callback):
     def __str__(self) -> str:
         """The line."""
         shares = self.shares
-        rest = ", ".join(f"{part} {share:.1%}" for part, share in shares.items() if part != "useful" and share >= 5e-4)
-        return f"Goodput {shares['useful']:.1%} of {sum(self.seconds.values()):.1f} s" + (f"; {rest}." if rest else ".")
+        rest = ", ".join(
+            f"{part} {share:.1%}"
+            for part, share in shares.items()
+            if part != "useful" and share >= 5e-4
+        )
+        return f"Goodput {shares['useful']:.1%} of {sum(self.seconds.values()):.1f} s" + (
+            f"; {rest}." if rest else "."
+        )
 
     def _undo(self, useful_s: float) -> None:
         """Count as lost the time that was useful after a state."""
@@ -167,7 +190,8 @@ class Goodput(Callback):
 
 
 def _age_of_process_s() -> float:
-    """Seconds since this process began, from the kernel's table, whose clock counts from the boot; 0 without one.
+    """Seconds since this process began, from the kernel's table, whose clock counts from the boot;
+    0 without one.
 
     A process that `core go-on` has kept begins again with each round.
     """
@@ -175,6 +199,11 @@ def _age_of_process_s() -> float:
         return time.monotonic() - float(began)
     if not os.path.exists("/proc/self/stat"):
         return 0.0
-    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    fields = (
+        Path("/proc/self/stat")
+        .read_text(encoding="ascii", errors="replace")
+        .rpartition(")")[2]
+        .split()
+    )
     began_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)

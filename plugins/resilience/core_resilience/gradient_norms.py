@@ -26,12 +26,18 @@ def local_norms(optimizers: Iterable[Optimizer], device: torch.device, world_siz
         world_size: number of ranks, each of which has a part of each gradient, or all of it.
 
     Returns:
-        Two numbers of float32: the norm of gradients that this rank has whole, and that of its parts of others, where
+        Two numbers of float32: the norm of gradients that this rank has whole, and that of its
+            parts of others, where
         a part that several ranks have is a share of it on each.
     """
     whole: list[Tensor] = []
     parts: dict[int, list[Tensor]] = {}
-    for parameter in (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]):
+    for parameter in (
+        each
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for each in group["params"]
+    ):
         gradient: Any = parameter.grad
         if gradient is None:
             continue
@@ -44,7 +50,9 @@ def local_norms(optimizers: Iterable[Optimizer], device: torch.device, world_siz
 
 
 def join_norms(norms: Sequence[tuple[float, float]]) -> float:
-    """The norm of all gradients, from the `local_norms` of all ranks, which have equal whole ones."""
+    """The norm of all gradients, from the `local_norms` of all ranks, which have equal whole
+    ones.
+    """
     whole = norms[0][0]
     return math.sqrt(whole * whole + sum(part * part for _, part in norms))
 

@@ -26,7 +26,7 @@ def states_of(who: str, trainer: Trainer) -> MemoryCheckpoint:
     found = next((each for each in trainer.callbacks if isinstance(each, MemoryCheckpoint)), None)
     if found is None:
         raise ConfigurationError(
-            f"{who} goes back to states that a MemoryCheckpoint keeps, and callbacks has none. Add MemoryCheckpoint() "
-            "of core.callbacks, or choose another answer."
+            f"{who} goes back to states that a MemoryCheckpoint keeps, and callbacks has none. Add "
+            "MemoryCheckpoint() of core.callbacks, or choose another answer."
         )
     return found

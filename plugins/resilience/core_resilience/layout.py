@@ -15,19 +15,26 @@ if TYPE_CHECKING:
 
 _DATA = "data"
 _AXES = {_DATA, "shard"}
-"""Axes of core-parallel's mesh along which every rank has a part of each parameter, or a copy of it."""
+"""Axes of core-parallel's mesh along which every rank has a part of each parameter, or a copy of
+it.
+"""
 
 
 def replica_groups(strategy: Strategy, module: nn.Module) -> Tensor | None:
-    """All ranks, without communication. The ranks that must be alike, a row for each group; None if that isn't known.
+    """All ranks, without communication. The ranks that must be alike, a row for each group; None if
+    that isn't known.
 
-    Known are strategies that declare `REPLICATED_PARAMETERS`, and meshes of the axes data and shard.
+    Known are strategies that declare `REPLICATED_PARAMETERS`, and meshes of the axes data and
+    shard.
     """
     ranks = torch.arange(strategy.world_size)
     if strategy.world_size == 1 or Capability.REPLICATED_PARAMETERS in strategy.capabilities:
         return ranks[None]
     mesh = strategy.device_mesh
-    meshes = [mesh, *(each.device_mesh for each in module.parameters() if hasattr(each, "device_mesh"))]
+    meshes = [
+        mesh,
+        *(each.device_mesh for each in module.parameters() if hasattr(each, "device_mesh")),
+    ]
     if mesh is None or _DATA not in (mesh.mesh_dim_names or ()) or not all(map(_is_known, meshes)):
         return None
     data = (mesh.mesh_dim_names or ()).index(_DATA)
@@ -35,9 +42,14 @@ def replica_groups(strategy: Strategy, module: nn.Module) -> Tensor | None:
 
 
 def has_all_gradients(strategy: Strategy, module: nn.Module) -> bool:
-    """All ranks, without communication. True if each rank has each trained parameter's gradient, whole or in part."""
+    """All ranks, without communication. True if each rank has each trained parameter's gradient,
+    whole or in part.
+    """
     trained: list[Any] = [each for each in module.parameters() if each.requires_grad]
-    spread = all(hasattr(each, "device_mesh") and each.device_mesh.size() == strategy.world_size for each in trained)
+    spread = all(
+        hasattr(each, "device_mesh") and each.device_mesh.size() == strategy.world_size
+        for each in trained
+    )
     return spread or replica_groups(strategy, module) is not None
 
 
@@ -50,4 +62,7 @@ def num_copies(part: Any, world_size: int) -> int:
 
 
 def _is_known(mesh: Any) -> bool:
-    return all(name in _AXES or size == 1 for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    return all(
+        name in _AXES or size == 1
+        for name, size in zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)
+    )

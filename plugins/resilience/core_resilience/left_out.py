@@ -9,8 +9,8 @@ from itertools import chain
 class LeftOutBatches:
     """Batches by epoch and number, which are the same on all ranks.
 
-    Order of calls: `take` for each batch, then `end_window` where an accumulation window ends; or `leave_out`, and
-    `forget_after` in the state to which the run goes back.
+    Order of calls: `take` for each batch, then `end_window` where an accumulation window ends; or
+    `leave_out`, and `forget_after` in the state to which the run goes back.
 
     Attributes:
         left_out: batches that aren't shown to the module any more.
@@ -25,7 +25,9 @@ class LeftOutBatches:
         """
         self.left_out: set[tuple[int, int]] = set()
         self._undo = undo
-        self._made: deque[tuple[int, list[tuple[int, int]]]] = deque(maxlen=undo * (max_in_a_row + 1))
+        self._made: deque[tuple[int, list[tuple[int, int]]]] = deque(
+            maxlen=undo * (max_in_a_row + 1)
+        )
         self._window: list[tuple[int, int]] = []
 
     def take(self, epoch: int, batch_idx: int) -> None:
@@ -54,7 +56,9 @@ class LeftOutBatches:
         self._window = []
 
     def leave_out(self) -> None:
-        """The window is a bad one: leave its batches out, and those of the updates that are undone."""
+        """The window is a bad one: leave its batches out, and those of the updates that are
+        undone.
+        """
         undone = list(self._made)[len(self._made) - self.num_undone :]
         self.left_out.update(self._window, chain.from_iterable(batches for _, batches in undone))
 

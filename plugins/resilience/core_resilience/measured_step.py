@@ -28,11 +28,14 @@ _OPAQUE = Capability.OWNS_STEP | Capability.COMPILED_STEP
 class MeasuredStep:
     """Stands around what a training step calls.
 
-    A wrapper of torch's, as of ddp, communicates before it calls its module, and at the end of backward. There a rank's
-    own forward and backward are what comes between. Other strategies communicate within both.
+    A wrapper of torch's, as of ddp, communicates before it calls its module, and at the end of
+    backward. There a rank's own forward and backward are what comes between. Other strategies
+    communicate within both.
     """
 
-    def __init__(self, step: TrainingStep, own: OwnTime, strategy: Strategy, module: nn.Module) -> None:
+    def __init__(
+        self, step: TrainingStep, own: OwnTime, strategy: Strategy, module: nn.Module
+    ) -> None:
         """All ranks, between two phases.
 
         Args:
@@ -44,7 +47,9 @@ class MeasuredStep:
         self.step, self._own = step, own
         is_opaque = step.manual or bool(_OPAQUE & strategy.capabilities)
         waits_within = any(isinstance(each, torch.nn.SyncBatchNorm) for each in module.modules())
-        is_apart = isinstance(step.module, DistributedDataParallel) and not waits_within and not is_opaque
+        is_apart = (
+            isinstance(step.module, DistributedDataParallel) and not waits_within and not is_opaque
+        )
         own.clocks = _clocks(strategy.root_device, is_apart=is_apart, is_opaque=is_opaque)
         self._handle: RemovableHandle | None = None
         if is_apart:
@@ -58,7 +63,9 @@ class MeasuredStep:
         self._own.begin("forward" if self._handle is None else None)
 
     def begin_backward(self, loss: Tensor) -> None:
-        """Forward is over. Backward ends when this rank's gradients are there, and not when the others' are."""
+        """Forward is over. Backward ends when this rank's gradients are there, and not when the
+        others' are.
+        """
         self._own.begin("backward")
         if self._handle is not None:
             loss.register_hook(self._call_at_end)
@@ -75,7 +82,9 @@ class MeasuredStep:
             self._handle.remove()
 
     def _call_at_end(self, gradient: Tensor) -> None:
-        """In backward. Register a call at its end, before that of the wrapper, which registers its own later."""
+        """In backward. Register a call at its end, before that of the wrapper, which registers its
+        own later.
+        """
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_own_backward)
 
@@ -99,7 +108,8 @@ def _clocks(device: torch.device, *, is_apart: bool, is_opaque: bool) -> dict[st
 
     Args:
         device: of the rank.
-        is_apart: ranks wait for each other at the end of backward, and not within forward and backward.
+        is_apart: ranks wait for each other at the end of backward, and not within forward and
+            backward.
         is_opaque: forward, backward and update can't be told apart.
     """
     around: Clock = DeviceClock() if device.type == "cuda" else WallClock()

@@ -1,4 +1,6 @@
-"""The time of a rank's own work in each phase of a step: without that in which it waits for other ranks."""
+"""The time of a rank's own work in each phase of a step: without that in which it waits for other
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     Wait = tuple[Any, Any]
 
 PHASES = ("data", "forward", "backward", "optimizer", "hooks")
-"""The phases of a step, in the order of time; `hooks` is what comes between backward and the next batch's data."""
+"""The phases of a step, in the order of time; `hooks` is what comes between backward and the next
+batch's data.
+"""
 _MEAN = {"data"}
 """Phases whose time comes in bursts, as that of data workers does: a median would miss it."""
 
@@ -33,7 +37,9 @@ class OwnTime:
         self._thread = threading.get_ident()
         self._since: Any = None
         self._waits: list[Wait] = []
-        self._spans: dict[str, list[tuple[Any, Any, Sequence[Wait]]]] = {phase: [] for phase in PHASES}
+        self._spans: dict[str, list[tuple[Any, Any, Sequence[Wait]]]] = {
+            phase: [] for phase in PHASES
+        }
         self._watched: list[tuple[object, str]] = []
         self._is_waiting = False
 
@@ -51,7 +57,9 @@ class OwnTime:
         self.phase = None
 
     def leave_out(self, target: object, names: Sequence[str]) -> None:
-        """From now on, leave out the time within these methods of an object, in which ranks wait for each other."""
+        """From now on, leave out the time within these methods of an object, in which ranks wait
+        for each other.
+        """
         for name in names:
             setattr(target, name, self._left_out(getattr(target, name)))
             self._watched.append((target, name))

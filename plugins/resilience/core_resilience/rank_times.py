@@ -30,7 +30,8 @@ class Behind:
     Attributes:
         rank: its number.
         phase: number of the phase that makes most of it.
-        share: of a step's own time at the median of all ranks, that the rank takes longer than the others.
+        share: of a step's own time at the median of all ranks, that the rank takes longer than the
+            others.
         since: step after which it began, as far as is known.
         seconds: of the rank in that phase of a batch.
         others: likewise of the other ranks, at the median.
@@ -49,9 +50,10 @@ class Behind:
 class RankTimes:
     """The last windows of steps, with the seconds of each rank in each phase.
 
-    A rank's excess is what it takes longer than the other ranks, at the median, as a share of a step's own time. It is
-    behind where that is large in almost all of the last windows, and at their median many times as large as it changes
-    from window to window. So a machine under load, whose times jump, names nobody.
+    A rank's excess is what it takes longer than the other ranks, at the median, as a share of a
+    step's own time. It is behind where that is large in almost all of the last windows, and at
+    their median many times as large as it changes from window to window. So a machine under load,
+    whose times jump, names nobody.
     """
 
     def __init__(self, behind: float) -> None:
@@ -91,14 +93,19 @@ class RankTimes:
         middle = last.quantile(0.5, 0)
         is_steady = (last > self._behind / 2).sum(0) >= num_windows - 1
         found = (middle >= self._behind) & (middle >= _MANY * self._noise(num_windows)) & is_steady
-        found &= middle[:, -1:] >= self._behind / 2  # what a rank makes good in another phase delays nobody
-        return [self._describe(rank, middle[rank]) for rank in found.any(1).nonzero().flatten().tolist()]
+        # what a rank makes good in another phase delays nobody
+        found &= middle[:, -1:] >= self._behind / 2
+        return [
+            self._describe(rank, middle[rank]) for rank in found.any(1).nonzero().flatten().tolist()
+        ]
 
     def _last(self, num_windows: int) -> Tensor:
         return torch.stack([*self._excess][-num_windows:])
 
     def _noise(self, num_windows: int) -> Tensor:
-        """How the excess changes from window to window; shape (ranks, phases + 1). A lasting change counts once."""
+        """How the excess changes from window to window; shape (ranks, phases + 1). A lasting change
+        counts once.
+        """
         last, kept = self._last(num_windows), torch.stack([*self._excess])
         spread = (last - last.quantile(0.5, 0)).abs().quantile(0.5, 0)
         jumps = kept.diff(dim=0).abs().quantile(0.5, 0) / 2**0.5
@@ -107,7 +114,10 @@ class RankTimes:
     def _describe(self, rank: int, shares: Tensor) -> Behind:
         phase, first = int(shares[:-1].argmax()), self._find_beginning(rank, float(shares[-1]))
         seconds = torch.stack([*self._seconds])[:, :, phase]
-        own, others = seconds[-NUM_WINDOWS:, rank], torch.stack([_others(each) for each in seconds[-NUM_WINDOWS:]])
+        own, others = (
+            seconds[-NUM_WINDOWS:, rank],
+            torch.stack([_others(each) for each in seconds[-NUM_WINDOWS:]]),
+        )
         return Behind(
             rank=rank,
             phase=phase,
@@ -121,12 +131,17 @@ class RankTimes:
     def _find_beginning(self, rank: int, share: float) -> int:
         """The window with which the rank fell behind; 0 if it was so from the start.
 
-        The excess has one level before and another one after: the split that leaves the least distances from the two.
+        The excess has one level before and another one after: the split that leaves the least
+        distances from the two.
         """
         excess = torch.stack([*self._excess])[:, rank, -1]
         splits = range(2, len(excess) - NUM_WINDOWS // 2 + 1)
-        first = min(splits, key=lambda place: _spread(excess[:place]) + _spread(excess[place:]), default=0)
-        is_jump = first and float(excess[first:].quantile(0.5) - excess[:first].quantile(0.5)) > share / 2
+        first = min(
+            splits, key=lambda place: _spread(excess[:place]) + _spread(excess[place:]), default=0
+        )
+        is_jump = (
+            first and float(excess[first:].quantile(0.5) - excess[:first].quantile(0.5)) > share / 2
+        )
         return first if is_jump else 0
 
 
@@ -158,7 +173,9 @@ def _spread(values: Tensor) -> float:
 
 
 def _others(values: Tensor) -> Tensor:
-    """For each rank the median of the others; from three ranks on of all, which one slow rank doesn't move."""
+    """For each rank the median of the others; from three ranks on of all, which one slow rank
+    doesn't move.
+    """
     if len(values) == 2:
         return values.flip(0)
     return values.quantile(0.5, 0).expand_as(values)

@@ -8,14 +8,16 @@ from statistics import median
 _NORMAL = 1.4826
 """The standard deviation of a normal distribution, in units of its median absolute deviation."""
 _LEAST = 0.1
-"""The least deviation, as a share of the median: where values hardly differ, a small change is no outlier."""
+"""The least deviation, as a share of the median: where values hardly differ, a small change is no
+outlier.
+"""
 
 
 class RecentRange:
     """The last values, and a bound above and below: so many deviations from the median.
 
-    The deviation is the median absolute deviation (MAD) from the median, scaled as for normally distributed values,
-    and at least a tenth of the median.
+    The deviation is the median absolute deviation (MAD) from the median, scaled as for normally
+    distributed values, and at least a tenth of the median.
     """
 
     def __init__(self, size: int, least: int, above: float | None, below: float | None) -> None:
@@ -36,7 +38,9 @@ class RecentRange:
         if len(self.values) < self._least or (self._above is None and self._below is None):
             return -none, none
         middle = median(self.values)
-        deviation = max(_NORMAL * median(abs(value - middle) for value in self.values), _LEAST * abs(middle))
+        deviation = max(
+            _NORMAL * median(abs(value - middle) for value in self.values), _LEAST * abs(middle)
+        )
         if not deviation:  # zeros say nothing of the size of what comes
             return -none, none
         lower = -none if self._below is None else middle - self._below * deviation

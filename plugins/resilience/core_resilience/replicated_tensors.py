@@ -21,26 +21,33 @@ def replicated_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers and what optimizers keep, in an order that all ranks share.
 
-    Running statistics of batch norms aren't among them: they follow each rank's own batches, unless a SyncBatchNorm
-    keeps them.
+    Running statistics of batch norms aren't among them: they follow each rank's own batches, unless
+    a SyncBatchNorm keeps them.
 
     Args:
         module: the user's own.
         optimizers: of its parameters.
         ignore: patterns of names of parameters and buffers that are left out.
     """
-    names = {parameter: name for name, parameter in module.named_parameters() if not _fits(name, ignore)}
+    names = {
+        parameter: name for name, parameter in module.named_parameters() if not _fits(name, ignore)
+    }
     yield from ((f"the parameter {name!r}", parameter) for parameter, name in names.items())
     own = set(running_statistics(module))
     for name, buffer in module.named_buffers():
         if name not in own and not _fits(name, ignore):
             yield f"the buffer {name!r}", buffer
     for optimizer in optimizers:
-        for parameter in (each for group in optimizer.param_groups for each in group["params"] if each in names):
+        for parameter in (
+            each for group in optimizer.param_groups for each in group["params"] if each in names
+        ):
             state = optimizer.state.get(parameter, {})
             for key in sorted(state, key=str):
                 if isinstance(state[key], Tensor):
-                    yield f"{key!r} of {type(optimizer).__name__} for {names[parameter]!r}", state[key]
+                    yield (
+                        f"{key!r} of {type(optimizer).__name__} for {names[parameter]!r}",
+                        state[key],
+                    )
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

@@ -52,25 +52,29 @@ class SpikeError(CoreError, ArithmeticError):
 
 
 class SpikeGuard(Callback):
-    """Skips an update where the loss or the gradient's norm isn't finite, and names one that is far out of its range.
+    """Skips an update where the loss or the gradient's norm isn't finite, and names one that is far
+    out of its range.
 
-    A value that isn't finite would spoil all weights. One that is out of range may be right: a hard sample, or a new
-    source of data. It is named and counted in `spike_guard/out_of_range`, and its update is made. With
-    `on_spike="skip"` such updates are skipped too.
+    A value that isn't finite would spoil all weights. One that is out of range may be right: a hard
+    sample, or a new source of data. It is named and counted in `spike_guard/out_of_range`, and its
+    update is made. With `on_spike="skip"` such updates are skipped too.
 
-    Judged at the end of each accumulation window, before clipping, from the values of all ranks, so that all skip or
-    none. A skipped update reaches no optimizer and isn't counted: `global_step` and schedulers stay. Buffers and
-    random state are put back, so that the run goes on as if it had not seen the window's batches. What they logged
-    stays logged. Each is counted in `spike_guard/skipped`.
+    Judged at the end of each accumulation window, before clipping, from the values of all ranks, so
+    that all skip or none. A skipped update reaches no optimizer and isn't counted: `global_step`
+    and schedulers stay. Buffers and random state are put back, so that the run goes on as if it had
+    not seen the window's batches. What they logged stays logged. Each is counted in
+    `spike_guard/skipped`.
 
-    With `on_spike="go_back"` the run goes back, from either, to a state of a `MemoryCheckpoint` from before the last
-    `undo` updates, whose batches are left out from then on, with those of the spike. The batches before them are
-    trained again, to the same weights. So the run equals one that never saw what is left out. Where no such state is
-    kept, as in the first steps, the update is skipped. Returns are counted in `spike_guard/returns`.
+    With `on_spike="go_back"` the run goes back, from either, to a state of a `MemoryCheckpoint`
+    from before the last `undo` updates, whose batches are left out from then on, with those of the
+    spike. The batches before them are trained again, to the same weights. So the run equals one
+    that never saw what is left out. Where no such state is kept, as in the first steps, the update
+    is skipped. Returns are counted in `spike_guard/returns`.
 
-    A value is out of range by its distance from the median of the last ones in units of their deviation, the scaled
-    median absolute deviation, or a tenth of the median where that is more. Of the losses of ranks the highest is
-    compared with the highest ones before, and the lowest with the lowest. Values of skipped windows don't count.
+    A value is out of range by its distance from the median of the last ones in units of their
+    deviation, the scaled median absolute deviation, or a tenth of the median where that is more. Of
+    the losses of ranks the highest is compared with the highest ones before, and the lowest with
+    the lowest. Values of skipped windows don't count.
 
     Attributes:
         num_out_of_range: updates that were made with a value out of range, over all restarts.
@@ -100,16 +104,18 @@ class SpikeGuard(Callback):
         """Create the callback.
 
         Args:
-            above: deviations above the median that are too many; None: only values that aren't finite are.
+            above: deviations above the median that are too many; None: only values that aren't
+                finite are.
             below: likewise below it.
             window: updates whose values make the recent range.
             least: updates that are made before any value is out of range.
             max_in_a_row: bad updates one after the other; one more ends the run.
             max_skipped: bad updates in all; one more ends the run.
-            on_spike: of a value out of range, name it and make the update; skip the update; or go back to a state that
-                a `MemoryCheckpoint` keeps. A value that isn't finite is always skipped, or gone back from.
-            undo: good updates before the bad one that are undone where the run goes back, since they may have led to
-                it. Their batches are left out too.
+            on_spike: of a value out of range, name it and make the update; skip the update; or go
+                back to a state that a `MemoryCheckpoint` keeps. A value that isn't finite is always
+                skipped, or gone back from.
+            undo: good updates before the bad one that are undone where the run goes back, since
+                they may have led to it. Their batches are left out too.
 
         Raises:
             ConfigurationError: a bound that isn't positive, or a number below 1.
@@ -121,12 +127,13 @@ class SpikeGuard(Callback):
         if min(window, least, max_in_a_row, max_skipped) < 1 or least > window:
             raise ConfigurationError(
                 f"SpikeGuard(window={window!r}, least={least!r}, max_in_a_row={max_in_a_row!r}, "
-                f"max_skipped={max_skipped!r}): expected numbers of at least 1, and least up to window."
+                f"max_skipped={max_skipped!r}): expected numbers of at least 1, and least up to "
+                "window."
             )
         if on_spike not in ("warn", "skip", "go_back") or undo < 0:
             raise ConfigurationError(
-                f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'warn', 'skip' or 'go_back', and 0 or "
-                "more."
+                f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'warn', 'skip' or "
+                "'go_back', and 0 or more."
             )
         self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
         self.on_spike, self.undo = on_spike, undo
@@ -162,8 +169,12 @@ class SpikeGuard(Callback):
         """Go on with these. Where this callback went back, its counts go on."""
         if self._returns_to is None:
             self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
-            self.num_out_of_range, self.num_returns = state.get("num_out_of_range", 0), state.get("num_returns", 0)
-        if state.get("num_ranks") == self._num_ranks:  # else a batch of this number has other samples
+            self.num_out_of_range, self.num_returns = (
+                state.get("num_out_of_range", 0),
+                state.get("num_returns", 0),
+            )
+        # else a batch of this number has other samples
+        if state.get("num_ranks") == self._num_ranks:
             self._batches.left_out.update((epoch, batch) for epoch, batch in state["left_out"])
         for name, values in state["values"].items():
             self._ranges[name].values.clear()
@@ -174,33 +185,37 @@ class SpikeGuard(Callback):
 
         Raises:
             UnsupportedError: the strategy's.
-            ConfigurationError: the module's, or the precision's; or nothing keeps states to go back to.
+            ConfigurationError: the module's, or the precision's; or nothing keeps states to go back
+                to.
         """
         strategy = trainer.strategy
         for capability, what in _REFUSED.items():
             if capability in strategy.capabilities:
                 raise UnsupportedError(
-                    f"SpikeGuard can't skip an update of {type(strategy).__name__}, which {what}. Leave the callback "
-                    "out, or use a strategy such as ddp or fsdp.",
+                    f"SpikeGuard can't skip an update of {type(strategy).__name__}, which {what}. "
+                    "Leave the callback out, or use a strategy such as ddp or fsdp.",
                     capability=capability,
                 )
         if not getattr(module, "automatic_optimization", True):
             raise ConfigurationError(
-                f"SpikeGuard can't skip updates of {type(module).__name__}, which has automatic_optimization=False and "
-                "steps its optimizers itself. Look at the loss in its training_step, or leave the callback out."
+                f"SpikeGuard can't skip updates of {type(module).__name__}, which has "
+                "automatic_optimization=False and steps its optimizers itself. Look at the loss in "
+                "its training_step, or leave the callback out."
             )
         if strategy.precision_plugin.formats.scales_loss:
             raise ConfigurationError(
-                f"SpikeGuard can't skip updates with precision={strategy.precision_plugin.name!r}, whose loss scaler "
-                "skips those that overflow, and counts on that each other one is made. Use 'bf16-mixed', or leave the "
-                "callback out."
+                f"SpikeGuard can't skip updates with precision={strategy.precision_plugin.name!r}, "
+                "whose loss scaler skips those that overflow, and counts on that each other one is "
+                "made. Use 'bf16-mixed', or leave the callback out."
             )
         if self.on_spike == "go_back":
             memory = states_of("SpikeGuard(on_spike='go_back')", trainer)
             if (least := -(-self.undo // memory.every_n_train_steps) + 1) > memory.keep:
                 raise ConfigurationError(
-                    f"SpikeGuard(undo={self.undo}) goes back so many updates, and MemoryCheckpoint(every_n_train_steps="
-                    f"{memory.every_n_train_steps}, keep={memory.keep}) keeps too few states. Pass keep={least}."
+                    f"SpikeGuard(undo={self.undo}) goes back so many updates, and "
+                    "MemoryCheckpoint(every_n_train_steps="
+                    f"{memory.every_n_train_steps}, keep={memory.keep}) keeps too few states. Pass "
+                    f"keep={least}."
                 )
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -212,9 +227,10 @@ class SpikeGuard(Callback):
         strategy = trainer.strategy
         if not has_all_gradients(strategy, module):
             raise UnsupportedError(
-                f"SpikeGuard adds up the gradient's norm where each rank has each gradient or a part of it, and "
-                f"{type(strategy).__name__} lays out some otherwise. Leave the callback out, or use a strategy such as "
-                "ddp or fsdp, or core-parallel with the axes data and shard.",
+                "SpikeGuard adds up the gradient's norm where each rank has each gradient or a "
+                f"part of it, and {type(strategy).__name__} lays out some otherwise. Leave the "
+                "callback out, or use a strategy such as ddp or fsdp, or core-parallel with the "
+                "axes data and shard.",
                 capability=Capability.REPLICATED_PARAMETERS,
             )
         self._num_ranks, self._seen_to = strategy.world_size, 0
@@ -227,7 +243,9 @@ class SpikeGuard(Callback):
         self._batches.forget_after(trainer.global_step)
         self._begin()
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. Where a window begins, keep what its steps may change."""
         step = trainer.running_step
         if step is not None and step is not self._step:
@@ -238,7 +256,9 @@ class SpikeGuard(Callback):
         self._begins_window = False
         self._batches.take(trainer.progress.epoch, batch_idx)
 
-    def on_before_optimizer_step(self, trainer: Trainer, module: nn.Module, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, module: nn.Module, optimizer: Optimizer
+    ) -> None:
         """All ranks. Judge the window; for the first of several optimizers, which step together.
 
         Raises:
@@ -257,8 +277,11 @@ class SpikeGuard(Callback):
             if trainer.global_step >= self._seen_to:  # else it was judged before the run went back
                 self._num_in_a_row = 0
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """All ranks. Where a window ends that was skipped, put back what it has changed, or go back.
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """All ranks. Where a window ends that was skipped, put back what it has changed, or go
+        back.
 
         Raises:
             GoBack: which `fit` catches.
@@ -291,12 +314,14 @@ class SpikeGuard(Callback):
         self._returns_to = None
 
     def _join(self, step: TrainingStep, strategy: Strategy) -> None:
-        """Stand between the loop's step and what it calls: see its losses, and leave out its update."""
+        """Stand between the loop's step and what it calls: see its losses, and leave out its
+        update.
+        """
         if step.needs_closure:
             raise ConfigurationError(
-                "SpikeGuard judges an update before the optimizer steps, and this optimizer computes gradients within "
-                "its step: it takes a closure, or the module overrides optimizer_step. Leave the override or the "
-                "callback out."
+                "SpikeGuard judges an update before the optimizer steps, and this optimizer "
+                "computes gradients within its step: it takes a closure, or the module overrides "
+                "optimizer_step. Leave the override or the callback out."
             )
         self._step, compute_loss = step, step.compute_loss
         step_optimizer = step.step_optimizer or strategy.optimizer_step
@@ -305,7 +330,8 @@ class SpikeGuard(Callback):
             if self._batches.has_left_out:
                 return None
             loss = compute_loss(batch, batch_idx)
-            # Without a weight its samples are another rank's. The step itself isn't named here: it would hold itself.
+            # Without a weight its samples are another rank's. The step itself isn't named here: it
+            # would hold itself.
             if loss is not None and self._step is not None and self._step.weight != 0:
                 self._losses.append(loss.detach())
             return loss
@@ -316,12 +342,16 @@ class SpikeGuard(Callback):
         step.compute_loss, step.step_optimizer = compute, update
 
     def _judge(self, strategy: Strategy) -> tuple[str, bool]:
-        """All ranks. Return what is wrong, or nothing; and whether the update is skipped. If not, the values count."""
+        """All ranks. Return what is wrong, or nothing; and whether the update is skipped. If not,
+        the values count.
+        """
         device = strategy.root_device
         losses = [loss.reshape(()).to(device, torch.float32) for loss in self._losses]
         loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
         count = torch.full((1,), float(len(losses)), device=device)
-        own = torch.cat([loss.reshape(1), count, local_norms(strategy.optimizers, device, strategy.world_size)])
+        own = torch.cat(
+            [loss.reshape(1), count, local_norms(strategy.optimizers, device, strategy.world_size)]
+        )
         ranks: list[list[float]] = strategy.all_gather(own).reshape(-1, len(own)).tolist()
         seen = {rank: values[0] for rank, values in enumerate(ranks) if values[1]}
         norm = join_norms([(values[2], values[3]) for values in ranks])
@@ -329,19 +359,29 @@ class SpikeGuard(Callback):
 
     def _find_spike(self, losses: dict[int, float], norm: float) -> tuple[str, bool]:
         if wrong := {rank: loss for rank, loss in losses.items() if not math.isfinite(loss)}:
-            return f"the loss of {', '.join(f'rank {rank} is {loss}' for rank, loss in wrong.items())}", True
+            return (
+                "the loss of "
+                f"{', '.join(f'rank {rank} is {loss}' for rank, loss in wrong.items())}",
+                True,
+            )
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm}", True
         values = {"gradient's norm": (norm, "")}
         if losses:
-            highest, lowest = max(losses, key=losses.__getitem__), min(losses, key=losses.__getitem__)
+            highest, lowest = (
+                max(losses, key=losses.__getitem__),
+                min(losses, key=losses.__getitem__),
+            )
             values["highest loss"] = losses[highest], f", that of rank {highest},"
             values["lowest loss"] = losses[lowest], f", that of rank {lowest},"
         spikes = []
         for name, (value, whose) in values.items():
             lower, upper = self._ranges[name].bounds()
             if not lower <= value <= upper:
-                said = f"the {name}{whose} is {value:.6g}, out of its recent range from {lower:.6g} to {upper:.6g}"
+                said = (
+                    f"the {name}{whose} is {value:.6g}, out of its recent range from "
+                    f"{lower:.6g} to {upper:.6g}"
+                )
                 spikes.append(said)
         is_skipped = bool(spikes) and self.on_spike != "warn"
         for name, (value, _) in values.items() if not is_skipped else ():
@@ -349,14 +389,20 @@ class SpikeGuard(Callback):
         return (spikes[0] if spikes else ""), is_skipped
 
     def _name(self, reason: str, trainer: Trainer) -> None:
-        """All ranks. Count an update that is made though a value is out of range, and say so of the first ones."""
+        """All ranks. Count an update that is made though a value is out of range, and say so of the
+        first ones.
+        """
         self.num_out_of_range += 1
         self._log(trainer)
         if trainer.is_global_zero and self.num_out_of_range <= _MOST_NAMED:
-            last = " No more are named, and all are counted." if self.num_out_of_range == _MOST_NAMED else ""
+            last = (
+                " No more are named, and all are counted."
+                if self.num_out_of_range == _MOST_NAMED
+                else ""
+            )
             warn_caller(
-                f"SpikeGuard names {_where(trainer)}: {reason}. Its update is made; on_spike='skip' "
-                f"leaves such out.{last}"
+                f"SpikeGuard names {_where(trainer)}: {reason}. Its update is made; "
+                f"on_spike='skip' leaves such out.{last}"
             )
 
     def _count(self, reason: str, trainer: Trainer) -> None:
@@ -372,10 +418,11 @@ class SpikeGuard(Callback):
         self._log(trainer)
         if self._num_in_a_row > self.max_in_a_row or self.num_skipped > self.max_skipped:
             raise SpikeError(
-                f"In {where}: {reason}. {self._num_in_a_row} updates in a row were or would be skipped, "
-                f"{self.num_skipped} in all, and SpikeGuard(max_in_a_row={self.max_in_a_row}, "
-                f"max_skipped={self.max_skipped}) allows no more. The weights are those after step {step}: look at the "
-                "data, lower the learning rate, or go on from an earlier checkpoint.",
+                f"In {where}: {reason}. {self._num_in_a_row} updates in a row were or would be "
+                f"skipped, {self.num_skipped} in all, and "
+                f"SpikeGuard(max_in_a_row={self.max_in_a_row}, max_skipped={self.max_skipped}) "
+                f"allows no more. The weights are those after step {step}: look at the data, lower "
+                "the learning rate, or go on from an earlier checkpoint.",
                 step,
                 self.num_skipped,
             )
@@ -390,9 +437,16 @@ class SpikeGuard(Callback):
         trainer.log_metrics(self._counts(), trainer.global_step)
 
     def _counts(self) -> dict[str, float]:
-        counts = {"skipped": self.num_skipped, "out_of_range": self.num_out_of_range, "returns": self.num_returns}
+        counts = {
+            "skipped": self.num_skipped,
+            "out_of_range": self.num_out_of_range,
+            "returns": self.num_returns,
+        }
         return {f"spike_guard/{name}": float(count) for name, count in counts.items() if count}
 
 
 def _where(trainer: Trainer) -> str:
-    return f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step {trainer.global_step}"
+    return (
+        f"batch {trainer.progress.batch} of epoch {trainer.progress.epoch}, after step "
+        f"{trainer.global_step}"
+    )

@@ -17,7 +17,11 @@ class StepState:
 
     def __init__(self, module: nn.Module, strategy: Strategy) -> None:
         self._place = strategy.accelerator, strategy.root_device
-        self._names = [(part, name) for part in module.modules() for name, _ in part.named_buffers(recurse=False)]
+        self._names = [
+            (part, name)
+            for part in module.modules()
+            for name, _ in part.named_buffers(recurse=False)
+        ]
 
     def keep(self) -> None:
         """A step begins."""
@@ -26,7 +30,9 @@ class StepState:
         self._random_state = collect_random_state(*self._place)
 
     def put_back(self) -> None:
-        """The step that began last hasn't been. A module may have a new tensor for a buffer: it gets the old one."""
+        """The step that began last hasn't been. A module may have a new tensor for a buffer: it
+        gets the old one.
+        """
         for (part, name), (buffer, values) in zip(self._names, self._kept, strict=True):
             buffer.detach().copy_(values)
             setattr(part, name, buffer)

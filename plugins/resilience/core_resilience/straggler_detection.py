@@ -29,16 +29,25 @@ if TYPE_CHECKING:
 
 _FILE = "ranks.json"
 _WRITES_EVERY_S = 30.0
-_WAITS = ("reduce", "all_gather", "broadcast", "barrier", "gather_objects", "reduce_boolean_decision")
+_WAITS = (
+    "reduce",
+    "all_gather",
+    "broadcast",
+    "barrier",
+    "gather_objects",
+    "reduce_boolean_decision",
+)
 _WAITS_OF_LINE = ("barrier", "broadcast_object", "gather_objects")
 
 
 class StragglerDetection(Callback):
-    """Names the rank that is behind the others for long, in which phase of a step, and at which line.
+    """Names the rank that is behind the others for long, in which phase of a step, and at which
+    line.
 
-    Ranks that train together all have the same time of a step: they wait for the slowest. Each rank measures what it
-    does before it waits, by phase. Every so many steps all exchange these few numbers, and compare them with each other
-    and with how they change. A run of one process has nothing to compare.
+    Ranks that train together all have the same time of a step: they wait for the slowest. Each rank
+    measures what it does before it waits, by phase. Every so many steps all exchange these few
+    numbers, and compare them with each other and with how they change. A run of one process has
+    nothing to compare.
 
     | phase | time of |
     | --- | --- |
@@ -48,10 +57,11 @@ class StragglerDetection(Callback):
     | `optimizer` | the optimizer's step |
     | `hooks` | clipping and other callbacks |
 
-    Those three in the middle are the wall's time under `ddp`, and the GPU's there where it has one. Under strategies
-    that communicate within forward and backward, such as fsdp, these two are CPU time of the thread, and not measured
-    on a GPU; `hooks` isn't either. With manual optimization, and engines that step by themselves, `data` is measured
-    alone. Time in which ranks wait for each other in methods of the strategy never counts.
+    Those three in the middle are the wall's time under `ddp`, and the GPU's there where it has one.
+    Under strategies that communicate within forward and backward, such as fsdp, these two are CPU
+    time of the thread, and not measured on a GPU; `hooks` isn't either. With manual optimization,
+    and engines that step by themselves, `data` is measured alone. Time in which ranks wait for each
+    other in methods of the strategy never counts.
 
     Attributes:
         stragglers: all that were named, oldest first.
@@ -73,21 +83,27 @@ class StragglerDetection(Callback):
 
         Args:
             behind: share of a step that a rank takes longer than the others to be named.
-            every_n_steps: batches of a window, after which ranks exchange their times, and a rank is judged by eight
-                windows.
+            every_n_steps: batches of a window, after which ranks exchange their times, and a rank
+                is judged by eight windows.
             every_s: seconds of a window at least, so that windows of short steps have more batches.
-            dirpath: folder of `ranks.json`, which `core report` draws; by default that of the run's logger, if it has
-                one.
+            dirpath: folder of `ranks.json`, which `core report` draws; by default that of the run's
+                logger, if it has one.
 
         Raises:
             ConfigurationError: arguments that can't be met.
         """
         if not 0 < behind < math.inf or every_n_steps < 1 or every_s < 0:
             raise ConfigurationError(
-                f"StragglerDetection(behind={behind!r}, every_n_steps={every_n_steps!r}, every_s={every_s!r}): "
-                "expected a share above 0, 1 step or more, and no negative time."
+                f"StragglerDetection(behind={behind!r}, every_n_steps={every_n_steps!r}, "
+                f"every_s={every_s!r}): expected a share above 0, 1 step or more, and no negative "
+                "time."
             )
-        self.behind, self.every_n_steps, self.every_s, self._dirpath = behind, every_n_steps, every_s, dirpath
+        self.behind, self.every_n_steps, self.every_s, self._dirpath = (
+            behind,
+            every_n_steps,
+            every_s,
+            dirpath,
+        )
         self.reset_for_fit()
         self._own: OwnTime | None = None
         self._step: MeasuredStep | None = None
@@ -107,8 +123,9 @@ class StragglerDetection(Callback):
         strategy = trainer.strategy
         if Capability.ELASTIC in strategy.capabilities:
             raise UnsupportedError(
-                f"StragglerDetection compares ranks that step together, and those of {type(strategy).__name__} come "
-                "and go, each with steps of its own. Leave the callback out, or use a strategy such as ddp or fsdp.",
+                "StragglerDetection compares ranks that step together, and those of "
+                f"{type(strategy).__name__} come and go, each with steps of its own. Leave the "
+                "callback out, or use a strategy such as ddp or fsdp.",
                 capability=Capability.ELASTIC,
             )
 
@@ -123,9 +140,9 @@ class StragglerDetection(Callback):
             return
         if strategy.data_parallel_size != strategy.world_size:
             raise UnsupportedError(
-                f"StragglerDetection compares ranks that do the same work, each on its own samples, and of "
-                f"{strategy.world_size} ranks of {type(strategy).__name__} only {strategy.data_parallel_size} do. "
-                "Leave the callback out."
+                "StragglerDetection compares ranks that do the same work, each on its own "
+                f"samples, and of {strategy.world_size} ranks of {type(strategy).__name__} only "
+                f"{strategy.data_parallel_size} do. Leave the callback out."
             )
         self._hosts = strategy.broadcast(strategy.gather_objects(socket.gethostname()))
         self._times, self._picture = RankTimes(self.behind), PictureOfRanks()
@@ -142,7 +159,9 @@ class StragglerDetection(Callback):
         """All ranks. The end of an epoch and the opening of a loader are no part of a step."""
         self._drop()
 
-    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. The batch is there."""
         step, own = trainer.running_step, self._own
         if own is None or step is None:
@@ -163,7 +182,9 @@ class StragglerDetection(Callback):
         if self._step is not None:
             self._step.end_backward()
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. Exchange times, if a window is full."""
         if self._own is None:
             return
@@ -178,7 +199,9 @@ class StragglerDetection(Callback):
         """All ranks. A validation is no part of a step."""
         self._drop()
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """All ranks. A save is no part of a step: one rank writes, or each waits for all."""
         self._drop()
 
@@ -200,11 +223,18 @@ class StragglerDetection(Callback):
 
     def _end_window(self, trainer: Trainer, own: OwnTime) -> None:
         """All ranks. Exchange the window's times, and judge."""
-        strategy, num_batches, first, step = trainer.strategy, self._num_batches, self._begins_at, trainer.global_step
+        strategy, num_batches, first, step = (
+            trainer.strategy,
+            self._num_batches,
+            self._begins_at,
+            trainer.global_step,
+        )
         passed_s = (time.monotonic() - self._began_s) / num_batches
         sent = torch.tensor([*own.take(num_batches), passed_s], device=strategy.root_device)
         gathered = strategy.all_gather(sent).cpu().double()
-        self._window = max(self.every_n_steps, math.ceil(self.every_s / max(float(gathered[:, -1].max()), 1e-6)))
+        self._window = max(
+            self.every_n_steps, math.ceil(self.every_s / max(float(gathered[:, -1].max()), 1e-6))
+        )
         self._begins_at, self._num_windows = step, self._num_windows + 1
         if self._num_windows == 1:  # the first steps set things up
             return
@@ -219,13 +249,19 @@ class StragglerDetection(Callback):
 
     def _judge(self, trainer: Trainer, own: OwnTime) -> None:
         """All ranks, which have the same numbers, and so decide alike."""
-        self._named -= {rank for rank, share in enumerate(self._times.shares()) if share < self.behind / 2}
+        self._named -= {
+            rank for rank, share in enumerate(self._times.shares()) if share < self.behind / 2
+        }
         found = [each for each in self._times.find() if each.rank not in self._named]
-        suspects = {each.rank: PHASES[each.phase] for each in [*self._times.find(NUM_WINDOWS // 2), *found]}
+        suspects = {
+            each.rank: PHASES[each.phase] for each in [*self._times.find(NUM_WINDOWS // 2), *found]
+        }
         for each in found:
             if each.rank in self._suspects:  # its line was looked for, for a window at least
                 self._name(each, trainer)
-        self._suspects = {rank: phase for rank, phase in suspects.items() if rank not in self._named}
+        self._suspects = {
+            rank: phase for rank, phase in suspects.items() if rank not in self._named
+        }
         wanted = self._suspects.get(trainer.strategy.global_rank)
         if self._sampler is not None and self._sampler.wanted != wanted:
             self._end_sampler()
@@ -235,7 +271,11 @@ class StragglerDetection(Callback):
     def _name(self, found: Behind, trainer: Trainer) -> None:
         """All ranks. Ask the rank for its line, and name it."""
         self._named.add(found.rank)
-        own = self._end_sampler(PHASES[found.phase]) if trainer.strategy.global_rank == found.rank else ""
+        own = (
+            self._end_sampler(PHASES[found.phase])
+            if trainer.strategy.global_rank == found.rank
+            else ""
+        )
         straggler = Straggler(
             rank=found.rank,
             host=self._hosts[found.rank],
@@ -275,7 +315,11 @@ class StragglerDetection(Callback):
     def _write(self, trainer: Trainer) -> None:
         """Rank 0 writes the file, if the run has a folder."""
         self._written_s = time.monotonic()
-        if not trainer.is_global_zero or not self._picture.columns or not (self._dirpath or trainer.loggers):
+        if (
+            not trainer.is_global_zero
+            or not self._picture.columns
+            or not (self._dirpath or trainer.loggers)
+        ):
             return
         folder = Path(self._dirpath or trainer.log_dir)
         columns = [

@@ -16,7 +16,9 @@ class Net(Module):
     def __init__(self, num_optimizers=1, norm=nn.BatchNorm1d):
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(4, 8), norm(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False))
+        self.net = nn.Sequential(
+            nn.Linear(4, 8), norm(8), nn.Dropout(0.3), nn.Linear(8, 2, bias=False)
+        )
         self.register_buffer("count", torch.zeros(1))
         self.num_optimizers, self.num_calls = num_optimizers, 0
 
@@ -30,7 +32,10 @@ class Net(Module):
             return [torch.optim.Adam(self.net[index].parameters(), lr=0.01) for index in (0, 1, 3)]
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 class Keep(Callback):
@@ -48,12 +53,25 @@ class Keep(Callback):
         for optimizer in trainer.strategy.optimizers:
             tensors += [value for state in optimizer.state.values() for value in state.values()]
             tensors += [torch.tensor(group["lr"]) for group in optimizer.param_groups]
-        self.tensors = [getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors]
+        self.tensors = [
+            getattr(each.detach(), "to_local", each.detach)().clone() for each in tensors
+        ]
         self.tensors.append(torch.get_rng_state())
 
 
-def fit(rank, data, *callbacks, keep=None, num_optimizers=1, norm=nn.BatchNorm1d, ckpt_path=None, **options):
-    """Train with batches of two, or on those that `data` yields. Returns what was kept, and the number of steps."""
+def fit(
+    rank,
+    data,
+    *callbacks,
+    keep=None,
+    num_optimizers=1,
+    norm=nn.BatchNorm1d,
+    ckpt_path=None,
+    **options,
+):
+    """Train with batches of two, or on those that `data` yields. Returns what was kept, and the
+    number of steps.
+    """
     keep = keep or Keep()
     torch.manual_seed(rank.backend.num_processes)
     trainer = rank.trainer(callbacks=[keep, *callbacks], **{"max_epochs": 1, **options})

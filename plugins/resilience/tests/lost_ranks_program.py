@@ -39,7 +39,11 @@ def allocate(num_samples):
 def phase(name):
     """Die here, if this is the phase, the rank and a step of the plan."""
     if OWN["phase"] == name and OWN["rank"] == RANK:
-        if name not in ("meet", "set up") and trainer.global_step < OWN["step"] and name != "validate":
+        if (
+            name not in ("meet", "set up")
+            and trainer.global_step < OWN["step"]
+            and name != "validate"
+        ):
             return
         if FAULT == "hang":
             time.sleep(1000)
@@ -92,7 +96,9 @@ class Net(Module):
 
     def configure_optimizers(self):
         counts = {"params": self.times_seen.parameters(), "momentum": 0.0, "lr": 1.0}
-        optimizer = torch.optim.SGD([{"params": self.layers.parameters()}, counts], lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(
+            [{"params": self.layers.parameters()}, counts], lr=0.01, momentum=0.9
+        )
         optimizer.register_step_pre_hook(lambda *_: phase("optimizer"))
         return optimizer
 
@@ -123,7 +129,9 @@ trainer = Trainer(
     callbacks=[MemoryCheckpoint(), goodput, Steps()],
     enable_progress_bar=False,
     enable_model_summary=False,
-    watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3)) if FAULT == "hang" else None,
+    watch=WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=3))
+    if FAULT == "hang"
+    else None,
 )
 batch_size = microbatch_size(6) if FAULT == "memory" else 1
 trainer.fit(
@@ -133,7 +141,8 @@ trainer.fit(
     ckpt_path="last",
 )
 weights = [
-    (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().flatten() for each in net.parameters()
+    (each.full_tensor() if hasattr(each, "full_tensor") else each).detach().flatten()
+    for each in net.parameters()
 ]
 phase("end")
 if RANK == 0:

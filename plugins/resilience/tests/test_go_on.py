@@ -63,7 +63,9 @@ def run(folder, script, *options):
 def rounds(folder):
     """Of each round, who is there: rank and size, node and process."""
     found = {}
-    for line in re.finditer(r"(\d+): (\d+) of (\d+) on (\d+) pid (\d+)", (folder / "log").read_text()):
+    for line in re.finditer(
+        r"(\d+): (\d+) of (\d+) on (\d+) pid (\d+)", (folder / "log").read_text()
+    ):
         number, rank, size, node, pid = map(int, line.groups())
         found.setdefault(number, {})[rank] = size, node, pid
     return [found[number] for number in sorted(found)]
@@ -91,12 +93,17 @@ def test_a_killed_rank_is_replaced_and_the_others_stay(tmp_path):
     before, after = rounds(tmp_path)
     assert (before[1], before[2]) == (after[1], after[2])
     assert before[0] != after[0]
-    assert "Rank 0 was killed by SIGKILL. All ranks leave their step and their group, and meet again." in errors
+    assert (
+        "Rank 0 was killed by SIGKILL. All ranks leave their step and their group, and meet again."
+        in errors
+    )
     assert "3 processes run the script again, after " in errors
 
 
 def test_it_goes_on_with_fewer_in_multiples(tmp_path):
-    code, _, errors = run(tmp_path, KILL_0, "--devices", "4", "--min-devices", "2", "--multiple-of", "2")
+    code, _, errors = run(
+        tmp_path, KILL_0, "--devices", "4", "--min-devices", "2", "--multiple-of", "2"
+    )
     assert code == 0, errors
     before, after = rounds(tmp_path)
     assert {pid for _, _, pid in after.values()} < {pid for _, _, pid in before.values()}
@@ -168,18 +175,30 @@ def test_a_process_that_stays_keeps_no_object_of_an_earlier_round(tmp_path):
     """
     code, output, errors = run(tmp_path, script, "--devices", "2")
     assert code == 0, errors
-    assert [line for line in output.splitlines() if line.startswith("0")] == ["0 0 1", "0 1 1", "0 2 1", "0 3 1"]
+    assert [line for line in output.splitlines() if line.startswith("0")] == [
+        "0 0 1",
+        "0 1 1",
+        "0 2 1",
+        "0 3 1",
+    ]
 
 
-@pytest.mark.parametrize(("name", "found"), [("package.train", "package.train"), ("package", "package.__main__")])
+@pytest.mark.parametrize(
+    ("name", "found"), [("package.train", "package.train"), ("package", "package.__main__")]
+)
 def test_a_module_of_a_package(tmp_path, name, found):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "other.py").write_text("word = 'hello'\n")
-    text = "import os, sys\nfrom .other import word\nprint(word, *sys.argv[1:], __spec__.name, flush=True)\n"
+    text = (
+        "import os, sys\nfrom .other import word\nprint(word, *sys.argv[1:], __spec__.name, "
+        "flush=True)\n"
+    )
     text += "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\n"
     (tmp_path / "package" / f"{found.partition('.')[2]}.py").write_text(text)
-    program = programs.start([*programs.CORE, "go-on", "--devices", "1", "-m", name, "--lr", "1"], cwd=tmp_path)
+    program = programs.start(
+        [*programs.CORE, "go-on", "--devices", "1", "-m", name, "--lr", "1"], cwd=tmp_path
+    )
     output, errors = program.communicate(timeout=60 * slowness())
     assert program.returncode == 0, errors
     assert output.splitlines() == [f"hello --lr 1 {found}"] * 2
@@ -208,12 +227,18 @@ def test_an_error_of_the_script_ends_the_run(tmp_path):
 
 def test_losses_are_limited(tmp_path):
     code, _, errors = run(
-        tmp_path, "os.kill(os.getpid(), 9) if rank else rest()", "--devices", "2", "--max-losses", "2"
+        tmp_path,
+        "os.kill(os.getpid(), 9) if rank else rest()",
+        "--devices",
+        "2",
+        "--max-losses",
+        "2",
     )
     assert code == 1
     assert len(rounds(tmp_path)) == 3
     assert errors.splitlines()[-1] == (
-        "core go-on: Rank 1 was killed by SIGKILL, and more than 2 losses end the run (--max-losses)."
+        "core go-on: Rank 1 was killed by SIGKILL, and more than 2 losses end the run "
+        "(--max-losses)."
     )
 
 
@@ -261,24 +286,41 @@ def is_running(pid):
 @pytest.mark.parametrize("least_nodes", [1, 2])
 def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
     port = str(reserve_port(request))
-    options = ["--devices", "2", "--num-nodes", "2", "--min-nodes", str(least_nodes), "--main-port", port]
+    options = [
+        "--devices",
+        "2",
+        "--num-nodes",
+        "2",
+        "--min-nodes",
+        str(least_nodes),
+        "--main-port",
+        port,
+    ]
     script = "if number == 0: rest()"
     first = start(tmp_path, script, *options)
     second = start(tmp_path, script, *options, "--node-rank", "1")
     before = await_rounds(tmp_path, 1, 4)[0]
-    strangers = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(4)]  # the last one says nothing
-    for stranger, said in zip(strangers, (b"GET / HTTP/1.1\n", b'{"of": 0}\n', b"[" * 60_000 + b"\n"), strict=False):
+    # the last one says nothing
+    strangers = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(4)]
+    for stranger, said in zip(
+        strangers, (b"GET / HTTP/1.1\n", b'{"of": 0}\n', b"[" * 60_000 + b"\n"), strict=False
+    ):
         stranger.sendall(said)
     assert [node for _, node, _ in (before[rank] for rank in range(4))] == [0, 0, 1, 1]
     second.kill()
     ends = [first]
     if least_nodes == 2:
-        wait_until(lambda: re.search("Node 1 was lost(.|\n)*wait for more", first.errors()), "the loss of node 1")
+        wait_until(
+            lambda: re.search("Node 1 was lost(.|\n)*wait for more", first.errors()),
+            "the loss of node 1",
+        )
         ends.append(start(tmp_path, script, *options, "--node-rank", "1"))
     for each in ends:
         _, errors = each.communicate(timeout=60 * slowness())
         assert each.returncode == 0, errors
-    waits = first.errors().count("core go-on: 1 of 2 nodes are there, and wait for more at 127.0.0.1.")
+    waits = first.errors().count(
+        "core go-on: 1 of 2 nodes are there, and wait for more at 127.0.0.1."
+    )
     assert waits >= least_nodes - 1
     after = rounds(tmp_path)[-1]
     assert len(after) == 2 * least_nodes
@@ -298,13 +340,27 @@ def test_a_lost_node_is_replaced_or_left_out(tmp_path, request, least_nodes):
 def test_a_node_heeds_no_launcher_without_its_token(tmp_path, said, text):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        node = start(tmp_path, "", "--devices", "1", "--num-nodes", "2", "--node-rank", "1", "--main-port", str(port))
+        node = start(
+            tmp_path,
+            "",
+            "--devices",
+            "1",
+            "--num-nodes",
+            "2",
+            "--node-rank",
+            "1",
+            "--main-port",
+            str(port),
+        )
         connection = server.accept()[0]
         connection.sendall(said)
         _, errors = node.communicate(timeout=60 * slowness())
         connection.close()
     assert node.returncode == 1
-    assert f"at 127.0.0.1:{port} the launcher of node 0 with this node's token, and what is there {text}. " in errors
+    assert (
+        f"at 127.0.0.1:{port} the launcher of node 0 with this node's token, and what is there "
+        f"{text}. " in errors
+    )
     assert not (tmp_path / "log").exists()
 
 
@@ -347,14 +403,19 @@ def link(path):
     ],
     ids=["another token", "others write", "others write beside", "planted", "link", "link to all"],
 )
-def test_states_that_another_may_have_planted_are_neither_read_nor_removed(kept, monkeypatch, capsys, change):
+def test_states_that_another_may_have_planted_are_neither_read_nor_removed(
+    kept, monkeypatch, capsys, change
+):
     folder = kept_states.copy_to_disk("go-on-1")
     shutil.rmtree(kept)
     change(folder, monkeypatch)
     kept_states.copy_to_memory("go-on-1")
     kept_states.remove_from_disk("go-on-1")
     assert not kept.exists()
-    assert "isn't read: expected a folder that this user's core go-on has made" in capsys.readouterr().err
+    assert (
+        "isn't read: expected a folder that this user's core go-on has made"
+        in capsys.readouterr().err
+    )
     assert len(list(kept.parent.rglob("state"))) == 1
 
 
@@ -370,14 +431,18 @@ def test_the_token_is_made_once_for_this_user_alone(tmp_path, monkeypatch):
     assert own_token() == own_token()
     [file] = (tmp_path / "core").iterdir()
     file.chmod(0o640)
-    with pytest.raises(LaunchError, match=r"isn't this user's alone; delete it\. Set CORE_GO_ON_TOKEN to a secret"):
+    with pytest.raises(
+        LaunchError, match=r"isn't this user's alone; delete it\. Set CORE_GO_ON_TOKEN to a secret"
+    ):
         own_token()
 
 
 def test_a_port_that_is_taken(tmp_path, request):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        program = start(tmp_path, "", "--devices", "1", "--num-nodes", "2", "--main-port", str(port))
+        program = start(
+            tmp_path, "", "--devices", "1", "--num-nodes", "2", "--main-port", str(port)
+        )
         _, errors = program.communicate(timeout=60 * slowness())
     assert program.returncode == 1
     assert f"core go-on can't listen on port {port} of 127.0.0.1: " in errors

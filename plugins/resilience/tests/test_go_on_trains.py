@@ -16,9 +16,24 @@ NUM_STEPS = "16"
 
 
 def start(folder, strategy, size, plan, *options, **variables):
-    """Start the program. Its plan has a phase, step and rank for each round, in which a process kills itself."""
-    command = [*programs.CORE, "go-on", "--devices", str(size), *options, PROGRAM, strategy, NUM_STEPS]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": str(folder)} | variables
+    """Start the program. Its plan has a phase, step and rank for each round, in which a process
+    kills itself.
+    """
+    command = [
+        *programs.CORE,
+        "go-on",
+        "--devices",
+        str(size),
+        *options,
+        PROGRAM,
+        strategy,
+        NUM_STEPS,
+    ]
+    env = (
+        os.environ
+        | {"OMP_NUM_THREADS": "1", "PLAN": json.dumps(plan), "CORE_MEMORY_FOLDER": str(folder)}
+        | variables
+    )
     env["CORE_GO_ON_TOKEN"] = "secret"
     return programs.start(command, cwd=folder, env=env)
 
@@ -41,7 +56,9 @@ def undisturbed(tmp_path_factory):
 def check(weights, undisturbed):
     torch.testing.assert_close(weights, undisturbed, rtol=0, atol=1e-12)
     times_seen = -12 * weights[-96:]  # a step of 12 samples adds a twelfth for each
-    torch.testing.assert_close(times_seen, torch.full_like(times_seen, int(NUM_STEPS) * 12 / 96), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        times_seen, torch.full_like(times_seen, int(NUM_STEPS) * 12 / 96), rtol=0, atol=1e-9
+    )
 
 
 def fault(phase, step, rank):
@@ -50,12 +67,15 @@ def fault(phase, step, rank):
 
 def test_ranks_are_killed_twice_in_a_row_and_while_saving(tmp_path, undisturbed):
     began_s = time.monotonic()
-    weights, errors = train(tmp_path, "ddp", 2, [fault("forward", 5, 1), fault("meet", 5, 0), fault("save", 9, 1)])
+    weights, errors = train(
+        tmp_path, "ddp", 2, [fault("forward", 5, 1), fault("meet", 5, 0), fault("save", 9, 1)]
+    )
     check(weights, undisturbed)
     assert errors.count("was killed by SIGKILL") == 3
     seconds = json.loads((tmp_path / "goodput.json").read_text())
     assert seconds["lost"] > 0
-    assert sum(seconds.values()) < time.monotonic() - began_s  # no time counts twice where a process stays
+    # no time counts twice where a process stays
+    assert sum(seconds.values()) < time.monotonic() - began_s
 
 
 @pytest.mark.slow
@@ -63,7 +83,10 @@ def test_ranks_are_killed_twice_in_a_row_and_while_saving(tmp_path, undisturbed)
 def test_a_rank_is_killed_in_each_phase(tmp_path, undisturbed, strategy, size):
     phases = "set up", "data", "backward", "meet", "optimizer", "save", "validate", "forward", "end"
     ranks = 1, 0, size - 1, 0, 1, 0, size - 1, 0, 1
-    plan = [fault(phase, step, rank) for step, (phase, rank) in enumerate(zip(phases, ranks, strict=True))]
+    plan = [
+        fault(phase, step, rank)
+        for step, (phase, rank) in enumerate(zip(phases, ranks, strict=True))
+    ]
     weights, errors = train(tmp_path, strategy, size, plan, "--max-losses", "9")
     check(weights, undisturbed)
     assert errors.count("was killed by SIGKILL") == 9
@@ -87,7 +110,12 @@ def test_a_rank_that_hangs_is_replaced(tmp_path, undisturbed):
 def test_a_batch_that_does_not_fit_is_cut(tmp_path, undisturbed, strategy):
     weights, errors = train(tmp_path, strategy, 2, [], FAULT="memory", MOST_SAMPLES="2")
     check(weights, undisturbed)
-    assert errors.count("Rank 1 ran out of memory. All ranks leave their step and their group, and meet again.") == 2
+    assert (
+        errors.count(
+            "Rank 1 ran out of memory. All ranks leave their step and their group, and meet again."
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,8 +123,9 @@ def test_a_batch_that_does_not_fit_is_cut(tmp_path, undisturbed, strategy):
     [
         (
             {"MOST_SAMPLES": "2", "NORM": "1"},
-            "A step ran out of memory, and its batch can't be cut: BatchNorm1d computes statistics of the whole batch, "
-            "which those of its parts don't equal. Use a smaller batch, or another normalization, such as GroupNorm.",
+            "A step ran out of memory, and its batch can't be cut: BatchNorm1d computes statistics "
+            "of the whole batch, which those of its parts don't equal. Use a smaller batch, or "
+            "another normalization, such as GroupNorm.",
         ),
         pytest.param(
             {"MOST_SAMPLES": "0"},
@@ -125,5 +154,6 @@ def test_the_state_is_on_the_disk_when_it_gives_up(tmp_path, undisturbed):
         kept.rmdir()
     weights, _ = train(tmp_path, "ddp", 2, [])
     check(weights, undisturbed)
-    assert len((tmp_path / "steps").read_text()) == 6 * int(NUM_STEPS)  # batches of rank 0, each once
+    # batches of rank 0, each once
+    assert len((tmp_path / "steps").read_text()) == 6 * int(NUM_STEPS)
     assert not (tmp_path / ".core-go-on").exists()

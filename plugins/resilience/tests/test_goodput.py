@@ -49,9 +49,13 @@ def fit(tmp_path, goodput, ckpt_path=None, **options):
     callbacks = [
         goodput,
         SpikeGuard(),
-        ModelCheckpoint(dirpath=tmp_path, filename="one", every_n_train_steps=2, save_on_train_epoch_end=False),
+        ModelCheckpoint(
+            dirpath=tmp_path, filename="one", every_n_train_steps=2, save_on_train_epoch_end=False
+        ),
     ]
-    trainer = make_trainer(tmp_path, *callbacks, **{"max_epochs": 1, "plugins": [SlowIO()], **options})
+    trainer = make_trainer(
+        tmp_path, *callbacks, **{"max_epochs": 1, "plugins": [SlowIO()], **options}
+    )
     validation = DataLoader(torch.ones(1, 1, 2))
     with pytest.warns(UserWarning, match="SpikeGuard skips"):
         trainer.fit(SlowSteps(), DataLoader(SlowData()), validation, ckpt_path=ckpt_path)
@@ -86,7 +90,9 @@ def test_a_run_that_goes_on_counts_what_it_lost(tmp_path):
     assert seconds["lost"] >= 4 * NAP_S  # the save, what followed it, and what came between
     assert seconds["useful"] >= (2 + 1 + 3) * NAP_S
     # The step after the save is lost, and nothing counts twice.
-    assert went_on_s - ended_s <= sum(seconds.values()) - sum(first.values()) <= time.time() - began_s
+    assert (
+        went_on_s - ended_s <= sum(seconds.values()) - sum(first.values()) <= time.time() - began_s
+    )
 
 
 class Ask(Callback):
@@ -110,7 +116,9 @@ def test_the_process_counts_from_its_start_to_the_first_fit(tmp_path):
 
 def test_the_first_fetch_of_an_epoch_belongs_to_no_save(tmp_path):
     goodput = Goodput()
-    trainer = make_trainer(tmp_path, goodput, ModelCheckpoint(dirpath=tmp_path), max_epochs=2, limit_val_batches=0)
+    trainer = make_trainer(
+        tmp_path, goodput, ModelCheckpoint(dirpath=tmp_path), max_epochs=2, limit_val_batches=0
+    )
     trainer.fit(Tiny(), DataLoader(torch.utils.data.Subset(SlowData(), [0])))
     assert goodput.seconds["data"] >= NAP_S  # of the second epoch; the first is of the start
 
@@ -118,14 +126,19 @@ def test_the_first_fetch_of_an_epoch_belongs_to_no_save(tmp_path):
 def test_shares_are_logged_and_printed(tmp_path, capsys):
     logger = CSVLogger(tmp_path)
     trainer = fit(tmp_path, Goodput(), logger=logger, log_every_n_steps=2)
-    rows = list(csv.DictReader((Path(trainer.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()))
+    rows = list(
+        csv.DictReader(
+            (Path(trainer.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()
+        )
+    )
     logged = [row for row in rows if row["goodput/useful"]]
     assert [row["step"] for row in logged] == ["2", "3"]  # the last one when fit has ended
     for row in logged:
         assert sum(float(row[f"goodput/{part}"]) for part in PARTS) == pytest.approx(1)
     share = r"\d+\.\d%"
     assert re.search(
-        rf"^Goodput {share} of \d+\.\d s; start {share}(, [a-z]+ {share})*\.$",  # without parts that round to 0
+        # without parts that round to 0
+        rf"^Goodput {share} of \d+\.\d s; start {share}(, [a-z]+ {share})*\.$",
         capsys.readouterr().out,
         re.M,
     )
@@ -145,7 +158,9 @@ class BackOnce(Callback):
 
 def test_steps_that_are_done_again_are_lost_and_no_second_counts_twice(tmp_path, capsys):
     goodput, memory = Goodput(verbose=False), MemoryCheckpoint(folder=tmp_path, keep=3)
-    trainer = make_trainer(tmp_path, goodput, memory, BackOnce(memory), max_epochs=1, limit_val_batches=0)
+    trainer = make_trainer(
+        tmp_path, goodput, memory, BackOnce(memory), max_epochs=1, limit_val_batches=0
+    )
     began_s = time.monotonic()
     trainer.fit(SlowSteps(), DataLoader(torch.ones(4, 1, 2)))
     took_s, start_s = time.monotonic() - began_s, goodput.seconds["start"]

@@ -21,7 +21,8 @@ from core_testing import Backend
 from support.tiny import Tiny, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(
-    r"ignore:\w+ has a validation_step\(\), and no validation loader was given", "ignore:SpikeGuard (skips|names)"
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given",
+    "ignore:SpikeGuard (skips|names)",
 )
 BACKENDS = {
     "single_device": Backend(lambda: "single_device", in_process=True),
@@ -62,14 +63,18 @@ CASES = {
     ],
 )
 def test_a_run_that_met_a_bad_batch_equals_one_that_never_saw_it(strategy, case):
-    for (met, steps), (never, expected_steps), num_skipped in BACKENDS[strategy].run(with_and_without, *CASES[case]):
+    for (met, steps), (never, expected_steps), num_skipped in BACKENDS[strategy].run(
+        with_and_without, *CASES[case]
+    ):
         assert num_skipped == 1
         assert steps == expected_steps
         assert all(map(torch.equal, met.tensors, never.tensors))
 
 
 class Smooth(Net):
-    """Without what depends on the ranks: the norm of its gradient is the same on any number of them."""
+    """Without what depends on the ranks: the norm of its gradient is the same on any number of
+    them.
+    """
 
     def __init__(self):
         super().__init__()
@@ -110,7 +115,9 @@ class Losses(Tiny):
 
 
 def fit_losses(tmp_path, rows, guard, module=None, **options):
-    trainer = make_trainer(tmp_path, guard, **({"max_epochs": 1, "enable_checkpointing": False} | options))
+    trainer = make_trainer(
+        tmp_path, guard, **({"max_epochs": 1, "enable_checkpointing": False} | options)
+    )
     trainer.fit(module or Losses(), DataLoader(torch.tensor(rows)))
     return trainer
 
@@ -122,13 +129,18 @@ USUAL = [[1.0, 1.0], [1.2, 1.1], [0.9, 0.9], [1.1, 1.0]]
 @pytest.mark.parametrize(
     ("row", "options", "reason"),
     [
-        ([9.0, 1.0], {}, r"the highest loss, that of rank 0, is 9, out of its recent range from -inf to "),
+        (
+            [9.0, 1.0],
+            {},
+            r"the highest loss, that of rank 0, is 9, out of its recent range from -inf to ",
+        ),
         ([1.0, 9.0], {}, r"the gradient's norm is 12\.7\d*, out of its recent range"),
         ([1.0, float("inf")], {}, r"the loss of rank 0 is nan|the gradient's norm is inf"),
         (
             [0.01, 1.0],
             {"below": 4},
-            r"the lowest loss, that of rank 0, is 0\.01, out of its recent range from 0\.\d* to inf",
+            r"the lowest loss, that of rank 0, is 0\.01, out of its recent range from 0\.\d* to "
+            r"inf",
         ),
         ([1.0, 0.01], {"below": 4}, r"the gradient's norm is 0\.014\d*, out of its recent range"),
     ],
@@ -136,7 +148,8 @@ USUAL = [[1.0, 1.0], [1.2, 1.1], [0.9, 0.9], [1.1, 1.0]]
 def test_what_is_far_out_of_its_range_is_skipped(tmp_path, row, options, reason):
     guard = SpikeGuard(least=4, on_spike="skip", **options)
     with pytest.warns(
-        UserWarning, match=rf"^SpikeGuard skips the update of batch 4 of epoch 0, after step 4: ({reason})"
+        UserWarning,
+        match=rf"^SpikeGuard skips the update of batch 4 of epoch 0, after step 4: ({reason})",
     ):
         trainer = fit_losses(tmp_path, [*USUAL, row, [1.0, 1.0]], guard)
     assert (trainer.global_step, guard.num_skipped) == (5, 1)
@@ -198,9 +211,12 @@ def test_a_rank_without_samples_has_no_loss():
 
 def test_too_many_in_a_row_end_the_run(tmp_path):
     with pytest.raises(
-        SpikeError, match=r"In batch 6 of epoch 0, after step 2: the loss of rank 0 is nan\. 3 updates"
+        SpikeError,
+        match=r"In batch 6 of epoch 0, after step 2: the loss of rank 0 is nan\. 3 updates",
     ) as found:
-        fit_losses(tmp_path, [[1.0, 1.0], NAN, NAN, [1.0, 1.0], NAN, NAN, NAN], SpikeGuard(max_in_a_row=2))
+        fit_losses(
+            tmp_path, [[1.0, 1.0], NAN, NAN, [1.0, 1.0], NAN, NAN, NAN], SpikeGuard(max_in_a_row=2)
+        )
     assert (found.value.step, found.value.num_skipped) == (2, 5)
 
 
@@ -209,9 +225,13 @@ def test_too_many_in_all_end_the_run_also_one_that_went_on(tmp_path):
     trainer = fit_losses(tmp_path, [[1.0, 1.0], NAN, [1.0, 1.0]], guard)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     again = SpikeGuard(max_skipped=2)
-    with pytest.raises(SpikeError, match=r"1 updates in a row were or would be skipped, 3 in all") as found:
+    with pytest.raises(
+        SpikeError, match=r"1 updates in a row were or would be skipped, 3 in all"
+    ) as found:
         make_trainer(tmp_path, again, max_epochs=2).fit(
-            Losses(), DataLoader(torch.tensor([NAN, [1.0, 1.0], NAN])), ckpt_path=tmp_path / "one.ckpt"
+            Losses(),
+            DataLoader(torch.tensor([NAN, [1.0, 1.0], NAN])),
+            ckpt_path=tmp_path / "one.ckpt",
         )
     assert found.value.step == 3
     assert again.state_dict()["values"]["highest loss"] == [1.0, 1.0, 1.0]
@@ -229,14 +249,17 @@ class Engine(SingleDeviceStrategy):
 def test_a_strategy_whose_step_cant_be_skipped_is_refused(tmp_path, name):
     strategy = Engine()
     strategy.adds = Capability[name]
-    with pytest.raises(UnsupportedError, match=r"^SpikeGuard can't skip an update of Engine, which "):
+    with pytest.raises(
+        UnsupportedError, match=r"^SpikeGuard can't skip an update of Engine, which "
+    ):
         fit_losses(tmp_path, USUAL, SpikeGuard(), strategy=strategy)
 
 
 def test_parts_of_gradients_that_nobody_knows_are_refused():
     def fit_apart(rank):
         with pytest.raises(
-            UnsupportedError, match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some"
+            UnsupportedError,
+            match=r"^SpikeGuard adds up the gradient's norm .* and Apart lays out some",
         ):
             rank.trainer(Apart(), max_epochs=1, callbacks=SpikeGuard()).fit(
                 Net(), DataLoader(samples(2, 1)[0], batch_size=2)
@@ -246,9 +269,13 @@ def test_parts_of_gradients_that_nobody_knows_are_refused():
 
 
 def test_runs_that_step_in_other_ways_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"updates of Manual, which has automatic_optimization=False"):
+    with pytest.raises(
+        ConfigurationError, match=r"updates of Manual, which has automatic_optimization=False"
+    ):
         fit_losses(tmp_path, USUAL, SpikeGuard(), Manual())
-    with pytest.raises(ConfigurationError, match=r"this optimizer computes gradients within its step"):
+    with pytest.raises(
+        ConfigurationError, match=r"this optimizer computes gradients within its step"
+    ):
         fit_losses(tmp_path, USUAL, SpikeGuard(), Closure())
     precision = MixedPrecision(torch.bfloat16, scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(ConfigurationError, match=r"with precision='bf16-mixed', whose loss scaler"):

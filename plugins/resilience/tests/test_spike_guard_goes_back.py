@@ -19,7 +19,9 @@ NAN = float("nan")
 BACKENDS = {
     "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
     "fsdp": Backend(lambda: "fsdp", num_processes=2, in_process=True),
-    "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4, in_process=True),
+    "parallel": Backend(
+        lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4, in_process=True
+    ),
 }
 
 
@@ -39,14 +41,18 @@ def guarded(rank, folder, data, guard, memory=(1, 3), others=(), **options):
 
 
 def with_and_without(rank, folder, case):
-    """A run that met bad batches, the last rank's, and one that never saw what is to be left out."""
+    """A run that met bad batches, the last rank's, and one that never saw what is to be left
+    out.
+    """
     case = {"value": 1e4, "undo": 0, "options": {}, **case}
     data = samples(rank.backend.num_processes)
     bad = data.clone()
     bad[case["bad"], -1] = case["value"]
     kept = [number for number in range(len(data)) if number not in case["leaves_out"]]
     guard = SpikeGuard(least=2, window=8, on_spike="go_back", undo=case["undo"])
-    met = guarded(rank, folder, bad.flatten(0, 1), guard, case.get("memory", (1, 3)), **case["options"])
+    met = guarded(
+        rank, folder, bad.flatten(0, 1), guard, case.get("memory", (1, 3)), **case["options"]
+    )
     never = fit(rank, data[kept].flatten(0, 1), **case["options"])
     return met, never, (guard.num_skipped, guard.num_returns)
 
@@ -59,7 +65,8 @@ def check(results, begins, counts):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "parallel"))]
+    "strategy",
+    ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "parallel"))],
 )
 def test_a_run_that_goes_back_equals_one_that_never_saw_the_bad_batch(tmp_path, strategy):
     case = {"bad": [6], "leaves_out": [6], "memory": (4, 1), "options": {"norm": nn.LayerNorm}}
@@ -69,16 +76,30 @@ def test_a_run_that_goes_back_equals_one_that_never_saw_the_bad_batch(tmp_path, 
 CASES = {
     "not finite": ({"bad": [6], "value": NAN, "leaves_out": [6]}, [6], 1),
     "with what led to it": ({"bad": [6], "undo": 2, "leaves_out": [4, 5, 6]}, [4], 1),
-    "kept now and then": ({"bad": [10], "undo": 1, "memory": (4, 2), "leaves_out": [9, 10]}, [8], 1),
+    "kept now and then": (
+        {"bad": [10], "undo": 1, "memory": (4, 2), "leaves_out": [9, 10]},
+        [8],
+        1,
+    ),
     "several in a row": ({"bad": [6, 7], "undo": 1, "leaves_out": [4, 5, 6, 7]}, [5, 4], 2),
     "several apart": ({"bad": [4, 8], "undo": 1, "leaves_out": [3, 4, 7, 8]}, [3, 5], 2),
     "accumulated": (
-        {"bad": [6], "undo": 1, "leaves_out": [4, 5, 6, 7], "options": {"accumulate_grad_batches": 2}},
+        {
+            "bad": [6],
+            "undo": 1,
+            "leaves_out": [4, 5, 6, 7],
+            "options": {"accumulate_grad_batches": 2},
+        },
         [2],
         1,
     ),
     "in each epoch": (
-        {"bad": [6], "leaves_out": [5, 6], "undo": 1, "options": {"max_epochs": 2, "norm": nn.LayerNorm}},
+        {
+            "bad": [6],
+            "leaves_out": [5, 6],
+            "undo": 1,
+            "options": {"max_epochs": 2, "norm": nn.LayerNorm},
+        },
         [5, 15],
         2,
     ),
@@ -105,7 +126,10 @@ def test_what_led_to_it_may_be_of_the_epoch_before(tmp_path):
     data, guard = samples(1), SpikeGuard(least=2, window=8, on_spike="go_back", undo=2)
     bad = data.clone()
     bad[0, 0] = NAN  # in the first epoch no state is from before it
-    with pytest.warns(UserWarning, match=r"goes back from batch 0 of epoch 1, after step 11, to .* up to step 9: the"):
+    with pytest.warns(
+        UserWarning,
+        match=r"goes back from batch 0 of epoch 1, after step 11, to .* up to step 9: the",
+    ):
         met = guarded(Alone(tmp_path), tmp_path, list(bad), guard, max_epochs=2)
     never = fit(Alone(tmp_path), ByEpoch(data, [(0, 10, 11), (0,)]), max_epochs=2)
     check([(met, never, (guard.num_skipped, guard.num_returns))], [9], (2, 1))
@@ -119,17 +143,26 @@ def bad_at(*numbers, num_batches=12):
 
 def test_too_many_in_a_row_end_the_run_though_good_ones_are_made_again(tmp_path):
     guard = SpikeGuard(on_spike="go_back", max_in_a_row=1)
-    with pytest.raises(SpikeError, match=r"^In batch 11 of epoch 0, after step 9: .* 2 updates in a row") as found:
+    with pytest.raises(
+        SpikeError, match=r"^In batch 11 of epoch 0, after step 9: .* 2 updates in a row"
+    ) as found:
         guarded(Alone(tmp_path), tmp_path, bad_at(10, 11), guard, memory=(4, 2))
     assert (found.value.step, found.value.num_skipped) == (9, 2)
 
 
 def test_one_between_them_is_none_in_a_row_and_returns_are_logged(tmp_path):
     guard, found = SpikeGuard(on_spike="go_back", max_in_a_row=1, undo=0), {}
-    look = LambdaCallback(on_train_end=lambda trainer, module: found.update(trainer.callback_metrics))
+    look = LambdaCallback(
+        on_train_end=lambda trainer, module: found.update(trainer.callback_metrics)
+    )
     assert guarded(Alone(tmp_path), tmp_path, bad_at(5, 7, 9), guard, others=[look])[1] == 9
-    assert (guard.num_returns, found["spike_guard/skipped"], found["spike_guard/returns"]) == (3, 3, 3)
-    assert guarded(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12  # another fit has other batches
+    assert (guard.num_returns, found["spike_guard/skipped"], found["spike_guard/returns"]) == (
+        3,
+        3,
+        3,
+    )
+    # another fit has other batches
+    assert guarded(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12
 
 
 class Save(Callback):
@@ -152,7 +185,8 @@ def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
     keep, steps = guarded(Alone(tmp_path), tmp_path, bad_at(10), again, (4, 2), ckpt_path=path)
     assert (keep.starts, steps, again.num_skipped, again.num_returns) == ([9], met[1], 1, 1)
     assert all(map(torch.equal, keep.tensors, met[0].tensors))
-    assert (met[0].num_calls, keep.num_calls) == (11 + 2, 1)  # the module doesn't see what is left out
+    # the module doesn't see what is left out
+    assert (met[0].num_calls, keep.num_calls) == (11 + 2, 1)
     # Batches of other ranks have other samples.
     again.load_state_dict({**guard.state_dict(), "num_ranks": 2, "left_out": [[7, 7]]})
     assert again.state_dict()["left_out"] == [[0, 9], [0, 10]]
@@ -166,10 +200,13 @@ def test_what_cant_go_back_says_so(tmp_path):
 
     guard, one = SpikeGuard(on_spike="go_back", undo=5), bad_at()
     with pytest.raises(
-        ConfigurationError, match=r"^SpikeGuard\(on_spike='go_back'\) goes back to states that a Memory"
+        ConfigurationError,
+        match=r"^SpikeGuard\(on_spike='go_back'\) goes back to states that a Memory",
     ):
         make_trainer(tmp_path, guard, max_epochs=1).fit(Net(), DataLoader(one))
     with pytest.raises(ConfigurationError, match=r"keep=3\) keeps too few states\. Pass keep=4\."):
         guarded(Alone(tmp_path), tmp_path, one, guard, memory=(2, 3))
-    with pytest.raises(UnsupportedError, match=r"^SpikeGuard\(on_spike='go_back'\) can't go back under Engine"):
+    with pytest.raises(
+        UnsupportedError, match=r"^SpikeGuard\(on_spike='go_back'\) can't go back under Engine"
+    ):
         guarded(Alone(tmp_path), tmp_path, one, guard, strategy=Engine())

@@ -1,7 +1,8 @@
 """Slow ranks are named, with phase and line, and healthy runs name nobody.
 
-Ranks nap in the time of a clock of their own, which has beside these naps only what their thread computes: no load of
-the machine changes that. Naps that stand for waiting are taken where ranks wait for each other.
+Ranks nap in the time of a clock of their own, which has beside these naps only what their thread
+computes: no load of the machine changes that. Naps that stand for waiting are taken where ranks
+wait for each other.
 """
 
 import json
@@ -49,7 +50,9 @@ state = State()
 
 @pytest.fixture(autouse=True)
 def own_clock(monkeypatch):
-    monkeypatch.setattr(WallClock, "mark", staticmethod(lambda: time.thread_time() + state.passed_s))
+    monkeypatch.setattr(
+        WallClock, "mark", staticmethod(lambda: time.thread_time() + state.passed_s)
+    )
 
 
 def nap(where, slow):
@@ -102,7 +105,9 @@ class Net(Module):
 
 
 class Waiting(DDPStrategy):
-    """Waits in a barrier, for buffers before the module is called, and for gradients at the end of backward."""
+    """Waits in a barrier, for buffers before the module is called, and for gradients at the end of
+    backward.
+    """
 
     def barrier(self, name=None):
         wait_for()
@@ -128,8 +133,11 @@ class Waiting(DDPStrategy):
 
 def fit(rank, slow, who=1, sleep_s=0.0, **options):
     state.who, state.sleep_s, detection = who, sleep_s, StragglerDetection(**QUICK)
-    meet = LambdaCallback(on_train_batch_start=lambda trainer, *_: trainer.strategy.barrier())  # before each forward
-    trainer = rank.trainer(max_epochs=1, max_steps=NUM_STEPS, callbacks=[Follow(), meet, detection], **options)
+    # before each forward
+    meet = LambdaCallback(on_train_batch_start=lambda trainer, *_: trainer.strategy.barrier())
+    trainer = rank.trainer(
+        max_epochs=1, max_steps=NUM_STEPS, callbacks=[Follow(), meet, detection], **options
+    )
     trainer.fit(Net(slow), DataLoader(Samples(slow)))
     return detection.stragglers, detection.seconds, trainer.log_dir
 
@@ -137,23 +145,29 @@ def fit(rank, slow, who=1, sleep_s=0.0, **options):
 @pytest.mark.parametrize("slow", PHASES[:4])
 def test_the_slow_rank_is_named_with_its_phase(slow):
     """And what the other one waits for it, in the barrier and for its buffers, counts nowhere."""
-    with pytest.warns(UserWarning, match=rf"^StragglerDetection: Rank 0 on .*mostly in {slow}: it takes ") as warned:
+    with pytest.warns(
+        UserWarning, match=rf"^StragglerDetection: Rank 0 on .*mostly in {slow}: it takes "
+    ) as warned:
         (first, seconds, _), (second, _, _) = TWO.run(fit, slow, 0)
     [straggler] = first
     assert (straggler.rank, straggler.phase) == (0, slow)
     assert first == second  # all ranks know
     assert straggler.own_s >= 5 * NAP_S
-    assert straggler.share == pytest.approx(4 / 6, abs=0.1)  # four naps more than the other's four: of six, the median
+    # four naps more than the other's four: of six, the median
+    assert straggler.share == pytest.approx(4 / 6, abs=0.1)
     assert seconds[0][slow] >= 5 * NAP_S
     assert all(seconds[1][phase] < 2 * NAP_S for phase in PHASES)
-    assert len([each for each in warned if "StragglerDetection" in str(each.message)]) == 1  # of rank 0
+    # of rank 0
+    assert len([each for each in warned if "StragglerDetection" in str(each.message)]) == 1
 
 
 def test_what_a_straggler_says():
-    late = Straggler(1, "host", "forward", "", 0.5, 20, 12, own_s=0.25, others_s=0.05, before_s=0.05)
+    late = Straggler(
+        1, "host", "forward", "", 0.5, 20, 12, own_s=0.25, others_s=0.05, before_s=0.05
+    )
     assert str(late) == (
-        "Rank 1 on host is 50% behind the other ranks since step 12, mostly in forward: it takes 250 ms there, the "
-        "others 50 ms, and took 50 ms before."
+        "Rank 1 on host is 50% behind the other ranks since step 12, mostly in forward: it takes "
+        "250 ms there, the others 50 ms, and took 50 ms before."
     )
 
 
@@ -229,7 +243,9 @@ class Validated(Net):
 def test_a_validation_is_no_part_of_a_step():
     def validate(rank):
         detection = StragglerDetection(**QUICK)
-        trainer = rank.trainer(max_epochs=1, max_steps=4, val_check_interval=1, callbacks=[Follow(), detection])
+        trainer = rank.trainer(
+            max_epochs=1, max_steps=4, val_check_interval=1, callbacks=[Follow(), detection]
+        )
         trainer.fit(Validated(""), DataLoader(Samples("")), DataLoader(torch.ones(2, 2)))
         return detection.seconds
 
@@ -247,7 +263,10 @@ def test_times_are_logged_and_written(tmp_path):
     assert [column["first_step"] for column in content["columns"]] == [*range(2, NUM_STEPS, 2)]
     assert [column["last_step"] for column in content["columns"]] == [*range(4, NUM_STEPS + 1, 2)]
     assert all(column["seconds"][1][1] > column["seconds"][0][1] for column in content["columns"])
-    assert "stragglers/behind" in (Path(folder) / "metrics.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert (
+        "stragglers/behind"
+        in (Path(folder) / "metrics.csv").read_text(encoding="utf-8").splitlines()[0]
+    )
 
 
 def test_one_process_has_nothing_to_compare(tmp_path):
@@ -284,29 +303,45 @@ def test_ranks_with_different_work_are_refused(tmp_path):
 
     def fit_split(rank):
         with pytest.raises(
-            UnsupportedError, match=r"of 2 ranks of MeshParallelStrategy only 1 do\. Leave the callback"
+            UnsupportedError,
+            match=r"of 2 ranks of MeshParallelStrategy only 1 do\. Leave the callback",
         ):
-            rank.trainer(max_epochs=1, limit_val_batches=0, callbacks=StragglerDetection()).fit(Split(), loader())
+            rank.trainer(max_epochs=1, limit_val_batches=0, callbacks=StragglerDetection()).fit(
+                Split(), loader()
+            )
 
-    with pytest.raises(UnsupportedError, match=r"^StragglerDetection compares ranks that step together, and those of"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^StragglerDetection compares ranks that step together, and those of",
+    ):
         make_trainer(tmp_path, StragglerDetection(), strategy=Elastic("cpu")).fit(Tiny(), loader())
-    Backend(lambda: MeshParallelStrategy(tensor=2), num_processes=2, data_parallel_size=1, in_process=True).run(
-        fit_split
-    )
+    Backend(
+        lambda: MeshParallelStrategy(tensor=2),
+        num_processes=2,
+        data_parallel_size=1,
+        in_process=True,
+    ).run(fit_split)
 
 
 @pytest.mark.parametrize("options", [{"behind": 0}, {"every_n_steps": 0}, {"every_s": -1}])
 def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match=r"^StragglerDetection\(behind=.*: expected a share above 0, 1 step"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^StragglerDetection\(behind=.*: expected a share above 0, 1 step",
+    ):
         StragglerDetection(**options)
 
 
 def windows(num_windows, noise, num_ranks=2, **slow):
-    """Windows of times that jump by so much, lognormally, and from one on a rank is slow in its first phase."""
+    """Windows of times that jump by so much, lognormally, and from one on a rank is slow in its
+    first phase.
+    """
     generator = torch.Generator().manual_seed(slow.get("seed", 0))
     times = RankTimes(0.05)
     for number in range(num_windows):
-        seconds = 0.01 * torch.exp(noise * torch.randn(num_ranks, 5, generator=generator, dtype=torch.float64))
+        seconds = 0.01 * torch.exp(
+            noise * torch.randn(num_ranks, 5, generator=generator, dtype=torch.float64)
+        )
         if number >= slow.get("begins", 10**9):
             seconds[1, 0] += slow["share"] * 0.05
         times.add(20 * number, seconds)

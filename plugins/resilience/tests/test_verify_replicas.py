@@ -37,7 +37,9 @@ class Net(Module):
 
 
 class Flip(Callback):
-    """Flips bits of one rank at steps: (step, rank, kind, bit); kind is a parameter, moment or buffer."""
+    """Flips bits of one rank at steps: (step, rank, kind, bit); kind is a parameter, moment or
+    buffer.
+    """
 
     def __init__(self, *flips):
         self.flips = flips
@@ -47,14 +49,18 @@ class Flip(Callback):
             if step == trainer.global_step and rank == trainer.strategy.global_rank:
                 weight = module.net[2].weight
                 moments = trainer.strategy.optimizers[0].state[weight]
-                tensor = {"weight": weight, "moment": moments["exp_avg_sq"], "table": module.table}[kind]
+                tensor = {"weight": weight, "moment": moments["exp_avg_sq"], "table": module.table}[
+                    kind
+                ]
                 tensor = getattr(tensor, "to_local", tensor.detach)()
                 flip(tensor, bit % tensor.numel(), bit % 32)
 
 
 def fit(rank, flips, num_batches, every=2, ignore=("seen",), **options):
     verify = VerifyReplicas(every, ignore=ignore, **options)
-    data = torch.randn(2 * num_batches * rank.backend.num_processes, 4, generator=torch.Generator().manual_seed(3))
+    data = torch.randn(
+        2 * num_batches * rank.backend.num_processes, 4, generator=torch.Generator().manual_seed(3)
+    )
     trainer = rank.trainer(max_epochs=1, callbacks=[Flip(*flips), verify])
     error = None
     try:
@@ -73,17 +79,25 @@ WORDS = {
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_the_rank_that_differs_is_named_and_the_run_ends(kind):
-    for differences, steps, error in THREE.run(fit, [(3 if kind == "weight" else 4, 1, kind, 7)], 6):
+    for differences, steps, error in THREE.run(
+        fit, [(3 if kind == "weight" else 4, 1, kind, 7)], 6
+    ):
         difference = Difference(4, (1,), True, WORDS[kind])
         assert (differences, steps, error[1]) == ([difference], 4, difference)
-        begin = f"After step 4 rank 1 differs from the other ranks; the first tensor that isn't alike is {WORDS[kind]}."
+        begin = (
+            "After step 4 rank 1 differs from the other ranks; the first tensor that isn't "
+            f"alike is {WORDS[kind]}."
+        )
         assert error[0].startswith(begin)
 
 
 def test_of_two_ranks_both_are_named():
     for found in TWO.run(fit, [(4, 1, "moment", 3)], 6):
         assert found[0] == [Difference(4, (0, 1), False, WORDS["moment"])]
-        assert "ranks 0, 1 differ from each other, and no majority says which of them is right" in found[2][0]
+        assert (
+            "ranks 0, 1 differ from each other, and no majority says which of them is right"
+            in found[2][0]
+        )
 
 
 def test_a_run_goes_on_with_one_warning_of_each_difference():
@@ -99,7 +113,9 @@ def test_a_run_goes_on_with_one_warning_of_each_difference():
 
 
 def test_a_healthy_run_is_left_alone():
-    """Its batch norms differ between ranks, and its own counter is ignored; unless that is forgotten."""
+    """Its batch norms differ between ranks, and its own counter is ignored; unless that is
+    forgotten.
+    """
     for found in TWO.run(partial(fit, every=1, ignore=("se*",)), [], 6):
         assert found == ([], 6, None)
     for differences, _, _ in TWO.run(partial(fit, every=1, ignore=()), [], 6):
@@ -149,13 +165,20 @@ class Chain(Tiny):
     [
         (lambda: "fsdp", "FSDPStrategy"),
         (Apart, "Apart"),
-        (lambda: MeshParallelStrategy(pipeline=2, parts=["layer.0", "layer.1"]), "MeshParallelStrategy"),
+        (
+            lambda: MeshParallelStrategy(pipeline=2, parts=["layer.0", "layer.1"]),
+            "MeshParallelStrategy",
+        ),
     ],
 )
 def test_strategies_whose_ranks_differ_are_refused(make, name):
     def fit_refused(rank, make, name):
-        trainer = rank.trainer(make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0)
-        with pytest.raises(UnsupportedError, match=rf"^VerifyReplicas compares ranks .* and {name} has none"):
+        trainer = rank.trainer(
+            make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0
+        )
+        with pytest.raises(
+            UnsupportedError, match=rf"^VerifyReplicas compares ranks .* and {name} has none"
+        ):
             trainer.fit(Chain(), loader())
         return trainer.global_step
 
@@ -169,7 +192,12 @@ def test_shards_of_a_mesh_are_compared_with_their_copies():
         assert found[0] == [Difference(2, (1, 3), False, WORDS["weight"])]
 
 
-@pytest.mark.parametrize("options", [{"every_n_steps": 0}, {"on_difference": "stop"}, {"max_returns": 0}])
+@pytest.mark.parametrize(
+    "options", [{"every_n_steps": 0}, {"on_difference": "stop"}, {"max_returns": 0}]
+)
 def test_wrong_arguments_are_refused(options):
-    with pytest.raises(ConfigurationError, match=r"expected 1 step or more, 'end', 'warn' or 'go_back', and 1 or more"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected 1 step or more, 'end', 'warn' or 'go_back', and 1 or more",
+    ):
         VerifyReplicas(**{"every_n_steps": 1} | options)

@@ -1,4 +1,6 @@
-"""A run one of whose ranks was damaged goes back to where all were alike, and ends as an undisturbed one."""
+"""A run one of whose ranks was damaged goes back to where all were alike, and ends as an
+undisturbed one.
+"""
 
 import pytest
 import torch
@@ -39,12 +41,23 @@ def damaged(rank, folder, step, times, every=1):
     verify, keep = VerifyReplicas(3, on_difference="go_back", max_returns=2), Damage(step, times)
     data = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(data, batch_size=4 // rank.backend.num_processes, shuffle=True)
-    fit(rank, loader, verify, MemoryCheckpoint(every, folder), keep=keep, norm=nn.LayerNorm, max_epochs=2)
+    fit(
+        rank,
+        loader,
+        verify,
+        MemoryCheckpoint(every, folder),
+        keep=keep,
+        norm=nn.LayerNorm,
+        max_epochs=2,
+    )
     return keep, verify
 
 
 def damaged_and_not(rank, folder, every):
-    (damage, verify), (other, nothing) = damaged(rank, folder, 7, 1, every), damaged(rank, folder, 7, 0, every)
+    (damage, verify), (other, nothing) = (
+        damaged(rank, folder, 7, 1, every),
+        damaged(rank, folder, 7, 0, every),
+    )
     assert nothing.differences == []
     assert all(map(torch.equal, damage.tensors, other.tensors))
     return damage.starts, [each.step for each in verify.differences]
@@ -60,7 +73,10 @@ def damaged_and_not(rank, folder, every):
 )
 def test_it_goes_back_to_where_all_were_alike(tmp_path, strategy, every, begins):
     backend = BACKENDS[strategy]
-    assert backend.run(damaged_and_not, tmp_path, every) == [([0, begins], [9])] * backend.num_processes
+    assert (
+        backend.run(damaged_and_not, tmp_path, every)
+        == [([0, begins], [9])] * backend.num_processes
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,9 @@ def test_where_it_cant_go_back_it_ends(tmp_path, step, match):
 
 def test_without_kept_states_there_is_no_way_back(tmp_path):
     with pytest.raises(
-        ConfigurationError, match=r"^VerifyReplicas\(on_difference='go_back'\) goes back to states that"
+        ConfigurationError,
+        match=r"^VerifyReplicas\(on_difference='go_back'\) goes back to states that",
     ):
-        make_trainer(tmp_path, VerifyReplicas(3, on_difference="go_back")).fit(Net(), DataLoader(torch.ones(1, 4)))
+        make_trainer(tmp_path, VerifyReplicas(3, on_difference="go_back")).fit(
+            Net(), DataLoader(torch.ones(1, 4))
+        )

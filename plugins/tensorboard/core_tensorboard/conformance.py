@@ -1,4 +1,6 @@
-"""The conformance suites of core-tensorboard. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-tensorboard. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +30,8 @@ class TestTensorBoard(LoggerConformance):
         runs = {file.parent for file in folder.rglob("events.out.tfevents.*")}
         events = [EventAccumulator(str(run)).Reload() for run in runs]
         return [
-            (at.step, name, at.value) for one in events for name in one.Tags()["scalars"] for at in one.Scalars(name)
+            (at.step, name, at.value)
+            for one in events
+            for name in one.Tags()["scalars"]
+            for at in one.Scalars(name)
         ]

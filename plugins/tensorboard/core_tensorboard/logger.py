@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(RunFolderLogger):
-    """Writes event files with torch's own writer, and `hparams.json`. `tensorboard --logdir core_logs` shows them.
+    """Writes event files with torch's own writer, and `hparams.json`.
+    `tensorboard --logdir core_logs` shows them.
 
     Args:
         save_dir: holds the experiments.
         name: of the experiment, a folder in `save_dir`.
-        version: of this run; by default the next number that is free. One that is there already is continued.
+        version: of this run; by default the next number that is free. One that is there already is
+            continued.
         options: go to `torch.utils.tensorboard.SummaryWriter`, such as `flush_secs=10`.
 
     Raises:
@@ -42,7 +44,9 @@ class TensorBoardLogger(RunFolderLogger):
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The writer of torch, for images, histograms and the rest. The event file is opened at the first use."""
+        """The writer of torch, for images, histograms and the rest. The event file is opened at the
+        first use.
+        """
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -59,13 +63,16 @@ class TensorBoardLogger(RunFolderLogger):
             self.experiment.add_scalar(name, to_scalar(name, value), step)
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
-        """Record the options for TensorBoard, and in `hparams.json`. What isn't plain is shown as text."""
+        """Record the options for TensorBoard, and in `hparams.json`. What isn't plain is shown as
+        text.
+        """
         from torch.utils.tensorboard.summary import hparams
 
         super().log_hyperparams(params)
         shown = (bool, int, float, str)
         plain = {
-            name: value if isinstance(value, shown) else str(value) for name, value in flatten_names(params).items()
+            name: value if isinstance(value, shown) else str(value)
+            for name, value in flatten_names(params).items()
         }
         for summary in hparams(plain, {}):
             self.experiment._get_file_writer().add_summary(summary)

@@ -28,7 +28,11 @@ def test_scalars_come_back(tmp_path):
     logger.save()
     events = read(logger)
     assert events.Tags()["scalars"] == ["train/loss", "accuracy"]
-    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+    ]
     assert events.Scalars("train/loss")[1].value == 0.5
     logger.finalize("success")
 

@@ -6,8 +6,8 @@
     class TestAcme(StrategyConformance):
         alias = "acme"
 
-Everything runs on real processes, without a network. A name is imported when it is first used, so that the commands
-`core check` and `core new-plugin` don't wait for torch.
+Everything runs on real processes, without a network. A name is imported when it is first used, so
+that the commands `core check` and `core new-plugin` don't wait for torch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ __all__ = [
 if "pytest" in sys.modules:
     import pytest
 
-    _names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    _names = [
+        module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+    ]
     pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _names))
 
 __getattr__, __dir__ = lazy_exports(__name__)

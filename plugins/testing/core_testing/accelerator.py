@@ -34,10 +34,12 @@ _UNITS = ("_bytes", "_fraction", "_percent", "_count", "_s", "_c", "_w", "_hz", 
 class AcceleratorConformance(Conformance[Accelerator]):
     """All that an accelerator must prove. Subclass it, and set `alias`.
 
-    Every test that touches a device does so in a process of its own. Where the devices are not, those are skipped.
+    Every test that touches a device does so in a process of its own. Where the devices are not,
+    those are skipped.
 
     Attributes:
-        holds_tensors: False for a device that takes whole programs with tensors of the host: none is made on it.
+        holds_tensors: False for a device that takes whole programs with tensors of the host: none
+            is made on it.
         dtype: in which the device trains; float64 where it has that.
         tolerance: by which training on it may differ from training on a CPU.
         timeout_s: after which a process that hangs fails its test.
@@ -50,7 +52,9 @@ class AcceleratorConformance(Conformance[Accelerator]):
     timeout_s: float = 60
 
     def test_detects(self) -> None:
-        """`detect` answers `Found`, `Absent` or `Broken`, with a count or a reason, and the same again."""
+        """`detect` answers `Found`, `Absent` or `Broken`, with a count or a reason, and the same
+        again.
+        """
         answer, again = self._kind.detect(), self._kind.detect()
         assert isinstance(answer, Found | Absent | Broken)
         assert answer == again
@@ -60,7 +64,9 @@ class AcceleratorConformance(Conformance[Accelerator]):
             assert answer.reason
 
     def test_detecting_touches_no_device(self) -> None:
-        """To detect is to look: no context on a device, which would keep the process from being forked."""
+        """To detect is to look: no context on a device, which would keep the process from being
+        forked.
+        """
         assert self._alone(_detect, self._kind)
 
     def test_has_a_name(self) -> None:
@@ -95,7 +101,9 @@ class AcceleratorConformance(Conformance[Accelerator]):
         assert len({device.type for device in devices}) <= 1
 
     def test_names_strategies_that_exist(self) -> None:
-        """`default_strategy` and `adapt_strategy` answer with registered aliases, or refuse with a CoreError."""
+        """`default_strategy` and `adapt_strategy` answer with registered aliases, or refuse with a
+        CoreError.
+        """
         accelerator = self.make()
         for num_devices in (1, 2):
             alias = accelerator.default_strategy(num_devices, 1)
@@ -117,7 +125,9 @@ class AcceleratorConformance(Conformance[Accelerator]):
 
     @on_devices
     def test_keeps_random_state(self) -> None:
-        """Once its state is put back the device draws the same numbers; one without a generator says None."""
+        """Once its state is put back the device draws the same numbers; one without a generator
+        says None.
+        """
         assert self._alone(_draw_again, self.make)
 
     @on_devices
@@ -125,15 +135,21 @@ class AcceleratorConformance(Conformance[Accelerator]):
         """`memory_stats` maps names that end in a unit to numbers."""
         stats = self._alone(_memory, self.make)
         assert all(isinstance(value, float | int) for value in stats.values())
-        assert all(name.endswith(_UNITS) for name in stats), f"names without a unit: {sorted(stats)}"
+        assert all(name.endswith(_UNITS) for name in stats), (
+            f"names without a unit: {sorted(stats)}"
+        )
 
     @on_devices
     def test_trains(self) -> None:
-        """With `strategy="auto"`, training is really on the device, and equals that on a CPU within the tolerance."""
+        """With `strategy="auto"`, training is really on the device, and equals that on a CPU within
+        the tolerance.
+        """
         case = Case("accelerator", dtype=self.dtype)
         backend = Backend(lambda: "auto", self.alias, timeout_s=self.timeout_s)
         run, device = backend.run(_train_and_look, case)[0]
-        assert device == (self._alone(_first_device, self.make).type if self.holds_tensors else "cpu")
+        assert device == (
+            self._alone(_first_device, self.make).type if self.holds_tensors else "cpu"
+        )
         assert_equal_runs(run, reference(case, "cpu", 1), self.tolerance)
 
     @property
@@ -151,7 +167,11 @@ class AcceleratorConformance(Conformance[Accelerator]):
     def absent(self, test: str) -> str | None:
         """The reason why the devices that a test touches aren't here."""
         answer = self._kind.detect() if getattr(getattr(self, test), "on_devices", False) else None
-        return None if answer is None or isinstance(answer, Found) else f"{self.alias}: {answer.reason}"
+        return (
+            None
+            if answer is None or isinstance(answer, Found)
+            else f"{self.alias}: {answer.reason}"
+        )
 
     def _alone(self, function: Any, *args: Any) -> Any:
         """Run the function in a process of its own, which ends with it, and return the result."""

@@ -104,7 +104,9 @@ class TestSafetensors(CheckpointIOConformance):
     """Weights alone, for other programs: other tensors are refused."""
 
     alias = "safetensors"
-    known_failures = {"test_a_state_comes_back": "it holds weights and plain values, and refuses other tensors"}
+    known_failures = {
+        "test_a_state_comes_back": "it holds weights and plain values, and refuses other tensors"
+    }
 
 
 class TestTorchFile(CheckpointIOConformance):
@@ -125,7 +127,13 @@ class TestTorchElastic(ClusterEnvironmentConformance):
 
     alias = "torchelastic"
     variables = {
-        **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"},
+        **{
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+        },
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "a-job"},
     }
     expected = {
@@ -141,12 +149,37 @@ class TestSLURM(ClusterEnvironmentConformance):
 
     alias = "slurm"
     variables = {
-        **{"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
-        **{"SLURM_NODELIST": "node[1-2]", "SLURM_NNODES": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0"},
-        **{"SLURM_JOB_NAME": "train", "SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "node[1-2]"},
-        **{"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"},
+        **{
+            "SLURM_JOB_ID": "77",
+            "SLURM_NTASKS": "4",
+            "SLURM_PROCID": "3",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "1",
+        },
+        **{
+            "SLURM_NODELIST": "node[1-2]",
+            "SLURM_NNODES": "2",
+            "SLURM_STEP_NUM_TASKS": "4",
+            "SLURM_STEP_ID": "0",
+        },
+        **{
+            "SLURM_JOB_NAME": "train",
+            "SLURM_NTASKS_PER_NODE": "2",
+            "SLURM_STEP_NODELIST": "node[1-2]",
+        },
+        **{
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_TASKS_PER_NODE": "2(x2)",
+        },
     }
-    expected = {"world_size": 4, "global_rank": 3, "local_rank": 1, "node_rank": 1, "main_address": "node1"}
+    expected = {
+        "world_size": 4,
+        "global_rank": 3,
+        "local_rank": 1,
+        "node_rank": 1,
+        "main_address": "node1",
+    }
     devices = (2, 2)
     malformed = "SLURM_PROCID"
 
@@ -156,8 +189,16 @@ class TestMPI(ClusterEnvironmentConformance):
 
     alias = "mpi"
     variables = {
-        **{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        **{"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_NODE_RANK": "1", "PMIX_NAMESPACE": "job-1"},
+        **{
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        },
+        **{
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "OMPI_COMM_WORLD_NODE_RANK": "1",
+            "PMIX_NAMESPACE": "job-1",
+        },
         **{"OMPI_MCA_orte_hnp_uri": "1.0;tcp://127.0.0.1:4000", "PMIX_RANK": "1"},
     }
     expected = {"world_size": 2, "global_rank": 1, "local_rank": 1, "node_rank": 0}

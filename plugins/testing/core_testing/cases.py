@@ -21,14 +21,23 @@ def _of_all(kind: type[Optimizer], module: Module, **options: Any) -> Optimizer:
 
 
 def _of_trainable(module: Module) -> Optimizer:
-    return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    return torch.optim.SGD(
+        [p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9
+    )
 
 
 def _in_two_groups(module: Module) -> Optimizer:
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    trained = [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
     weights = [parameter for name, parameter in trained if name.endswith("weight")]
     biases = [parameter for name, parameter in trained if name.endswith("bias")]
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 0.03, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": weights},
+        {"params": biases, "lr": 0.03, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=0.01)
 
 
@@ -63,11 +72,12 @@ class Case:
         begins_apart: every rank has built other weights; those of rank 0 count.
         set_to_none: True to drop gradients in a loop by hand, False to fill them with zeros.
         dtype: of the model and its data.
-        length: of the sequence that each sample is, which attention looks at; None for samples that are none.
+        length: of the sequence that each sample is, which attention looks at; None for samples that
+            are none.
         precision: of strategy and Trainer.
         num_experts: of a mixture after the first layer of each network; 0 for none.
-        in_bfloat16: the optimizer computes in bfloat16, whatever gradients are: the last bit of one in float32 may
-            then change a whole matrix.
+        in_bfloat16: the optimizer computes in bfloat16, whatever gradients are: the last bit of one
+            in float32 may then change a whole matrix.
         needs: capabilities that a strategy must declare for it.
         unless: capabilities that leave no room for it.
     """
@@ -148,7 +158,9 @@ CASES = (
 )
 
 NOISY = Case("noisy", network=networks.Noisy, optimizer=ADAMW, scheduler="step", shuffle=True)
-"""A case with all that a resumed run must restore: momentum, schedule, order of the data, random numbers."""
+"""A case with all that a resumed run must restore: momentum, schedule, order of the data, random
+numbers.
+"""
 
 ASSORTED = Case("assorted", network=networks.Assorted, optimizer=_in_two_groups)
 """A case with all that a checkpoint must hold of a module and its optimizer."""

@@ -58,18 +58,36 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
     kind = "checkpoint io"
     timeout_s: ClassVar[float] = 60
     tests_that_save: ClassVar[tuple[str, ...]] = (
-        *("test_a_state_comes_back", "test_replaces_what_was_there", "test_makes_folders", "test_takes_urls"),
-        *("test_leaves_no_temporary_files", "test_a_failing_save_leaves_what_was_there", "test_survives_a_kill"),
-        *("test_damage_is_found", "test_nothing_is_executed", "test_removes", "test_teardown_is_idempotent"),
+        *(
+            "test_a_state_comes_back",
+            "test_replaces_what_was_there",
+            "test_makes_folders",
+            "test_takes_urls",
+        ),
+        *(
+            "test_leaves_no_temporary_files",
+            "test_a_failing_save_leaves_what_was_there",
+            "test_survives_a_kill",
+        ),
+        *(
+            "test_damage_is_found",
+            "test_nothing_is_executed",
+            "test_removes",
+            "test_teardown_is_idempotent",
+        ),
     )
 
     @pytest.mark.parametrize("num_ranks", [1, 2])
     def test_a_state_comes_back(self, folder: Path, num_ranks: int) -> None:
-        """Nested dicts and lists, tensors of every format and shape, plain types: equal, on the CPU, on all ranks."""
+        """Nested dicts and lists, tensors of every format and shape, plain types: equal, on the
+        CPU, on all ranks.
+        """
         assert all(self._run(_round_trip, num_ranks, folder / "state.ckpt"))
 
     def test_shards_come_back(self, folder: Path) -> None:
-        """Of layout `sharded`, the chunks of all ranks are one tensor, read whole or into chunks again."""
+        """Of layout `sharded`, the chunks of all ranks are one tensor, read whole or into chunks
+        again.
+        """
         if self.make().layout != "sharded":
             pytest.skip(f"{self.alias} has layout {self.make().layout!r}")
         assert all(self._run(_round_trip_of_shards, 2, folder / "shards.ckpt"))
@@ -87,16 +105,22 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
         assert all(self._run(_save_and_load, 1, (folder / "state.ckpt").as_uri()))
 
     def test_leaves_no_temporary_files(self, folder: Path) -> None:
-        """After a save, after a failed one, and after removing: nothing but the checkpoint is there."""
+        """After a save, after a failed one, and after removing: nothing but the checkpoint is
+        there.
+        """
         assert all(self._run(_look_around, 1, folder))
 
     @pytest.mark.parametrize("num_ranks", [1, 2])
     def test_a_failing_save_leaves_what_was_there(self, folder: Path, num_ranks: int) -> None:
-        """A save that can't be written is a CheckpointError on all ranks, and the checkpoint before it still loads."""
+        """A save that can't be written is a CheckpointError on all ranks, and the checkpoint before
+        it still loads.
+        """
         assert all(self._run(_save_in_vain, num_ranks, folder / "state.ckpt"))
 
     def test_survives_a_kill(self, folder: Path) -> None:
-        """Killed at any moment of a save, a process leaves a whole checkpoint: the old one, or the new one."""
+        """Killed at any moment of a save, a process leaves a whole checkpoint: the old one, or the
+        new one.
+        """
         path = folder / "state.ckpt"
         self._run(_save_first, 1, path)
         for part in range(_NUM_KILLS):
@@ -110,7 +134,9 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
 
     @pytest.mark.parametrize("damage", ["shortened", "changed", "emptied"])
     def test_damage_is_found(self, folder: Path, damage: str) -> None:
-        """Damage to any file of a checkpoint makes loading a CheckpointCorruptedError that names the path."""
+        """Damage to any file of a checkpoint makes loading a CheckpointCorruptedError that names
+        the path.
+        """
         assert all(self._run(partial(_load_damaged, damage=damage), 1, folder))
 
     def test_nothing_is_executed(self, folder: Path) -> None:
@@ -128,11 +154,20 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
     def _run(self, function: Callable[..., Any], num_ranks: int, where: Any) -> list[Any]:
         # Several ranks are processes: a CheckpointIO may let threads talk to other ranks.
         is_alone = num_ranks == 1
-        backend = Backend(ParallelStrategy, "cpu", num_ranks, num_ranks, timeout_s=self.timeout_s, in_process=is_alone)
+        backend = Backend(
+            ParallelStrategy,
+            "cpu",
+            num_ranks,
+            num_ranks,
+            timeout_s=self.timeout_s,
+            in_process=is_alone,
+        )
         return backend.run(partial(_with_fabric, self.make), function, where)
 
     def _kill_while_saving(self, path: Path, part: float) -> None:
-        """Kill a child process when it has done this part of a save, by the time that the save before has taken."""
+        """Kill a child process when it has done this part of a save, by the time that the save
+        before has taken.
+        """
         begun, begins = os.pipe()
         if (child := os.fork()) == 0:
             self._save_until_killed(path, begins)
@@ -198,7 +233,9 @@ def _load(storage: CheckpointIO, fabric: Fabric, path: Any) -> dict[str, Any]:
 
 
 def _load_quietly(storage: CheckpointIO, fabric: Fabric, path: Any) -> dict[str, Any]:
-    """Load without the warnings that a CheckpointIO may give besides, such as one of a missing digest."""
+    """Load without the warnings that a CheckpointIO may give besides, such as one of a missing
+    digest.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _load(storage, fabric, path)
@@ -214,10 +251,19 @@ def _small(number: int, weight: torch.Tensor | None = None) -> dict[str, Any]:
 
 
 def _state() -> dict[str, Any]:
-    tensors = {str(dtype): {str(shape): torch.ones(shape).to(dtype) for shape in _SHAPES} for dtype in _DTYPES}
+    tensors = {
+        str(dtype): {str(shape): torch.ones(shape).to(dtype) for shape in _SHAPES}
+        for dtype in _DTYPES
+    }
     strided = torch.arange(12.0).view(3, 4).t()
     plain = {"int": 2**40, "float": 0.1, "none": None, "true": True, "text": "ä", "bytes": b"\0x"}
-    return {"tensors": tensors, "strided": strided, **plain, "list": [1, [torch.ones(2)], {"a": "b"}], "empty": {}}
+    return {
+        "tensors": tensors,
+        "strided": strided,
+        **plain,
+        "list": [1, [torch.ones(2)], {"a": "b"}],
+        "empty": {},
+    }
 
 
 def _round_trip(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
@@ -281,7 +327,8 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
     for number in range(3):
         _save(storage, fabric, path, _small(number))
     _load(storage, fabric, path)  # and so what is written in the background is there
-    names = {entry.name for entry in folder.iterdir()} - {f".{path.name}.digest"}  # a digest may be hidden beside it
+    # a digest may be hidden beside it
+    names = {entry.name for entry in folder.iterdir()} - {f".{path.name}.digest"}
     assert all(name.startswith(path.name) for name in names), f"left in the folder: {sorted(names)}"
     before = _files(folder)
     with pytest.raises(CoreError):
@@ -304,7 +351,11 @@ def _wait_until_empty(folder: Path) -> None:
 
 def _files(folder: Path) -> set[str]:
     # Not rglob: it fails on a folder that is removed in the background meanwhile.
-    return {os.path.relpath(os.path.join(root, name), folder) for root, _, names in os.walk(folder) for name in names}
+    return {
+        os.path.relpath(os.path.join(root, name), folder)
+        for root, _, names in os.walk(folder)
+        for name in names
+    }
 
 
 def _save_in_vain(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
@@ -321,7 +372,9 @@ def _save_first(storage: CheckpointIO, fabric: Fabric, path: Any) -> None:
 
 def _is_whole(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
     state = _load(storage, fabric, path)
-    assert set(state["model"]["weight"].unique().tolist()) == {state["number"]}, "a mixture of two checkpoints"
+    assert set(state["model"]["weight"].unique().tolist()) == {state["number"]}, (
+        "a mixture of two checkpoints"
+    )
     return True
 
 
@@ -336,7 +389,8 @@ def _load_damaged(storage: CheckpointIO, fabric: Fabric, folder: Path, *, damage
     original = folder / "original.ckpt"
     _save(storage, fabric, original, _small(1, torch.arange(1000.0)))
     _load(storage, fabric, original)
-    # A checkpoint may be several files, beside each other or in a folder: each is damaged in a copy of all of them.
+    # A checkpoint may be several files, beside each other or in a folder: each is damaged in a copy
+    # of all of them.
     for name in sorted(name for name in _files(folder) if name.startswith(original.name)):
         victim = folder / "victim"
         shutil.rmtree(victim, ignore_errors=True)

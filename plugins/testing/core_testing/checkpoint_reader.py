@@ -32,13 +32,16 @@ _SAID = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 class CheckpointReaderConformance(Conformance[CheckpointReader]):
     """All that a checkpoint reader must prove. Subclass it, set `alias`, and override `content`.
 
-    What a file must become is known to the reader's author alone: test that on files that the program has written.
+    What a file must become is known to the reader's author alone: test that on files that the
+    program has written.
     """
 
     kind = "checkpoint reader"
 
     def content(self) -> dict[str, Any]:
-        """A small checkpoint as the program saves it, with `torch.save`. Empty: the tests that need one are skipped."""
+        """A small checkpoint as the program saves it, with `torch.save`. Empty: the tests that need
+        one are skipped.
+        """
         return {}
 
     def test_names_its_program(self) -> None:
@@ -64,7 +67,9 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
             "a state of core": _saved({"format": {"version": 1}, "model": weights}),
             "a pickle": pickle.dumps({"weights": [1.0, 2.0]}),
         }
-        assert [name for name, head in others.items() if reader.recognizes(head)] == [], "not of the program"
+        assert [name for name, head in others.items() if reader.recognizes(head)] == [], (
+            "not of the program"
+        )
 
     def test_leaves_other_folders_alone(self) -> None:
         """Every reader is asked for every folder that isn't the core's own."""
@@ -74,7 +79,9 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
             ["config.json", "model.safetensors"],
             ["00000000-00000.data", "00000000-00000.json"],
         )
-        found = [names for names in others if self.make().recognizes_folder("theirs", names) is not None]
+        found = [
+            names for names in others if self.make().recognizes_folder("theirs", names) is not None
+        ]
         assert found == [], "not of the program"
 
     def test_reads_a_file(self, folder: Path) -> None:
@@ -99,10 +106,16 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
         assert first == second
 
     def test_a_damaged_file_is_said(self) -> None:
-        """A section that is missing, or of another type, is read or is an error by which the core names the file."""
+        """A section that is missing, or of another type, is read or is an error by which the core
+        names the file.
+        """
         reader, content = self.make(), self._content()
         for key in content:
-            self._assert_said(reader, {other: value for other, value in content.items() if other != key}, f"no {key!r}")
+            self._assert_said(
+                reader,
+                {other: value for other, value in content.items() if other != key},
+                f"no {key!r}",
+            )
             for junk in _JUNK:
                 self._assert_said(reader, {**content, key: junk}, f"{key!r} is {junk!r}")
 
@@ -117,7 +130,9 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
         except _SAID:
             pass
         except Exception as error:
-            raise AssertionError(f"{what}, and translate raised {type(error).__name__}: {error}") from error
+            raise AssertionError(
+                f"{what}, and translate raised {type(error).__name__}: {error}"
+            ) from error
 
 
 def _saved(content: Any) -> bytes:

@@ -21,14 +21,18 @@ _KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREA
 
 
 class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
-    """All that a cluster environment must prove. Subclass it, set `alias`, and write down what its scheduler sets.
+    """All that a cluster environment must prove. Subclass it, set `alias`, and write down what its
+    scheduler sets.
 
     Attributes:
-        variables: those of one process of a job, as the scheduler sets them. Empty: it is always there.
-        expected: what they mean: `world_size`, `global_rank`, `local_rank`, `node_rank`, and if they are known
-            `main_address` and `main_port`.
-        devices: processes on each node, and nodes, that fit these variables, as `validate` takes them.
-        malformed: one of the variables; a word in the place of its number must be refused. None: there is none.
+        variables: those of one process of a job, as the scheduler sets them. Empty: it is always
+            there.
+        expected: what they mean: `world_size`, `global_rank`, `local_rank`, `node_rank`, and if
+            they are known `main_address` and `main_port`.
+        devices: processes on each node, and nodes, that fit these variables, as `validate` takes
+            them.
+        malformed: one of the variables; a word in the place of its number must be refused. None:
+            there is none.
     """
 
     kind = "cluster environment"
@@ -63,7 +67,9 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
 
     @pytest.mark.usefixtures("nowhere")
     def test_is_absent_elsewhere(self) -> None:
-        """Without its variables, `detect` answers `Absent` with a reason; what is always there has priority 0."""
+        """Without its variables, `detect` answers `Absent` with a reason; what is always there has
+        priority 0.
+        """
         answer = self._kind.detect()
         if self.variables:
             assert isinstance(answer, Absent), answer
@@ -73,13 +79,22 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
             assert answer.priority == 0
 
     def test_detecting_imports_no_torch(self, tmp_path: Path) -> None:
-        """To read variables is all that `detect` does: it imports neither torch nor an extension."""
+        """To read variables is all that `detect` does: it imports neither torch nor an
+        extension.
+        """
         module, _, name = self.registry.spec(self.alias).target.partition(":")
         program = f"import sys, {module} as m; m.{name}.detect(); print('torch' in sys.modules)"
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | dict(
             self.job_variables(tmp_path)
         )
-        done = run_forked(tmp_path / "detect.py", program, [], timeout_s=120, preload="core.registry", env=environment)
+        done = run_forked(
+            tmp_path / "detect.py",
+            program,
+            [],
+            timeout_s=120,
+            preload="core.registry",
+            env=environment,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() == "False"
 
@@ -98,7 +113,9 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
 
     @pytest.mark.usefixtures("job")
     def test_knows_where_to_meet(self) -> None:
-        """The main address is a name, the port a number that any rank could connect to; the same at each call."""
+        """The main address is a name, the port a number that any rank could connect to; the same at
+        each call.
+        """
         environment = self.make()
         address, port = environment.main_address, environment.main_port
         assert isinstance(address, str)
@@ -127,7 +144,9 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
 
     @pytest.mark.usefixtures("job")
     def test_refuses_malformed_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A variable that isn't a number is an error that names it, or makes the environment `Broken`."""
+        """A variable that isn't a number is an error that names it, or makes the environment
+        `Broken`.
+        """
         if self.malformed is None:
             pytest.skip(f"{self.alias} reads no number that can be malformed")
         monkeypatch.setenv(self.malformed, "many")
@@ -167,7 +186,9 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
 
     @pytest.mark.usefixtures("job")
     def test_changes_no_variables(self) -> None:
-        """To ask all of it, and to tear it down twice, leaves the environment's variables as they were."""
+        """To ask all of it, and to tear it down twice, leaves the environment's variables as they
+        were.
+        """
         before = dict(os.environ)
         environment = self.make()
         for name in _NUMBERS:

@@ -1,4 +1,6 @@
-"""Runs suites for `core check`, in a process of its own, and reports each test in a line of JSON."""
+"""Runs suites for `core check`, in a process of its own, and reports each test in a line of
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ SUITES: dict[str, type[Conformance[Any]]] = {}
 _PLAIN: Mapping[str, type[Conformance[Any]]] = {
     suite.kind: suite
     for suite in (
-        *(StrategyConformance, AcceleratorConformance, PrecisionConformance, CheckpointIOConformance),
+        *(
+            StrategyConformance,
+            AcceleratorConformance,
+            PrecisionConformance,
+            CheckpointIOConformance,
+        ),
         *(CheckpointReaderConformance, ClusterEnvironmentConformance, LauncherConformance),
         *(LoggerConformance, CommandConformance),
     )
@@ -59,7 +66,9 @@ markers =
 
 
 def main() -> None:
-    """Run in a child of `core check`: reads a request from standard input, writes events to the pipe that it names."""
+    """Run in a child of `core check`: reads a request from standard input, writes events to the
+    pipe that it names.
+    """
     request = json.load(sys.stdin)
     sys.path[:] = request["path"]
     os.set_inheritable(request["pipe"], False)  # what a test starts must not keep it open
@@ -71,9 +80,12 @@ def main() -> None:
         except Exception:
             reporter.send("error", text=traceback.format_exc())
         else:
-            pytest.main([*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[reporter])
+            pytest.main(
+                [*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[reporter]
+            )
             reporter.send("end", suites=[_describe(name, reporter) for name in SUITES])
-        os._exit(0)  # threads and exit handlers of a plugin don't get the chance to keep this process alive
+        # threads and exit handlers of a plugin don't get the chance to keep this process alive
+        os._exit(0)
 
 
 def _collect(plugins: Iterable[tuple[str, str]], attributes: Mapping[str, Any]) -> None:
@@ -82,8 +94,11 @@ def _collect(plugins: Iterable[tuple[str, str]], attributes: Mapping[str, Any]) 
             SUITES[f"Test_{len(SUITES)}_{re.sub(r'[^a-zA-Z0-9]', '_', name)}"] = suite
 
 
-def find_suites(kind: str, name: str, attributes: Mapping[str, Any]) -> Iterator[type[Conformance[Any]]]:
-    """The suites that the plugin's package ships for it in its module `conformance`, or else the kind's own.
+def find_suites(
+    kind: str, name: str, attributes: Mapping[str, Any]
+) -> Iterator[type[Conformance[Any]]]:
+    """The suites that the plugin's package ships for it in its module `conformance`, or else the
+    kind's own.
 
     Args:
         kind: a key of `core.contract.KINDS`.
@@ -91,9 +106,17 @@ def find_suites(kind: str, name: str, attributes: Mapping[str, Any]) -> Iterator
         attributes: of the suites, such as `options`, set from outside.
     """
     spec = REGISTRIES[kind].spec(name)
-    found = [suite for suite in _shipped(spec) if suite.kind == kind and split_name(suite.alias)[1] == spec.alias]
+    found = [
+        suite
+        for suite in _shipped(spec)
+        if suite.kind == kind and split_name(suite.alias)[1] == spec.alias
+    ]
     for suite in found or [_PLAIN[kind]]:
-        own = {"alias": name, "is_shipped": suite in found, "source": f"{suite.__module__}:{suite.__qualname__}"}
+        own = {
+            "alias": name,
+            "is_shipped": suite in found,
+            "source": f"{suite.__module__}:{suite.__qualname__}",
+        }
         known = {key: value for key, value in attributes.items() if hasattr(suite, key)}
         yield type(suite.__name__, (suite,), own | known)
 
@@ -104,14 +127,19 @@ def _shipped(spec: Spec) -> list[type[Conformance[Any]]]:
     if find_spec(module) is None:
         return []
     values = vars(import_module(module)).values()
-    return [value for value in values if isinstance(value, type) and issubclass(value, Conformance) and value.alias]
+    return [
+        value
+        for value in values
+        if isinstance(value, type) and issubclass(value, Conformance) and value.alias
+    ]
 
 
 def _arguments(folder: Path) -> list[str]:
     file, settings = folder / "test_suites.py", folder / "pytest.ini"
     file.write_text(_FILE)
     settings.write_text(_SETTINGS)
-    without = ["-p", "no:cacheprovider", "-p", "no:randomly"]  # its report has the tests in their order
+    # its report has the tests in their order
+    without = ["-p", "no:cacheprovider", "-p", "no:randomly"]
     return ["-q", "--tb=short", *without, "-c", str(settings), "--rootdir", str(folder), str(file)]
 
 
@@ -124,7 +152,9 @@ class _Reporter(ConformanceReport):
         self._details: dict[str, str] = {}
 
     def send(self, event: str, **content: Any) -> None:
-        """Write one event. If `core check` was killed, nobody reads it, and what runs the kit ends too."""
+        """Write one event. If `core check` was killed, nobody reads it, and what runs the kit ends
+        too.
+        """
         try:
             self._pipe.write(json.dumps({"event": event, **content}) + "\n")
             self._pipe.flush()
@@ -157,7 +187,9 @@ class _Reporter(ConformanceReport):
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test is over, its teardown too."""
         name, details = nodeid.rpartition("::")[2], self._details.get(nodeid, "")
-        row = self.rows.get(nodeid) or CaseResult("", name, None, "failed" if details else "skipped")
+        row = self.rows.get(nodeid) or CaseResult(
+            "", name, None, "failed" if details else "skipped"
+        )
         test = {
             "suite": suite_of(nodeid),
             "name": name,
@@ -196,12 +228,18 @@ def _describe(name: str, reporter: _Reporter) -> dict[str, Any]:
 
 
 def _ground(suite: Any) -> str:
-    """The device of a suite: what it says, or the accelerator's name, or `"simulated"` for a scheduler's variables."""
+    """The device of a suite: what it says, or the accelerator's name, or `"simulated"` for a
+    scheduler's variables.
+    """
     if suite.ground is not None:
         return str(suite.ground)
     if suite.kind == "cluster environment":
         return "simulated" if suite.variables else "cpu"
-    return split_name(suite.alias)[1] if suite.kind == "accelerator" else str(getattr(suite, "accelerator", "cpu"))
+    return (
+        split_name(suite.alias)[1]
+        if suite.kind == "accelerator"
+        else str(getattr(suite, "accelerator", "cpu"))
+    )
 
 
 def _capabilities(suite: Any, rows: list[CaseResult]) -> dict[str, str]:
@@ -212,5 +250,7 @@ def _capabilities(suite: Any, rows: list[CaseResult]) -> dict[str, str]:
         declared = suite().declared()
     if declared is not None:
         for flag in Capability:
-            verdicts.setdefault(str(flag.name), "not tested" if flag in declared else "not declared")
+            verdicts.setdefault(
+                str(flag.name), "not tested" if flag in declared else "not declared"
+            )
     return dict(sorted(verdicts.items()))

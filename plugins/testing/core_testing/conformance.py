@@ -1,4 +1,6 @@
-"""The base of the suites of all kinds: skipped tests, known failures, and the tests of a plugin's package."""
+"""The base of the suites of all kinds: skipped tests, known failures, and the tests of a plugin's
+package.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,21 @@ T = TypeVar("T")
 
 
 class Conformance(PackagingTests, Generic[T]):
-    """The tests of one plugin. Its subclasses, one a kind, are meant to be subclassed by plugin authors.
+    """The tests of one plugin. Its subclasses, one a kind, are meant to be subclassed by plugin
+    authors.
 
     Attributes:
         alias: under which the plugin is offered, also in the qualified form `"core-acme:acme"`.
         options: given to the class or factory.
-        heavy_modules: top-level names of libraries that the plugin's module must not import before it is used.
-        known_failures: reason by name, as in `{"test_pickles": "..."}` or `{"test_reduces[int64]": "..."}`. These are
-            expected to fail; one that passes is a failure of this list.
-        own_process: run each test in a process of its own. For libraries that leave threads or global state behind.
-        ground: what a report calls the ground that it ran on, such as `"simulated"`; None is the accelerator's name.
+        heavy_modules: top-level names of libraries that the plugin's module must not import before
+            it is used.
+        known_failures: reason by name, as in `{"test_pickles": "..."}` or
+            `{"test_reduces[int64]": "..."}`. These are expected to fail; one that passes is a
+            failure of this list.
+        own_process: run each test in a process of its own. For libraries that leave threads or
+            global state behind.
+        ground: what a report calls the ground that it ran on, such as `"simulated"`; None is the
+            accelerator's name.
     """
 
     kind: ClassVar[str]
@@ -51,7 +58,9 @@ class Conformance(PackagingTests, Generic[T]):
         super().__init_subclass__()
         for name in cls.known_failures:
             if not callable(getattr(cls, name.partition("[")[0], None)):
-                raise TypeError(f"{cls.__name__}.known_failures names {name!r}, and there is no such test.")
+                raise TypeError(
+                    f"{cls.__name__}.known_failures names {name!r}, and there is no such test."
+                )
 
     @property
     def registry(self) -> Registry[T]:
@@ -69,7 +78,8 @@ class Conformance(PackagingTests, Generic[T]):
         variables = dict(os.environ)
 
         def work(rank: Rank) -> Any:
-            # A launcher's process has variables of its rank, and may be asked about a job that has others.
+            # A launcher's process has variables of its rank, and may be asked about a job that has
+            # others.
             os.environ.clear()
             os.environ.update(variables)
             return function()
@@ -87,11 +97,16 @@ class Conformance(PackagingTests, Generic[T]):
         return None
 
     def absent(self, test: str) -> str | None:
-        """The reason why a test can't run on this machine, such as missing devices; None if it can."""
+        """The reason why a test can't run on this machine, such as missing devices; None if it
+        can.
+        """
         return None
 
-    def why_not(self, item: pytest.Function, declared: Callable[[], Capability | None]) -> str | None:
-        """The reason why a test that pytest has collected says nothing about this plugin; None if it does.
+    def why_not(
+        self, item: pytest.Function, declared: Callable[[], Capability | None]
+    ) -> str | None:
+        """The reason why a test that pytest has collected says nothing about this plugin; None if
+        it does.
 
         Args:
             item: of a subclass of this suite.
@@ -125,13 +140,19 @@ class Conformance(PackagingTests, Generic[T]):
 
     @pytest.fixture(autouse=True)
     def _gate(self, request: pytest.FixtureRequest) -> None:
-        """Skip what isn't declared, expect known failures, and note both for the table at the end."""
+        """Skip what isn't declared, expect known failures, and note both for the table at the
+        end.
+        """
         if not self.alias:
             pytest.skip(f"{type(self).__name__} names no alias")
         self.keeps_ranks = is_of_the_kit(request.node)
         name = request.node.name
-        report_of(request.config).begin(request.node.nodeid, self.alias, name, marked(request.node, "needs"))
+        report_of(request.config).begin(
+            request.node.nodeid, self.alias, name, marked(request.node, "needs")
+        )
         if reason := self.known_failures.get(name, self.known_failures.get(name.partition("[")[0])):
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-        if reason := self.why_not(request.node, self.declared) or self.absent(request.node.originalname):
+        if reason := self.why_not(request.node, self.declared) or self.absent(
+            request.node.originalname
+        ):
             pytest.skip(reason)

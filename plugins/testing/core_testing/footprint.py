@@ -39,7 +39,8 @@ class Footprint:
 
         Args:
             folder: where temporary files are made; None looks for none.
-            with_ports: look for ports too, for which the kernel lists the connections of the whole machine.
+            with_ports: look for ports too, for which the kernel lists the connections of the whole
+                machine.
         """
         return cls(
             process_group=dist.is_available() and dist.is_initialized(),
@@ -53,7 +54,9 @@ class Footprint:
         )
 
     def beyond(self, earlier: Footprint, kind: str) -> list[str]:
-        """The resources of one kind (an attribute's name) that are here now and weren't at an earlier moment."""
+        """The resources of one kind (an attribute's name) that are here now and weren't at an
+        earlier moment.
+        """
         now, before = getattr(self, kind), getattr(earlier, kind)
         if isinstance(now, bool):
             return ["the default process group"] if now and not before else []
@@ -75,7 +78,8 @@ def _listening_ports() -> frozenset[int]:
         with contextlib.suppress(OSError):
             sockets.add(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
     ports = set()
-    # Fields of a line: 1 is address and port in hex, 3 the state, 9 the socket's number, as in /proc/self/fd.
+    # Fields of a line: 1 is address and port in hex, 3 the state, 9 the socket's number, as in
+    # /proc/self/fd.
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:

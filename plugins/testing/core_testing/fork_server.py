@@ -1,16 +1,18 @@
-"""A program that imports modules, and then runs programs in forks of itself. Started by `core_testing.programs`.
+"""A program that imports modules, and then runs programs in forks of itself. Started by
+`core_testing.programs`.
 
 python fork_server.py NUMBER torch,core:*
 
-NUMBER is that of a socket; `:*` stands for all names of a module, which are imported too. A request is one byte and
-files: a description of the program in JSON, a pipe that gets the process's id, and its exit code when it has ended,
-and the program's own files, whose numbers the description has.
+NUMBER is that of a socket; `:*` stands for all names of a module, which are imported too. A request
+is one byte and files: a description of the program in JSON, a pipe that gets the process's id, and
+its exit code when it has ended, and the program's own files, whose numbers the description has.
 
-The server never runs a program itself, so that it has no threads. Nothing but the standard library is imported here,
-for programs that look at what has been imported.
+The server never runs a program itself, so that it has no threads. Nothing but the standard library
+is imported here, for programs that look at what has been imported.
 
-A program ends as multiprocessing's forks do: its threads have ended, its exit handlers have run, what it wrote is out.
-To take down all that was imported as well would copy its memory, for a quarter of a second.
+A program ends as multiprocessing's forks do: its threads have ended, its exit handlers have run,
+what it wrote is out. To take down all that was imported as well would copy its memory, for a
+quarter of a second.
 """
 
 import atexit
@@ -44,18 +46,21 @@ def import_all(names: str) -> None:
         module = importlib.import_module(module_name)
         for each in module.__all__ if star else ():
             getattr(module, each)
-    # Frozen objects are passed over by later collections, which would otherwise write to pages shared with the forks.
+    # Frozen objects are passed over by later collections, which would otherwise write to pages
+    # shared with the forks.
     gc.collect()
     gc.freeze()
 
 
 def next_request(connection: socket.socket, is_spare: bool = False) -> list[int]:
-    """Serve, and return a request's files in the fork that is to run it. The server itself ends with its client."""
+    """Serve, and return a request's files in the fork that is to run it. The server itself ends
+    with its client.
+    """
     running: dict[int, int] = {}  # pipe by process
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
-    # The end of a child interrupts `select` through this pipe. Python writes to it only where a signal has a handler,
-    # even one that does nothing.
+    # The end of a child interrupts `select` through this pipe. Python writes to it only where a
+    # signal has a handler, even one that does nothing.
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in _FOR_PROGRAMS:
@@ -99,7 +104,9 @@ def _report(reported: int, number: int) -> None:
 
 
 def become(described: int, reported: int, *files: int) -> tuple[Any, dict[str, Any]]:
-    """Turn this fork into the process of a program, as a new interpreter would. Returns its code and its namespace."""
+    """Turn this fork into the process of a program, as a new interpreter would. Returns its code
+    and its namespace.
+    """
     with os.fdopen(described) as file:
         request: dict[str, Any] = json.load(file)
     if request["new_session"]:
@@ -109,7 +116,8 @@ def become(described: int, reported: int, *files: int) -> tuple[Any, dict[str, A
     line = None
     if request["has_spare"]:
         line, its_end = socket.socketpair()
-        spare.name_process(spare.NAME)  # before the fork, so that nobody sees the spare under another name
+        # before the fork, so that nobody sees the spare under another name
+        spare.name_process(spare.NAME)
         if os.fork() == 0:
             for each in (*files, line.detach()):
                 os.close(each)
@@ -150,7 +158,9 @@ def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _set_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
-    """Answer signals as a new interpreter does, which ignores and blocks what the process that starts it does."""
+    """Answer signals as a new interpreter does, which ignores and blocks what the process that
+    starts it does.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for each in (signal.SIGCHLD, *_FOR_PROGRAMS):
         signal.signal(each, signal.SIG_DFL)
@@ -166,14 +176,20 @@ def _program(command: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     _set_options(options)
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    added = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path not in sys.path
+    ]
     sys.path[:0] = added if "-P" in options else [_folder_of(command[0]), *added]
     if command[0] == "-c":
         sys.argv = ["-c", *command[2:]]
         return compile(command[1], "<string>", "exec"), vars(main)
     if command[0] == "-m":
         sys.argv = [*command[1:]]
-        source = f"import runpy; runpy.run_module({command[1]!r}, run_name='__main__', alter_sys=True)"
+        source = (
+            f"import runpy; runpy.run_module({command[1]!r}, run_name='__main__', alter_sys=True)"
+        )
         return compile(source, "<module>", "exec"), vars(main)
     sys.argv, main.__file__ = [*command], command[0]
     with open(command[0], "rb") as file:
@@ -181,7 +197,9 @@ def _program(command: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _set_options(options: Sequence[str]) -> None:
-    """Do what options of the interpreter ask for: `-B`, `-u` and `-W`, with an action in the same or the next one."""
+    """Do what options of the interpreter ask for: `-B`, `-u` and `-W`, with an action in the same
+    or the next one.
+    """
     sys.dont_write_bytecode |= "-B" in options
     if "-u" in options:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # there is one
@@ -229,7 +247,9 @@ def _folder_of(program: str) -> str:
 
 def _import_sibling(name: str) -> Any:
     """A module of this folder, without the package that it is in."""
-    found = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    found = importlib.util.spec_from_file_location(
+        name, os.path.join(os.path.dirname(__file__), f"{name}.py")
+    )
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)

@@ -74,11 +74,12 @@ def main():
 
 if __name__ == "__main__":
     main()
-"""
+"""  # noqa: E501
 
 
 class LauncherConformance(Conformance[Launcher]):
-    """All that a launcher must prove. Subclass it, and set `alias`. Every test starts a script of its own.
+    """All that a launcher must prove. Subclass it, and set `alias`. Every test starts a script of
+    its own.
 
     Attributes:
         num_processes: that it makes.
@@ -94,9 +95,14 @@ class LauncherConformance(Conformance[Launcher]):
         assert isinstance(launcher.pickles, bool)
 
     def test_runs_on_every_rank(self, folder: Path) -> None:
-        """The function runs once a rank, where the environment knows its place; rank 0's result comes back."""
+        """The function runs once a rank, where the environment knows its place; rank 0's result
+        comes back.
+        """
         self._start("once", folder).assert_ended_well()
-        places = [json.loads((folder / f"rank-0-{rank}").read_text()) for rank in range(self.num_processes)]
+        places = [
+            json.loads((folder / f"rank-0-{rank}").read_text())
+            for rank in range(self.num_processes)
+        ]
         assert [place[:4] for place in places] == [
             [self.num_processes, rank, rank, 0] for rank in range(self.num_processes)
         ]
@@ -110,24 +116,34 @@ class LauncherConformance(Conformance[Launcher]):
         assert len(list(folder.glob("rank-1-*"))) == self.num_processes
 
     def test_leaves_no_process_and_no_variable(self, folder: Path) -> None:
-        """No process is left when the script is over, and no variable but `CORE_...` and those of the rank."""
+        """No process is left when the script is over, and no variable but `CORE_...` and those of
+        the rank.
+        """
         self._start("once", folder).assert_ended_well()
         self._assert_nobody_lives(folder)
         assert self._main(folder)["variables"] == []
 
     def test_an_exception_comes_first(self, folder: Path) -> None:
-        """A rank that raises ends all: its own traceback comes first, the others run their `finally` blocks."""
+        """A rank that raises ends all: its own traceback comes first, the others run their
+        `finally` blocks.
+        """
         ended = self._start("raise", folder)
         last = self.num_processes - 1
         assert ended.code not in (0, None)
         assert f"rank {last} has had enough" in ended.errors
-        assert "in work" in ended.errors.partition(f"rank {last} has had enough")[0], "its traceback isn't first"
+        assert "in work" in ended.errors.partition(f"rank {last} has had enough")[0], (
+            "its traceback isn't first"
+        )
         for rank in range(last):
-            assert (folder / f"finally-{rank}").exists(), f"rank {rank} was not given the time to end"
+            assert (folder / f"finally-{rank}").exists(), (
+                f"rank {rank} was not given the time to end"
+            )
         self._assert_nobody_lives(folder)
 
     def test_a_killed_rank_is_named(self, folder: Path) -> None:
-        """A rank that is killed ends all, with a code that isn't 0 and an error that names rank and signal."""
+        """A rank that is killed ends all, with a code that isn't 0 and an error that names rank and
+        signal.
+        """
         if self.num_processes == 1:
             pytest.skip(f"{self.alias} runs in the process that is killed")
         ended = self._start("kill", folder)
@@ -137,7 +153,12 @@ class LauncherConformance(Conformance[Launcher]):
         self._assert_nobody_lives(folder)
 
     def _start(self, what: str, folder: Path) -> _Ended:
-        arguments: list[Any] = [{"alias": self.alias, **self.options}, self.num_processes, what, str(folder)]
+        arguments: list[Any] = [
+            {"alias": self.alias, **self.options},
+            self.num_processes,
+            what,
+            str(folder),
+        ]
         done = run_forked(folder / "program.py", _PROGRAM, arguments, timeout_s=_TIMEOUT_S)
         return _Ended(done.returncode, done.stderr)
 

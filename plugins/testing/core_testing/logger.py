@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 class LoggerConformance(Conformance[Logger]):
-    """All that a logger must prove. Subclass it, set `alias`, and override `read` if what was logged can be read.
+    """All that a logger must prove. Subclass it, set `alias`, and override `read` if what was
+    logged can be read.
 
     Attributes:
         save_option: the option that says where it writes; None if it writes to no folder.
-        requires: a library that it can't do without; its tests are skipped where it isn't installed.
+        requires: a library that it can't do without; its tests are skipped where it isn't
+            installed.
         timeout_s: after which ranks that hang fail their test.
     """
 
@@ -68,7 +70,12 @@ class LoggerConformance(Conformance[Logger]):
         logger.log_metrics({"loss": 0.25, "accuracy": 1.0}, 1)
         logger.log_metrics({"validation": 3.0}, 1)
         logger.finalize("success")
-        expected = {(0, "loss", 0.5), (1, "loss", 0.25), (1, "accuracy", 1.0), (1, "validation", 3.0)}
+        expected = {
+            (0, "loss", 0.5),
+            (1, "loss", 0.25),
+            (1, "accuracy", 1.0),
+            (1, "validation", 3.0),
+        }
         self._assert_read(logger, folder, expected)
 
     def test_saves_what_it_keeps(self, folder: Path) -> None:
@@ -89,7 +96,12 @@ class LoggerConformance(Conformance[Logger]):
         """Nested options, of any type, may be recorded, before and after metrics."""
         logger = self.make_in(folder)
         logger.log_hyperparams(
-            {"lr": 0.1, "model": {"width": 8, "activation": "tanh"}, "path": Path("x"), "none": None}
+            {
+                "lr": 0.1,
+                "model": {"width": 8, "activation": "tanh"},
+                "path": Path("x"),
+                "none": None,
+            }
         )
         logger.log_metrics({"loss": 1.0}, 0)
         logger.finalize("success")
@@ -149,7 +161,9 @@ class LoggerConformance(Conformance[Logger]):
             assert steps == sorted(set(steps)), "steps were logged twice"
             assert steps, "nothing was logged"
 
-    def _assert_read(self, logger: Logger, folder: Path, expected: set[tuple[int, str, float]]) -> None:
+    def _assert_read(
+        self, logger: Logger, folder: Path, expected: set[tuple[int, str, float]]
+    ) -> None:
         found = self.read(logger, folder)
         if found is not None:
             assert expected <= set(found), f"missing: {sorted(expected - set(found))}"

@@ -13,7 +13,9 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def needs(capability: Capability) -> Callable[[F], F]:
-    """Mark a test that runs only for plugins that declare a capability; for others it is left out."""
+    """Mark a test that runs only for plugins that declare a capability; for others it is left
+    out.
+    """
 
     def mark(test: F) -> F:
         test.needs = capability  # type: ignore[attr-defined]
@@ -23,7 +25,9 @@ def needs(capability: Capability) -> Callable[[F], F]:
 
 
 def unless(capability: Capability) -> Callable[[F], F]:
-    """Mark a test that says nothing of plugins that declare a capability; for these it is left out."""
+    """Mark a test that says nothing of plugins that declare a capability; for these it is left
+    out.
+    """
 
     def mark(test: F) -> F:
         test.unless = capability  # type: ignore[attr-defined]
@@ -33,7 +37,9 @@ def unless(capability: Capability) -> Callable[[F], F]:
 
 
 def launches(test: F) -> F:
-    """Mark a test that makes processes of its own, and so stays out of the one that `own_process` makes."""
+    """Mark a test that makes processes of its own, and so stays out of the one that `own_process`
+    makes.
+    """
     test.launches = True  # type: ignore[attr-defined]
     return test
 

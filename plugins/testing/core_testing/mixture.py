@@ -38,7 +38,9 @@ class Experts(nn.Module):
         for number in range(self.num_experts):
             place, choice = torch.where(numbers == number)
             answer = torch.tanh(tokens[place] @ self.up_weight[number]) @ self.down_weight[number]
-            result = result.index_add(0, place, (answer * weights[place, choice, None]).to(result.dtype))
+            result = result.index_add(
+                0, place, (answer * weights[place, choice, None]).to(result.dtype)
+            )
         return result
 
 
@@ -58,5 +60,7 @@ class Mixture(nn.Module):
 
 
 def mixture_of(case: Case) -> nn.Module | None:
-    """The mixture that networks of a case have after their first layer; None if the case is without experts."""
+    """The mixture that networks of a case have after their first layer; None if the case is without
+    experts.
+    """
     return Mixture(case.num_experts) if case.num_experts else None

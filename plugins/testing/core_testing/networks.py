@@ -27,7 +27,10 @@ _WIDTH = 8
 class Perceptron(Module):
     """Two layers. The others are changes of it."""
 
-    tensor_parallel_plan: Mapping[str, str] = {"first": "rowwise_split_input", "last": "colwise_gather_output"}
+    tensor_parallel_plan: Mapping[str, str] = {
+        "first": "rowwise_split_input",
+        "last": "colwise_gather_output",
+    }
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -51,11 +54,14 @@ class Perceptron(Module):
         return self.last(torch.tanh(self.between(hidden)))  # type: ignore[no-any-return]
 
     def pipeline(self) -> list[Callable[..., Any]]:
-        """The parts in order, of which `forward` is made, for strategies that cut a model into stages."""
+        """The parts in order, of which `forward` is made, for strategies that cut a model into
+        stages.
+        """
         return [self.first, self._note_format, self.attended, self.between, torch.tanh, self.last]
 
     def _note_format(self, hidden: Tensor) -> Tensor:
-        # What the layer has computed in shows how a precision really works, whatever the dtype of weights.
+        # What the layer has computed in shows how a precision really works, whatever the dtype of
+        # weights.
         if not hidden.is_meta:  # a strategy has looked at shapes
             self.formats.add(hidden.dtype)
         return hidden
@@ -82,10 +88,14 @@ class Perceptron(Module):
         optimizer = self.case.optimizer(self)
         if self.case.scheduler is None:
             return optimizer
-        # Not a divisor of the step at which runs are stopped: who forgets the position changes the rate elsewhere.
+        # Not a divisor of the step at which runs are stopped: who forgets the position changes the
+        # rate elsewhere.
         period = 1 if self.case.scheduler == "epoch" else 3
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=period, gamma=0.5)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.case.scheduler}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": self.case.scheduler},
+        }
 
 
 class Validated(Perceptron):
@@ -98,7 +108,9 @@ class Validated(Perceptron):
 
 
 class Bounded(Validated):
-    """A network whose outputs for sequences are no view, of which torch's fully_shard would warn."""
+    """A network whose outputs for sequences are no view, of which torch's fully_shard would
+    warn.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, length, 6) to (batch, length, 2)."""
@@ -180,7 +192,9 @@ class StoppedAmidst(Perceptron):
 
 
 class LooksUp(Perceptron):
-    """A network that adds a row of a table to a layer's outputs: the table's gradient is sparse, the layer's dense."""
+    """A network that adds a row of a table to a layer's outputs: the table's gradient is sparse,
+    the layer's dense.
+    """
 
     def add_parts(self) -> None:
         """The table."""
@@ -201,7 +215,9 @@ class Hooked(Perceptron):
 
 
 def _mask_rows(gradient: Tensor) -> Tensor:
-    return gradient * (torch.arange(len(gradient), device=gradient.device) % 2).to(gradient)[:, None]
+    return (
+        gradient * (torch.arange(len(gradient), device=gradient.device) % 2).to(gradient)[:, None]
+    )
 
 
 class Unused(Perceptron):
@@ -225,7 +241,14 @@ class Normalized(Perceptron):
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """The normalization is a part."""
-        return [self.first, self._note_format, self.attended, self.normalization, torch.tanh, self.last]
+        return [
+            self.first,
+            self._note_format,
+            self.attended,
+            self.normalization,
+            torch.tanh,
+            self.last,
+        ]
 
 
 class Shifted(Perceptron):
@@ -275,9 +298,14 @@ class Manual(Perceptron):
 
 
 class Adversarial(Module):
-    """Two networks with an optimizer each, and two backwards in one step that each use a part of the weights."""
+    """Two networks with an optimizer each, and two backwards in one step that each use a part of
+    the weights.
+    """
 
-    tensor_parallel_plan: Mapping[str, str] = {"generator": "colwise_gather_output", "critic": "rowwise_split_input"}
+    tensor_parallel_plan: Mapping[str, str] = {
+        "generator": "colwise_gather_output",
+        "critic": "rowwise_split_input",
+    }
 
     automatic_optimization = False
 
@@ -323,15 +351,19 @@ class Adversarial(Module):
 
 
 def make_data(case: Case, num_copies: int = 1) -> TensorDataset:
-    """Inputs, shape (48, 6), and targets, shape (48, 2); of sequences (48, length, 6) and (48, length, 2).
+    """Inputs, shape (48, 6), and targets, shape (48, 2); of sequences (48, length, 6) and (48,
+    length, 2).
 
     Args:
-        case: says whether every batch consists of equal parts, so that each has the statistics of the whole.
+        case: says whether every batch consists of equal parts, so that each has the statistics of
+            the whole.
         num_copies: of the part in the batch.
     """
     generator = torch.Generator().manual_seed(7)
     shape = (NUM_FEATURES,) if case.length is None else (case.length, NUM_FEATURES)
-    inputs = torch.randn(NUM_SAMPLES, *shape, generator=generator, dtype=torch.float64).to(case.dtype)
+    inputs = torch.randn(NUM_SAMPLES, *shape, generator=generator, dtype=torch.float64).to(
+        case.dtype
+    )
     if case.equal_shares:
         parts = inputs.view(-1, GLOBAL_BATCH_SIZE, *shape)[:, : GLOBAL_BATCH_SIZE // num_copies]
         inputs = torch.cat([parts] * num_copies, 1).reshape(NUM_SAMPLES, *shape)
@@ -342,10 +374,14 @@ def make_data(case: Case, num_copies: int = 1) -> TensorDataset:
 def make_loader(case: Case, data_parallel_size: int, num_copies: int = 1) -> DataLoader[Any]:
     """Batches of one rank, of which `data_parallel_size` together make the batch of one device."""
     data = make_data(case, num_copies)
-    return DataLoader(data, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size, shuffle=case.shuffle)
+    return DataLoader(
+        data, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size, shuffle=case.shuffle
+    )
 
 
-def make_batches_of(case: Case, data_parallel_size: int, multiples: tuple[int, ...], size_of_last: int) -> Any:
+def make_batches_of(
+    case: Case, data_parallel_size: int, multiples: tuple[int, ...], size_of_last: int
+) -> Any:
     """A loader like `make_loader`'s, of sequences whose length changes from batch to batch.
 
     Args:
@@ -358,5 +394,7 @@ def make_batches_of(case: Case, data_parallel_size: int, multiples: tuple[int, .
     inputs, targets = make_data(replace(case, length=length * max(multiples))).tensors
     num_samples = GLOBAL_BATCH_SIZE * (len(multiples) - 1) + size_of_last
     ends = [length * multiples[number // GLOBAL_BATCH_SIZE] for number in range(num_samples)]
-    samples: Any = [(inputs[number, :end], targets[number, :end]) for number, end in enumerate(ends)]
+    samples: Any = [
+        (inputs[number, :end], targets[number, :end]) for number, end in enumerate(ends)
+    ]
     return DataLoader(samples, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size)

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def in_one_process(function: Callable[..., Any], *args: Any, ranks: int = 2, timeout_s: float = 240) -> list[Any]:
-    """Call `function(*args)` on ranks that are threads of this process, each in the process group of all.
+def in_one_process(
+    function: Callable[..., Any], *args: Any, ranks: int = 2, timeout_s: float = 240
+) -> list[Any]:
+    """Call `function(*args)` on ranks that are threads of this process, each in the process group
+    of all.
 
-    A Fabric or Trainer finds its rank in torchrun's variables, and joins no other group: `devices=2` and any strategy
-    that communicates through torch.distributed work as they are. Ranks take turns, which go on only where one waits for
-    another: the result is the same each time. Each has its own copy of `args`, and its own random numbers, variables,
-    working directory, filters of warnings and default dtype, which begin as they are here. All else of a process is
-    shared, such as what `function` closes over.
+    A Fabric or Trainer finds its rank in torchrun's variables, and joins no other group:
+    `devices=2` and any strategy that communicates through torch.distributed work as they are. Ranks
+    take turns, which go on only where one waits for another: the result is the same each time. Each
+    has its own copy of `args`, and its own random numbers, variables, working directory, filters of
+    warnings and default dtype, which begin as they are here. All else of a process is shared, such
+    as what `function` closes over.
 
     Args:
         function: called on each rank.
@@ -32,8 +36,8 @@ def in_one_process(function: Callable[..., Any], *args: Any, ranks: int = 2, tim
         What the function returned, one item a rank.
 
     Raises:
-        WorkerError: a rank has failed, the first one, with its error as the cause; or none can go on, with what each
-            waits for; or they aren't done in time, with where one is.
+        WorkerError: a rank has failed, the first one, with its error as the cause; or none can go
+            on, with what each waits for; or they aren't done in time, with where one is.
     """
     turns = Turns(ranks)
     world = ThreadedWorld(turns)

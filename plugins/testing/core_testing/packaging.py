@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _FAR_FUTURE = "9999"
 _IMPORT_TIMEOUT_S = 120
 
-# What comes of listing, in a process that has imported the registry only; and of importing a module, in one that has
-# imported torch, for what that starts is none of the plugin's doing.
+# What comes of listing, in a process that has imported the registry only; and of importing a
+# module, in one that has imported torch, for what that starts is none of the plugin's doing.
 _LISTING = """
 import json, os, sys
 (request,) = json.loads(sys.argv[1])
@@ -62,7 +62,7 @@ json.dump({"loaded": [*sys.modules], "variables": changed, "threads": threads, "
            "cuda": torch.cuda.is_initialized(), "moved": os.getcwd() != before[2]}, report)
 report.flush()
 os._exit(0)
-"""
+"""  # noqa: E501
 
 
 class PackagingTests:
@@ -92,16 +92,26 @@ class PackagingTests:
         assert (instance.documentation or "").strip(), f"{instance.class_name} has no docstring"
 
     def test_types_and_documents_its_options(self) -> None:
-        """Every option has an annotation and, but for what is passed on, an entry in the docstring's `Args:`."""
+        """Every option has an annotation and, but for what is passed on, an entry in the
+        docstring's `Args:`.
+        """
         target = self.registry.get(self.alias)
-        untyped = [name for name, parameter, _ in _options(target) if parameter.annotation is parameter.empty]
-        silent = [name for name, _, documentation in _options(target) if f"{name}:" not in documentation]
+        untyped = [
+            name
+            for name, parameter, _ in _options(target)
+            if parameter.annotation is parameter.empty
+        ]
+        silent = [
+            name for name, _, documentation in _options(target) if f"{name}:" not in documentation
+        ]
         assert not untyped, f"options without a type: {untyped}"
         assert not silent, f"options that no docstring's Args section describes: {silent}"
 
     @launches
     def test_listing_imports_neither_torch_nor_the_plugin(self) -> None:
-        """`core list-...` shows the alias, and imports neither torch nor the plugin's module for it."""
+        """`core list-...` shows the alias, and imports neither torch nor the plugin's module for
+        it.
+        """
         if self.registry.spec(self.alias).provider == IN_PROCESS:
             pytest.skip(f"{self.alias} was registered in this process")
         loaded = _loaded_by_listing(self.kind, tuple(sys.path))
@@ -109,26 +119,44 @@ class PackagingTests:
 
     @launches
     def test_import_leaves_heavy_libraries_alone(self) -> None:
-        """To import the plugin's module is not to import the library that it wraps (`heavy_modules`)."""
+        """To import the plugin's module is not to import the library that it wraps
+        (`heavy_modules`).
+        """
         loaded = _changed_by_importing(self._module, tuple(sys.path))["loaded"]
         assert {*self.heavy_modules}.isdisjoint(loaded)
 
     @launches
     def test_import_changes_nothing(self) -> None:
-        """Importing the plugin's module sets no variable, starts no thread, joins no group, touches no device."""
+        """Importing the plugin's module sets no variable, starts no thread, joins no group, touches
+        no device.
+        """
         report = _changed_by_importing(self._module, tuple(sys.path))
         found = {name: value for name, value in report.items() if value and name != "loaded"}
         assert not found, f"importing {self._module} has changed: {found}"
 
     def test_metadata_names_known_groups(self) -> None:
         """Every `core.*` entry-point group of the distribution is one that core reads."""
-        known = {kind.group for kind in KINDS.values()} | {EXPORTS_GROUP, HOOKS_GROUP, PRELUDES_GROUP}
-        groups = {point.group for point in self._distribution.entry_points if point.group.startswith("core.")}
-        assert groups <= known, f"core does not read {sorted(groups - known)}; the groups are {sorted(known)}"
+        known = {kind.group for kind in KINDS.values()} | {
+            EXPORTS_GROUP,
+            HOOKS_GROUP,
+            PRELUDES_GROUP,
+        }
+        groups = {
+            point.group
+            for point in self._distribution.entry_points
+            if point.group.startswith("core.")
+        }
+        assert groups <= known, (
+            f"core does not read {sorted(groups - known)}; the groups are {sorted(known)}"
+        )
 
     def test_metadata_names_public_attributes(self) -> None:
-        """The distribution's entry points for core point to names without an underscore that exist."""
-        points = [point for point in self._distribution.entry_points if point.group.startswith("core.")]
+        """The distribution's entry points for core point to names without an underscore that
+        exist.
+        """
+        points = [
+            point for point in self._distribution.entry_points if point.group.startswith("core.")
+        ]
         for point in points:
             assert callable(point.load()) or inspect.ismodule(point.load()), point
             names = (point.attr or "").split(".")  # event hooks are a module, without an attribute
@@ -138,7 +166,9 @@ class PackagingTests:
         """The distribution requires core between two releases, and accepts the one that runs."""
         requirements = [Requirement(line) for line in self._distribution.requires or ()]
         bounds = [
-            requirement.specifier for requirement in requirements if normalize_distribution(requirement.name) == CORE
+            requirement.specifier
+            for requirement in requirements
+            if normalize_distribution(requirement.name) == CORE
         ]
         assert bounds, f"its metadata doesn't require {CORE}"
         assert bounds[0].contains(Version(__version__).base_version, prereleases=True)
@@ -146,7 +176,9 @@ class PackagingTests:
         assert not bounds[0].contains("0.0.0"), f"{CORE}{bounds[0]} accepts any earlier release"
 
     def test_distribution_contains_its_module(self) -> None:
-        """The installed files hold what the entry point names, not a folder that happens to be on the path."""
+        """The installed files hold what the entry point names, not a folder that happens to be on
+        the path.
+        """
         origin = importlib.util.find_spec(self._module)
         assert origin is not None
         assert origin.origin is not None
@@ -157,11 +189,12 @@ class PackagingTests:
         else:
             files = {Path(str(file.locate())).resolve() for file in distribution.files or ()}
             assert path in files, (
-                f"{path} is not among the files of {distribution.name}: a folder on Python's path hides what is "
-                "installed, or the wheel lacks it. Run `pytest` rather than `python -m pytest`, or `pip install -e .`"
+                f"{path} is not among the files of {distribution.name}: a folder on Python's path "
+                "hides what is installed, or the wheel lacks it. Run `pytest` rather than `python "
+                "-m pytest`, or `pip install -e .`"
             )
 
-    # what they ask ------------------------------------------------------------------------------------------------
+    # what they ask --------------------------------------------------------------------------------
 
     @property
     def _comes_with_core(self) -> bool:
@@ -218,13 +251,21 @@ def _changed_by_importing(module: str, path: tuple[str, ...]) -> dict[str, Any]:
 
 def _report(program: str, preload: str, **request: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="core-testing-") as folder:
-        done = run_forked(Path(folder) / "program.py", program, [request], preload=preload, timeout_s=_IMPORT_TIMEOUT_S)
+        done = run_forked(
+            Path(folder) / "program.py",
+            program,
+            [request],
+            preload=preload,
+            timeout_s=_IMPORT_TIMEOUT_S,
+        )
     assert done.returncode == 0, f"{request} has failed:\n{done.stderr}"
     return json.loads(done.stdout)
 
 
 def _options(target: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
-    """Name, parameter and the docstrings that may describe it, of a class or factory; not of what it passes on."""
+    """Name, parameter and the docstrings that may describe it, of a class or factory; not of what
+    it passes on.
+    """
     while isinstance(target, functools.partial):
         target = target.func
     if isinstance(target, type) and target.__init__ is object.__init__:  # type: ignore[misc]  # it is only compared
@@ -232,7 +273,10 @@ def _options(target: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
     function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of this very class
     owners: Sequence[Any] = target.__mro__ if isinstance(target, type) else [target]
     documentation = "\n".join(
-        text for owner in owners for text in (owner.__doc__, getattr(owner.__init__, "__doc__", "")) if text
+        text
+        for owner in owners
+        for text in (owner.__doc__, getattr(owner.__init__, "__doc__", ""))
+        if text
     )
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 class RankPool:
     """Processes, one a rank, that run one function after another.
 
-    A keeper process launches them and waits for their end as a script would, so that this process stays without
-    threads. After each call the ranks put back what it has changed. An exception, the death of a rank, and whatever
-    can't be put back end all of them; then `is_over`.
+    A keeper process launches them and waits for their end as a script would, so that this process
+    stays without threads. After each call the ranks put back what it has changed. An exception, the
+    death of a rank, and whatever can't be put back end all of them; then `is_over`.
     """
 
-    def __init__(self, launcher: Launcher, environment: ClusterEnvironment, make_rank: Callable[[], Any]) -> None:
+    def __init__(
+        self, launcher: Launcher, environment: ClusterEnvironment, make_rank: Callable[[], Any]
+    ) -> None:
         """Start them.
 
         Args:
@@ -65,7 +67,8 @@ class RankPool:
                 self._accept(server, launcher.num_processes)
 
     def call(self, call: bytes) -> list[Any]:
-        """Make all ranks run a pickled `Call`. Returns the function's results, one item a rank; tensors on the CPU.
+        """Make all ranks run a pickled `Call`. Returns the function's results, one item a rank;
+        tensors on the CPU.
 
         Raises:
             WorkerError: a rank failed.
@@ -76,7 +79,10 @@ class RankPool:
             if any(map(pickle.loads, left)):
                 self.close()
         # Written by our own ranks.
-        return [torch.load(BytesIO(result), map_location="cpu", weights_only=False) for result in results]
+        return [
+            torch.load(BytesIO(result), map_location="cpu", weights_only=False)
+            for result in results
+        ]
 
     def close(self) -> None:
         """Idempotent. Let the ranks end, and wait for it.
@@ -88,7 +94,9 @@ class RankPool:
             raise error
 
     def forget(self) -> None:
-        """Close the lines to the ranks in a forked copy of this process, which must not keep them open."""
+        """Close the lines to the ranks in a forked copy of this process, which must not keep them
+        open.
+        """
         self.is_over = True
         self._hang_up()
 
@@ -180,7 +188,11 @@ def _end_of(launch: Callable[[], Any]) -> dict[str, Any] | None:
     try:
         launch()
     except WorkerError as error:
-        ending = {"rank": error.rank, "exit_code": error.exit_code, "worker_traceback": error.worker_traceback}
+        ending = {
+            "rank": error.rank,
+            "exit_code": error.exit_code,
+            "worker_traceback": error.worker_traceback,
+        }
         return {"message": str(error), "cause": error.__cause__, **ending}
     except BaseException as error:
         return {"message": f"The ranks were not launched: {error!r}", "rank": 0}

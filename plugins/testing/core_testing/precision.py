@@ -40,21 +40,29 @@ class PrecisionConformance(Conformance[Precision]):
     timeout_s: ClassVar[float] = 60
 
     def test_describes_its_formats(self) -> None:
-        """It has a name, and says in `NumberFormats` what a strategy with an engine of its own must know."""
+        """It has a name, and says in `NumberFormats` what a strategy with an engine of its own must
+        know.
+        """
         precision = self.make()
         assert precision.name
         assert isinstance(precision.formats, NumberFormats)
 
     def test_converts_modules_in_place(self) -> None:
-        """Parameters and buffers get the declared formats and stay the same objects; integers and the like are left."""
+        """Parameters and buffers get the declared formats and stay the same objects; integers and
+        the like are left.
+        """
         assert self._run(_convert)
 
     def test_builds_in_its_format(self) -> None:
-        """Inside `init_context`, new parameters have the declared format; afterwards nothing is changed."""
+        """Inside `init_context`, new parameters have the declared format; afterwards nothing is
+        changed.
+        """
         assert self._run(_build)
 
     def test_computes_in_its_format(self) -> None:
-        """Inside `forward_context`, a layer computes in the declared format, repeatedly and after an exception."""
+        """Inside `forward_context`, a layer computes in the declared format, repeatedly and after
+        an exception.
+        """
         assert self._run(_compute)
 
     def test_converts_inputs_that_float(self) -> None:
@@ -67,7 +75,9 @@ class PrecisionConformance(Conformance[Precision]):
         assert self._run(_unscaled)
 
     def test_skips_steps_that_overflow(self) -> None:
-        """With a scaled loss, a step with gradients that aren't finite changes nothing, and says so."""
+        """With a scaled loss, a step with gradients that aren't finite changes nothing, and says
+        so.
+        """
         if not self.make().formats.scales_loss:
             pytest.skip(f"{self.alias} doesn't scale the loss")
         assert self._run(_skip)
@@ -102,7 +112,9 @@ class PrecisionConformance(Conformance[Precision]):
     def _backend(self) -> Backend:
         """One device; in a process of its own, but for the CPU."""
         is_cpu = self.accelerator == "cpu"
-        return Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s, in_process=is_cpu)
+        return Backend(
+            lambda: "single_device", self.accelerator, timeout_s=self.timeout_s, in_process=is_cpu
+        )
 
 
 def _refusal(make: Any, rank: Rank) -> str:
@@ -138,7 +150,9 @@ def _convert(precision: Precision, fabric: Fabric, make: Any) -> bool:
     identities = [id(parameter) for parameter in module.parameters()]
     converted = precision.convert_module(module)
     assert isinstance(converted, nn.Module)
-    assert [id(parameter) for parameter in module.parameters()] == identities, "parameters were replaced"
+    assert [id(parameter) for parameter in module.parameters()] == identities, (
+        "parameters were replaced"
+    )
     assert module.layer.weight.dtype == (formats.parameter or torch.float32)
     running_mean = module.normalization.running_mean
     assert running_mean is not None
@@ -234,7 +248,9 @@ def _skip(precision: Precision, fabric: Fabric, make: Any) -> bool:
     assert layer.weight.grad is not None
     layer.weight.grad[0, 0] = float("inf")
     assert precision.optimizer_step(optimizer) is False
-    assert torch.equal(before, layer.weight), "a step with infinite gradients has changed the weights"
+    assert torch.equal(before, layer.weight), (
+        "a step with infinite gradients has changed the weights"
+    )
     return True
 
 

@@ -1,10 +1,12 @@
-"""Programs that start in a fork of a process which has imported torch and core: within milliseconds, not two seconds.
+"""Programs that start in a fork of a process which has imported torch and core: within
+milliseconds, not two seconds.
 
-For tests that start programs where a fresh interpreter isn't the point. The command of `start` and `run` is
-`[sys.executable, SCRIPT, ...]`, `[sys.executable, "-c", SOURCE, ...]` or `[sys.executable, "-m", MODULE, ...]`, with
-`-W error` or `-P` before it if need be. The end of the program is the end of a real interpreter: its exit code, its
-traceback, and what runs at exit. The interpreters that a program starts, such as other ranks, are forks of the same
-server, with nothing of what the program has done; `forks_others=False` lets them be new.
+For tests that start programs where a fresh interpreter isn't the point. The command of `start` and
+`run` is `[sys.executable, SCRIPT, ...]`, `[sys.executable, "-c", SOURCE, ...]` or
+`[sys.executable, "-m", MODULE, ...]`, with `-W error` or `-P` before it if need be. The end of the
+program is the end of a real interpreter: its exit code, its traceback, and what runs at exit. The
+interpreters that a program starts, such as other ranks, are forks of the same server, with nothing
+of what the program has done; `forks_others=False` lets them be new.
 """
 
 from __future__ import annotations
@@ -31,19 +33,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRELOAD = "torch,torch._dynamo,core:*"
-"""The modules that are imported already: torch, with what every optimizer imports when made, and all names of core."""
+"""The modules that are imported already: torch, with what every optimizer imports when made, and
+all names of core.
+"""
 CORE, TORCHRUN = ((sys.executable, "-m", name) for name in ("core", "torch.distributed.run"))
 PYTEST = (sys.executable, "-P", "-m", "pytest", "-p", "no:randomly")
 """Runs tests in the order in which they were written, whatever is installed."""
 
 
 class Program:
-    """A program that was started, as `subprocess.Popen` knows one; what it writes goes to files until it has ended.
+    """A program that was started, as `subprocess.Popen` knows one; what it writes goes to files
+    until it has ended.
 
     Attributes:
         args: the command.
         pid: of its process.
-        returncode: its exit code; None while it runs, or until that is asked for. Negative is a signal.
+        returncode: its exit code; None while it runs, or until that is asked for. Negative is a
+            signal.
     """
 
     def __init__(
@@ -66,7 +72,8 @@ class Program:
             merge_errors: put what it writes to stderr where stdout goes.
             new_session: give it a session of its own, which `kill` ends.
             forks_others: fork the interpreters that it starts in their turn, where the system can.
-            preload: names of modules that are imported already, separated by commas; `:*` imports a module's names too.
+            preload: names of modules that are imported already, separated by commas; `:*` imports a
+                module's names too.
         """
         self.args = [str(each) for each in args]
         self.returncode: int | None = None
@@ -142,12 +149,15 @@ def start(args: Sequence[Any], **options: Any) -> Program:
     return Program(args, **options)
 
 
-def run(args: Sequence[Any], *, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    args: Sequence[Any], *, timeout: float = 60, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a program to its end.
 
     Args:
         args: the command.
-        timeout: in seconds of a fast and idle machine (`core_testing.waiting`), after which it is killed.
+        timeout: in seconds of a fast and idle machine (`core_testing.waiting`), after which it is
+            killed.
         options: of `Program`.
 
     Raises:
@@ -188,7 +198,8 @@ class _ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, fork_server.__file__, str(theirs.fileno()), preload],
-                executable=sys.executable,  # a new interpreter, also where this process's spare would fork one
+                # a new interpreter, also where this process's spare would fork one
+                executable=sys.executable,
                 pass_fds=[theirs.fileno()],
                 env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
@@ -197,7 +208,9 @@ class _ForkServer:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Idempotent. Let it end, also where ranks that were forked since and still run keep a copy of the line."""
+        """Idempotent. Let it end, also where ranks that were forked since and still run keep a copy
+        of the line.
+        """
         with contextlib.suppress(OSError):
             self.line.shutdown(socket.SHUT_RDWR)
         self.line.close()

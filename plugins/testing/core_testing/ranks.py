@@ -1,4 +1,6 @@
-"""Runs a function on real ranks: processes forked from this one, which has imported everything already."""
+"""Runs a function on real ranks: processes forked from this one, which has imported everything
+already.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _pools: dict[Hashable, RankPool] = {}
 
 
 class TestRanks(ClusterEnvironment):
-    """The processes of a test. To the code in them they exist already, as if a scheduler had started them."""
+    """The processes of a test. To the code in them they exist already, as if a scheduler had
+    started them.
+    """
 
     __test__ = False  # not a class of tests, whatever its name looks like to pytest
 
@@ -82,7 +86,9 @@ class TestRanks(ClusterEnvironment):
         """Zero."""
         return self._world[3]
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set size and ranks. Called in each process as it begins."""
         self._world = (world_size, global_rank, local_rank, node_rank)
 
@@ -95,10 +101,13 @@ class Backend:
         strategy: makes one; called on each rank. An alias does as well.
         accelerator: name of the kind of device.
         num_processes: number of ranks, with a device each.
-        data_parallel_size: number of shares into which the data is split; differs where ranks share a model.
+        data_parallel_size: number of shares into which the data is split; differs where ranks share
+            a model.
         options: of Trainer and Fabric, such as the precision.
-        timeout_s: seconds of a fast and idle machine (`core_testing.waiting`) after which ranks that hang are ended.
-        kept_for: for whose next call the ranks stay, until `end_kept_ranks`; None lets them end with each call.
+        timeout_s: seconds of a fast and idle machine (`core_testing.waiting`) after which ranks
+            that hang are ended.
+        kept_for: for whose next call the ranks stay, until `end_kept_ranks`; None lets them end
+            with each call.
         in_process: make the ranks threads of this process; see `in_one_process`.
     """
 
@@ -123,8 +132,8 @@ class Backend:
         if self.in_process:
             return self._in_one_process(function, args)
         if self.kept_for is not None:
-            # Kept ranks don't see what has changed in this process since they were forked: settings travel with the
-            # call.
+            # Kept ranks don't see what has changed in this process since they were forked: settings
+            # travel with the call.
             call = Call(function, args, self._limit_s(), surroundings.copy_shared()).pickled()
             if call is not None:  # what doesn't pickle reaches new ranks by the fork
                 return self._kept_ranks().call(call)
@@ -132,21 +141,24 @@ class Backend:
         with tempfile.TemporaryDirectory(prefix="core-testing-") as folder:
             launcher.launch(self._work, environment, Path(folder), function, args)
             files = [Path(folder) / str(rank) for rank in range(self.num_processes)]
-            return [torch.load(file, map_location="cpu", weights_only=False) for file in files]  # our own files
+            # our own files
+            return [torch.load(file, map_location="cpu", weights_only=False) for file in files]
 
     def _in_one_process(self, function: Callable[..., Any], args: Any) -> list[Any]:
         from core_testing.one_process import in_one_process
 
         if self.accelerator != "cpu":
             raise ConfigurationError(
-                f"Ranks in one process share a device's state, so in_process=True is for accelerator='cpu' only, and "
-                f"not for {self.accelerator!r}."
+                "Ranks in one process share a device's state, so in_process=True is for "
+                f"accelerator='cpu' only, and not for {self.accelerator!r}."
             )
 
         def work(*args: Any) -> Any:
             environment = copy.copy(shared)
             number = int(os.environ["RANK"])
-            environment.set_world(world_size=self.num_processes, global_rank=number, local_rank=number, node_rank=0)
+            environment.set_world(
+                world_size=self.num_processes, global_rank=number, local_rank=number, node_rank=0
+            )
             return function(Rank(self, environment), *args)
 
         shared = TestRanks()
@@ -157,20 +169,27 @@ class Backend:
         if pool is None or pool.is_over:
             launcher, environment = self._launcher()
             launcher.check()
-            pool = _pools[self.kept_for] = RankPool(launcher, environment, lambda: Rank(self, environment))
+            pool = _pools[self.kept_for] = RankPool(
+                launcher, environment, lambda: Rank(self, environment)
+            )
         return pool
 
     def _launcher(self) -> tuple[MultiprocessingLauncher, TestRanks]:
-        CoreError()  # the first one finds out which packages are core's: here once, and not in each rank
+        # the first one finds out which packages are core's: here once, and not in each rank
+        CoreError()
         _end_forgotten_loaders()
         launcher, environment = MultiprocessingLauncher("fork"), TestRanks()
-        launcher.connect(cluster_environment=environment, num_processes=self.num_processes, num_nodes=1)
+        launcher.connect(
+            cluster_environment=environment, num_processes=self.num_processes, num_nodes=1
+        )
         return launcher, environment
 
     def _limit_s(self) -> float:
         return self.timeout_s * slowness()
 
-    def _work(self, environment: TestRanks, folder: Path, function: Callable[..., Any], args: Any) -> None:
+    def _work(
+        self, environment: TestRanks, folder: Path, function: Callable[..., Any], args: Any
+    ) -> None:
         end_after(self._limit_s())
         rank = Rank(self, environment)
         result = function(rank, *args)
@@ -178,7 +197,9 @@ class Backend:
 
 
 def _end_forgotten_loaders() -> None:
-    """Collect loaders of earlier tests, whose workers have threads here until then: a fork refuses to copy threads."""
+    """Collect loaders of earlier tests, whose workers have threads here until then: a fork refuses
+    to copy threads.
+    """
     if threading.active_count() > 1:
         gc.collect()
         ends_s = time.monotonic() + _THREADS_END_S
@@ -200,7 +221,9 @@ class Rank:
         self.number = environment.global_rank()
 
     def fabric(self, strategy: Strategy | str | None = None, **options: Any) -> Fabric:
-        """A Fabric on all ranks of the test. What it holds is set up by its first use; `launch` isn't needed."""
+        """A Fabric on all ranks of the test. What it holds is set up by its first use; `launch`
+        isn't needed.
+        """
         return Fabric(**self._options(strategy, options))
 
     def trainer(self, strategy: Strategy | str | None = None, **options: Any) -> Trainer:
@@ -221,7 +244,11 @@ class Rank:
 
 def one_device(accelerator: str, is_kept: bool = True) -> Backend:
     """The backend with which strategies are compared: a single device."""
-    return Backend(lambda: "single_device", accelerator, kept_for=(one_device, accelerator) if is_kept else None)
+    return Backend(
+        lambda: "single_device",
+        accelerator,
+        kept_for=(one_device, accelerator) if is_kept else None,
+    )
 
 
 def end_kept_ranks() -> None:

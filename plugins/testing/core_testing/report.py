@@ -1,4 +1,6 @@
-"""The capabilities that were proven: collected while the tests run, and printed as a table at the end."""
+"""The capabilities that were proven: collected while the tests run, and printed as a table at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ class ConformanceReport:
     Attributes:
         rows: by pytest's node id, in the order in which the tests ran.
         suites: those that pytest has collected.
-        is_whole: keep tests that can't apply, to tell of each. True for a report that was given to pytest; the one that
-            suites register makes pytest collect none of them, and one of those for which a device is missing.
+        is_whole: keep tests that can't apply, to tell of each. True for a report that was given to
+            pytest; the one that suites register makes pytest collect none of them, and one of those
+            for which a device is missing.
     """
 
     def __init__(self, *, is_whole: bool = True) -> None:
@@ -60,10 +63,14 @@ class ConformanceReport:
         self.is_whole = is_whole
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         """Leave out what can't apply, with its reason in a row."""
         tests: list[Any] = (
-            [] if self.is_whole else [item for item in items if getattr(item, "cls", None) in self.suites]
+            []
+            if self.is_whole
+            else [item for item in items if getattr(item, "cls", None) in self.suites]
         )
         absent: dict[Any, list[Any]] = defaultdict(list)
         out: dict[Any, str] = {}
@@ -74,10 +81,14 @@ class ConformanceReport:
                 absent[item.parent].append(item)
         for lacking in absent.values():
             # The first of them says so.
-            out |= dict.fromkeys(sorted(lacking, key=lambda item: item.nodeid)[1:], "what it needs isn't here")
+            out |= dict.fromkeys(
+                sorted(lacking, key=lambda item: item.nodeid)[1:], "what it needs isn't here"
+            )
         for item, reason in out.items():
             needed = marked(item, "needs")
-            self.rows[item.nodeid] = CaseResult(item.cls.alias, item.name, needed, "skipped", reason)
+            self.rows[item.nodeid] = CaseResult(
+                item.cls.alias, item.name, needed, "skipped", reason
+            )
         if out:
             config.hook.pytest_deselected(items=list(out))
             items[:] = [item for item in items if item not in out]
@@ -91,9 +102,13 @@ class ConformanceReport:
         """Run a test in a process of its own if its suite says `own_process`."""
         suite = pyfuncitem.instance
         # For pytest, True means that the test was run, None that it is pytest's to run.
-        if not getattr(suite, "own_process", False) or getattr(pyfuncitem.function, "launches", False):
+        if not getattr(suite, "own_process", False) or getattr(
+            pyfuncitem.function, "launches", False
+        ):
             return None
-        arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+        arguments = {
+            name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters
+        }
         if skipped := suite.alone(partial(_run_alone, pyfuncitem, arguments)):
             pytest.skip(skipped)
         return True
@@ -110,12 +125,16 @@ class ConformanceReport:
         # Of set-up and teardown only what went wrong counts.
         if row is None or (report.when != "call" and report.passed):
             return
-        row.outcome = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+        row.outcome = (
+            "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+        )
         row.reason = getattr(report, "wasxfail", "") or _reason(report)
         row.duration_s = report.duration
 
     def capabilities(self, alias: str) -> dict[str, str]:
-        """`"proven"`, `"failed"` or `"not declared"` by the name of each capability that the kit can test."""
+        """`"proven"`, `"failed"` or `"not declared"` by the name of each capability that the kit
+        can test.
+        """
         return capabilities_of(row for row in self.rows.values() if row.alias == alias)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -130,20 +149,29 @@ class ConformanceReport:
 
 
 def capabilities_of(rows: Iterable[CaseResult]) -> dict[str, str]:
-    """`"proven"`, `"failed"`, `"not declared"` or `"not tested"` by the name of each capability that a row needs."""
+    """`"proven"`, `"failed"`, `"not declared"` or `"not tested"` by the name of each capability
+    that a row needs.
+    """
     outcomes: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         for flag in row.needs or ():
             outcomes[str(flag.name)].add(_verdict(row))
     order = ("failed", "proven", "not declared", "not tested")
-    return {name: next(verdict for verdict in order if verdict in found) for name, found in outcomes.items()}
+    return {
+        name: next(verdict for verdict in order if verdict in found)
+        for name, found in outcomes.items()
+    }
 
 
 def report_of(config: pytest.Config) -> ConformanceReport:
     """The report of this run of pytest; made when it is first asked for."""
     report: ConformanceReport | None = config.pluginmanager.get_plugin(_NAME)
     if report is None:
-        given = [plugin for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, ConformanceReport)]
+        given = [
+            plugin
+            for plugin in config.pluginmanager.get_plugins()
+            if isinstance(plugin, ConformanceReport)
+        ]
         report = given[0] if given else ConformanceReport(is_whole=False)
         if not given:
             config.pluginmanager.register(report, _NAME)
@@ -161,7 +189,9 @@ def marked(item: pytest.Function, mark: str) -> Capability | None:
 
 
 def is_of_the_kit(item: pytest.Function) -> bool:
-    """True if the kit knows all that a test does: ranks that run already wouldn't see what an author's test patches."""
+    """True if the kit knows all that a test does: ranks that run already wouldn't see what an
+    author's test patches.
+    """
     callspec = getattr(item, "callspec", None)
     known = {*_FIXTURES, *(callspec.params if callspec is not None else ())}
     return item.function.__module__.startswith(_KIT) and known.issuperset(item.fixturenames)
@@ -173,7 +203,9 @@ def _why_not(item: Any) -> str | None:
 
 
 def _absent(item: Any) -> str | None:
-    """The reason why it can't run here, as far as that is known: an author's fixture may bring a simulated device."""
+    """The reason why it can't run here, as far as that is known: an author's fixture may bring a
+    simulated device.
+    """
     if (skip := item.get_closest_marker("skip")) is not None:
         return str(skip.kwargs.get("reason", "skip"))
     suite: Conformance[Any] = item.cls()
@@ -202,7 +234,9 @@ def _run_alone(item: pytest.Function, arguments: dict[str, Any]) -> str | None:
 def _verdict(row: CaseResult) -> str:
     if row.outcome == "skipped":
         return "not declared" if "does not declare" in row.reason else "not tested"
-    return {"passed": "proven", "failed": "failed", "xfailed": "failed"}.get(row.outcome, "not tested")
+    return {"passed": "proven", "failed": "failed", "xfailed": "failed"}.get(
+        row.outcome, "not tested"
+    )
 
 
 def _reason(report: pytest.TestReport) -> str:

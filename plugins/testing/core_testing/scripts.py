@@ -1,4 +1,6 @@
-"""Runs scripts: each in an interpreter of its own, or in a fork of one that has imported what most scripts import."""
+"""Runs scripts: each in an interpreter of its own, or in a fork of one that has imported what most
+scripts import.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
-def run_script(program: Path, text: str, arguments: list[Any], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Write a script and run it in its folder as a user does: in a new interpreter, on what is importable here.
+def run_script(
+    program: Path, text: str, arguments: list[Any], *, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Write a script and run it in its folder as a user does: in a new interpreter, on what is
+    importable here.
 
     Args:
         program: path of the script.
@@ -49,7 +54,8 @@ def run_forked(
     preload: str = PRELOAD,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The same without the time that an interpreter and its imports take, where they aren't what is tested.
+    """The same without the time that an interpreter and its imports take, where they aren't what is
+    tested.
 
     Args:
         program: path of the script.
@@ -64,5 +70,16 @@ def run_forked(
     """
     program.write_text(text)
     command = [sys.executable, program, json.dumps(arguments)]
-    variables = os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)} if env is None else env
-    return run(command, timeout=timeout_s, cwd=program.parent, env=variables, new_session=False, preload=preload)
+    variables = (
+        os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        if env is None
+        else env
+    )
+    return run(
+        command,
+        timeout=timeout_s,
+        cwd=program.parent,
+        env=variables,
+        new_session=False,
+        preload=preload,
+    )

@@ -68,7 +68,8 @@ def serve(address: str, environment: ClusterEnvironment, make_rank: Callable[[],
         server = _Server(make_rank())
         while (message := _next(end)) is not None:
             answer = server.answer(message)
-            with suppress(BrokenPipeError):  # another rank has failed meanwhile, and it is that one's error to tell
+            # another rank has failed meanwhile, and it is that one's error to tell
+            with suppress(BrokenPipeError):
                 end.send_bytes(answer)
     end_after(_END_S)
 
@@ -94,11 +95,14 @@ class _Server:
         self._before = Footprint.take(with_ports=False)
 
     def answer(self, message: bytes) -> bytes:
-        """The result of a call, written by `torch.save`; or a pickled list of what can't be cleaned up."""
+        """The result of a call, written by `torch.save`; or a pickled list of what can't be cleaned
+        up.
+        """
         return self._clean_up() if message == CLEAN_UP else self._run(pickle.loads(message))
 
     def _run(self, call: Call) -> bytes:
-        # Settings that mean something to one process only, such as signal handlers, stay the rank's own.
+        # Settings that mean something to one process only, such as signal handlers, stay the rank's
+        # own.
         self._wanted = self._own | call.settings
         surroundings.restore(call.settings)
         end_after(call.timeout_s)
@@ -118,6 +122,10 @@ class _Server:
         left = surroundings.restore(self._wanted)
         now = Footprint.take(with_ports=False)
         for kind in _STANDING:
-            left += [thing for thing in now.beyond(self._before, kind) if not thing.startswith(_NOT_OF_PYTHON)]
+            left += [
+                thing
+                for thing in now.beyond(self._before, kind)
+                if not thing.startswith(_NOT_OF_PYTHON)
+            ]
         end_never()
         return pickle.dumps(left)

@@ -1,9 +1,11 @@
-"""The spare of a program that `fork_server` runs: forked from it before it began, for the interpreters that it starts.
+"""The spare of a program that `fork_server` runs: forked from it before it began, for the
+interpreters that it starts.
 
-A program that starts `python ...`, such as a rank that starts the next one, would wait for imports once more. Its spare
-serves it as the server does, with one difference: what is forked becomes a child of the program, as a process that it
-has started itself would be. For that the spare's fork forks once more and ends, and the kernel hands the orphan to the
-nearest ancestor that takes orphans, which the program is as long as it asks.
+A program that starts `python ...`, such as a rank that starts the next one, would wait for imports
+once more. Its spare serves it as the server does, with one difference: what is forked becomes a
+child of the program, as a process that it has started itself would be. For that the spare's fork
+forks once more and ends, and the kernel hands the orphan to the nearest ancestor that takes
+orphans, which the program is as long as it asks.
 
 Nothing but the standard library is imported here: see `fork_server`.
 """
@@ -49,7 +51,11 @@ def ask(line: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -
     """
     reports, report = os.pipe()
     try:
-        with os.fdopen(os.memfd_create("program"), "w") if CAN_ADOPT else tempfile.TemporaryFile("w") as description:
+        with (
+            os.fdopen(os.memfd_create("program"), "w")
+            if CAN_ADOPT
+            else tempfile.TemporaryFile("w") as description
+        ):
             json.dump(request, description)
             description.flush()
             description.seek(0)
@@ -60,7 +66,9 @@ def ask(line: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -
 
 
 def fork_for_adoption() -> int:
-    """Fork, and let the nearest ancestor that takes orphans be the new process's parent. Returns 0 in it."""
+    """Fork, and let the nearest ancestor that takes orphans be the new process's parent. Returns 0
+    in it.
+    """
     between = os.fork()
     if between:
         os.waitpid(between, 0)
@@ -81,7 +89,11 @@ def name_process(name: str) -> None:
 def split(command: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The interpreter's own options, and from `-c`, `-m` or the script on."""
     index = 0
-    while index < len(command) and command[index].startswith("-") and command[index] not in ("-c", "-m"):
+    while (
+        index < len(command)
+        and command[index].startswith("-")
+        and command[index] not in ("-c", "-m")
+    ):
         index += 2 if command[index] == "-W" else 1
     return command[:index], command[index:]
 
@@ -99,7 +111,9 @@ class Spare:
         self._prctl = ctypes.CDLL(None).prctl
 
     def serve(self) -> None:
-        """Fork the interpreters that `subprocess` and `multiprocessing` are asked to start, where that does as well."""
+        """Fork the interpreters that `subprocess` and `multiprocessing` are asked to start, where
+        that does as well.
+        """
         start: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         names = start.__code__.co_varnames[1:]
         spawn = multiprocessing.util.spawnv_passfds
@@ -122,13 +136,17 @@ class Spare:
 
     def _fork_for(self, asked: Mapping[str, Any]) -> int | None:
         """The id of the process that `Popen` is asked for; None if it takes more than a fork."""
-        is_plain = asked["preexec_fn"] is None and not asked["shell"] and asked["executable"] is None
+        is_plain = (
+            asked["preexec_fn"] is None and not asked["shell"] and asked["executable"] is None
+        )
         if not is_plain or not isinstance(asked["args"], list | tuple):
             return None
         ends = asked["p2cread"], asked["c2pwrite"], asked["errwrite"]
         files = {number: number if end == -1 else end for number, end in enumerate(ends)}
         files |= {number: number for number in asked["pass_fds"]}
-        return self.fork(asked["args"], files, asked["cwd"], asked["env"], asked["start_new_session"])
+        return self.fork(
+            asked["args"], files, asked["cwd"], asked["env"], asked["start_new_session"]
+        )
 
     def fork(
         self,
@@ -138,7 +156,8 @@ class Spare:
         env: Mapping[Any, Any] | None = None,
         has_session: bool = False,
     ) -> int | None:
-        """The id of a new child of this process that runs `python ...`; None if that takes a new interpreter.
+        """The id of a new child of this process that runs `python ...`; None if that takes a new
+        interpreter.
 
         Args:
             args: the command.
@@ -147,9 +166,17 @@ class Spare:
             env: all its variables; None for those of this process.
             has_session: give it a session of its own.
         """
-        command, variables = [os.fsdecode(each) for each in args], os.environ if env is None else env
-        # A fork of the program is no ancestor of the spare, and can't become the parent of what that forks.
-        if os.getpid() != self._program or command[0] != sys.executable or not _is_understood(command[1:]):
+        command, variables = (
+            [os.fsdecode(each) for each in args],
+            os.environ if env is None else env,
+        )
+        # A fork of the program is no ancestor of the spare, and can't become the parent of what
+        # that forks.
+        if (
+            os.getpid() != self._program
+            or command[0] != sys.executable
+            or not _is_understood(command[1:])
+        ):
             return None
         request = {
             "args": command[1:],
@@ -180,4 +207,6 @@ def _is_ignored(number: signal.Signals) -> bool:
 def _is_understood(command: Sequence[str]) -> bool:
     """True if `fork_server` can run what stands behind `python`."""
     options, rest = split(command)
-    return bool(rest) and all(each in _OPTIONS or each.removeprefix("-W") in _ACTIONS for each in options)
+    return bool(rest) and all(
+        each in _OPTIONS or each.removeprefix("-W") in _ACTIONS for each in options
+    )

@@ -1,4 +1,6 @@
-"""The settings of a process: copied to another one, put back when a test has changed them, and compared."""
+"""The settings of a process: copied to another one, put back when a test has changed them, and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def _default_device() -> str | None:
-    device = str(torch.empty(0).device)  # torch 2.9 can't name the default one once it was taken back
+    # torch 2.9 can't name the default one once it was taken back
+    device = str(torch.empty(0).device)
     return None if device == "cpu" else device
 
 
@@ -82,7 +85,10 @@ def _set_hook(hook: Any) -> None:
 
 
 def _determinism() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _set_determinism(state: tuple[bool, bool]) -> None:

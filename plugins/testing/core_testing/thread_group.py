@@ -41,7 +41,9 @@ _MISSING = (
 
 
 class ThreadedWorld:
-    """The place where the ranks of one process meet: a store, and what is on its way between them."""
+    """The place where the ranks of one process meet: a store, and what is on its way between
+    them.
+    """
 
     def __init__(self, turns: Turns) -> None:
         """Begin with nothing."""
@@ -58,8 +60,11 @@ class ThreadedWorld:
         """One rank, in its turn. Join the group of all ranks."""
         store = _Store(self)
         groups: dict[str, Any] = {f"pg_{name}": {} for name in _BY_GROUP}
-        # torch has no public name for a process's groups; its own tests of ranks in one process replace them, too.
-        own: Any = SimpleNamespace(default_pg=None, group_count=0, comms=[], tags_to_pg={}, store=store, **groups)
+        # torch has no public name for a process's groups; its own tests of ranks in one process
+        # replace them, too.
+        own: Any = SimpleNamespace(
+            default_pg=None, group_count=0, comms=[], tags_to_pg={}, store=store, **groups
+        )
         c10d._world = own
         hook = sys.excepthook
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size)
@@ -68,7 +73,9 @@ class ThreadedWorld:
 
 @contextmanager
 def several_ranks() -> Iterator[None]:
-    """A context in which torch looks up groups by thread, and makes all of threads, those that ask for gloo too."""
+    """A context in which torch looks up groups by thread, and makes all of threads, those that ask
+    for gloo too.
+    """
     new_group = dist.new_group
     dist.new_group = lambda *args, **options: new_group(*args, **{**options, "backend": BACKEND})
     set_isolation: Any = in_c._set_thread_isolation_mode  # type: ignore[attr-defined]  # torch's types lack it
@@ -95,7 +102,8 @@ class _Store(in_c.Store):
         return self._stored[key]
 
     def add(self, key: str, value: int) -> int:
-        self.world.wait_until(lambda: True, "another turn")  # who asks again and again lets others go on
+        # who asks again and again lets others go on
+        self.world.wait_until(lambda: True, "another turn")
         total = int(self._stored.get(key, b"0")) + value
         self._stored[key] = str(total).encode()
         return total
@@ -103,7 +111,8 @@ class _Store(in_c.Store):
     def check(self, keys: list[str]) -> bool:
         return self._stored.keys() >= {*keys}
 
-    def deleteKey(self, key: str) -> bool:  # by this name torch asks for it, from a store with a prefix
+    # by this name torch asks for it, from a store with a prefix
+    def deleteKey(self, key: str) -> bool:
         return self._stored.pop(key, None) is not None
 
     delete_key = deleteKey
@@ -126,7 +135,8 @@ class _Awaited(in_c.Work):
         return self._future
 
 
-_ProcessGroup: Any = dist.ProcessGroup  # its methods have overloads for callers, which a rank's side needn't have
+# its methods have overloads for callers, which a rank's side needn't have
+_ProcessGroup: Any = dist.ProcessGroup
 
 
 class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
@@ -141,12 +151,20 @@ class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
         return c10d._world.pg_names[self]
 
     def _meet(
-        self, name: str, tensors: list[Tensor], outputs: list[Tensor], fill: Callable[[list[Any]], list[Tensor]]
+        self,
+        name: str,
+        tensors: list[Tensor],
+        outputs: list[Tensor],
+        fill: Callable[[list[Any]], list[Tensor]],
     ) -> _Awaited:
-        """Bring tensors to all ranks, and fill the outputs with what becomes of everyone's, in the order of ranks."""
+        """Bring tensors to all ranks, and fill the outputs with what becomes of everyone's, in the
+        order of ranks.
+        """
         key = self._name, self._number
         self._number += 1
-        what = " of ".join([name, *(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors[:1])])
+        what = " of ".join(
+            [name, *(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors[:1])]
+        )
         brought = self._world.brought[key]
         brought[self.rank()] = what, _copied(tensors)
 
@@ -156,7 +174,9 @@ class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
             calls, given = zip(*(brought[rank] for rank in range(self.size())), strict=True)
             if len({*calls}) > 1:
                 calls_of_all = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-                raise RuntimeError(f"The ranks of a group have called different collectives. {calls_of_all}")
+                raise RuntimeError(
+                    f"The ranks of a group have called different collectives. {calls_of_all}"
+                )
             return _filled(outputs, fill([*given]))
 
         return _Awaited(finish)
@@ -177,20 +197,31 @@ class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> _Awaited:
         return self.allgather([[*output.chunk(self.size())]], [source])
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], sources: list[Tensor], opts: Any = None) -> _Awaited:
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], sources: list[Tensor], opts: Any = None
+    ) -> _Awaited:
         works = [self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)]
         return _Awaited(lambda: [work.wait() for work in works])
 
     def gather(self, outputs: Any, sources: list[Tensor], opts: Any) -> _Awaited:
-        return self._meet("gather", sources, outputs[0] if outputs else [], lambda given: [own for [own] in given])
+        return self._meet(
+            "gather", sources, outputs[0] if outputs else [], lambda given: [own for [own] in given]
+        )
 
     def scatter(self, outputs: list[Tensor], sources: Any, opts: Any) -> _Awaited:
         given = sources[0] if sources else outputs
-        return self._meet("scatter", given, outputs, lambda given: [given[opts.rootRank][self.rank()]])
+        return self._meet(
+            "scatter", given, outputs, lambda given: [given[opts.rootRank][self.rank()]]
+        )
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any) -> _Awaited:
         rows = source.view(self.size(), *output.shape)
-        return self._meet("reduce_scatter", [rows], [output], lambda given: [_combined(opts, given)[0][self.rank()]])
+        return self._meet(
+            "reduce_scatter",
+            [rows],
+            [output],
+            lambda given: [_combined(opts, given)[0][self.rank()]],
+        )
 
     def barrier(self, opts: Any = None) -> _Awaited:
         return self._meet("barrier", [], [], lambda given: [])
@@ -202,7 +233,8 @@ class _ThreadGroup(_ProcessGroup):  # type: ignore[misc]  # it is Any
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Awaited:
         key = self._name, source, self.rank(), tag
         messages, number = self._world.messages[key], self._world.asked[key]
-        self._world.asked[key] += 1  # whichever is waited for first, they come in the order in which they are asked for
+        # whichever is waited for first, they come in the order in which they are asked for
+        self._world.asked[key] += 1
 
         def finish() -> list[Tensor]:
             self._world.wait_until(lambda: len(messages) > number, f"a message from rank {source}")
@@ -225,14 +257,18 @@ def _combined(opts: Any, given: list[Any]) -> list[Tensor]:
 
 
 def _filled(outputs: list[Tensor], values: list[Tensor]) -> list[Tensor]:
-    for output, value in zip(outputs, values, strict=False):  # nothing is filled where another rank gets all
-        place = output if output.is_sparse else output.detach()  # what is saved for backward isn't changed by a message
+    # nothing is filled where another rank gets all
+    for output, value in zip(outputs, values, strict=False):
+        # what is saved for backward isn't changed by a message
+        place = output if output.is_sparse else output.detach()
         place.copy_(value)
     return outputs
 
 
 def _refuse(operation: str, *_: Any) -> Any:
-    raise UnsupportedError(f"Ranks in one process have no {operation}. Run this test on ranks that are processes.")
+    raise UnsupportedError(
+        f"Ranks in one process have no {operation}. Run this test on ranks that are processes."
+    )
 
 
 for _operation in _MISSING:

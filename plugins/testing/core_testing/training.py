@@ -47,20 +47,31 @@ class TrainingRecord:
     formats: set[torch.dtype] = field(default_factory=set)
 
     def by_windows(self, size: int) -> TrainingRecord:
-        """The same run as it is seen by windows of so many batches, which a compiled step takes as one."""
+        """The same run as it is seen by windows of so many batches, which a compiled step takes as
+        one.
+        """
         windows = [self.losses[start : start + size] for start in range(0, len(self.losses), size)]
-        return replace(self, losses=list(map(fmean, windows)), learning_rates=self.learning_rates[size - 1 :: size])
+        return replace(
+            self,
+            losses=list(map(fmean, windows)),
+            learning_rates=self.learning_rates[size - 1 :: size],
+        )
 
     def take_state(self, strategy: Strategy, module: Any) -> None:
         """All ranks. Copy what the strategy says of module and optimizer."""
         state = strategy.get_module_state_dict(module)
-        self.weights = {name: whole(value, strategy) for name, value in state.items() if _is_tensor(value)}
+        self.weights = {
+            name: whole(value, strategy) for name, value in state.items() if _is_tensor(value)
+        }
         self.formats = set(getattr(module, "formats", ()))
         if strategy.optimizers:
             named = strategy.get_optimizer_state_dict(strategy.optimizers[0])
             self.optimizer = {
-                name: {key: whole(value, strategy) for key, value in entry.items() if _is_tensor(value)}
-                for name, entry in named.get("state", {}).items()  # a rank may have nothing of a whole one
+                name: {
+                    key: whole(value, strategy) for key, value in entry.items() if _is_tensor(value)
+                }
+                # a rank may have nothing of a whole one
+                for name, entry in named.get("state", {}).items()
             }
 
 
@@ -76,7 +87,9 @@ class Recorder(Callback):
         self.run = TrainingRecord()
         self.save_at, self.path = save_at, path
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Note the loss."""
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs
         self.run.losses.append(mean_over_ranks(trainer.strategy, loss))
@@ -98,7 +111,12 @@ def mean_over_ranks(strategy: Strategy, loss: Tensor) -> float:
 
 
 def train(
-    rank: Rank, case: Case, *, strategy: Strategy | str | None = None, num_copies: int = 1, **options: Any
+    rank: Rank,
+    case: Case,
+    *,
+    strategy: Strategy | str | None = None,
+    num_copies: int = 1,
+    **options: Any,
 ) -> TrainingRecord:
     """All ranks. Train one case to its end.
 
@@ -107,15 +125,20 @@ def train(
         case: what to train.
         strategy: another one than the backend's.
         num_copies: see `networks.make_data`.
-        options: `save_at` and `path` for a checkpoint on the way, `ckpt_path` to go on from one, `max_steps`.
+        options: `save_at` and `path` for a checkpoint on the way, `ckpt_path` to go on from one,
+            `max_steps`.
     """
     module = case.network(case)
     if case.begins_apart:
         _move_apart(module, rank.number)
-    torch.manual_seed(13 + rank.number)  # the order of the data follows from rank 0's, the noise from each rank's own
+    # the order of the data follows from rank 0's, the noise from each rank's own
+    torch.manual_seed(13 + rank.number)
     if case.loop == "fabric":
         return _train_by_hand(
-            rank.fabric(strategy, precision=case.precision), case, module, rank.backend.data_parallel_size
+            rank.fabric(strategy, precision=case.precision),
+            case,
+            module,
+            rank.backend.data_parallel_size,
         )
     recorder = Recorder(options.pop("save_at", -1), options.pop("path", None))
     ckpt_path = options.pop("ckpt_path", None)
@@ -128,7 +151,9 @@ def train(
         gradient_clip_algorithm=case.clip_algorithm if case.clip is not None else None,
         **{"max_epochs": case.num_epochs, **options},
     )
-    trainer.fit(module, make_loader(case, rank.backend.data_parallel_size, num_copies), ckpt_path=ckpt_path)
+    trainer.fit(
+        module, make_loader(case, rank.backend.data_parallel_size, num_copies), ckpt_path=ckpt_path
+    )
     return recorder.run
 
 
@@ -146,7 +171,9 @@ def _move_apart(module: Module, number: int) -> None:
             tensor.add_(number)
 
 
-def _train_by_hand(fabric: Fabric, case: Case, module: Module, data_parallel_size: int) -> TrainingRecord:
+def _train_by_hand(
+    fabric: Fabric, case: Case, module: Module, data_parallel_size: int
+) -> TrainingRecord:
     run = TrainingRecord()
     model, optimizer = fabric.setup(module, case.optimizer(module))
     loader = fabric.setup_dataloaders(make_loader(case, data_parallel_size))
@@ -171,7 +198,9 @@ def _train_by_hand(fabric: Fabric, case: Case, module: Module, data_parallel_siz
 @functools.cache
 def reference(case: Case, accelerator: str, num_copies: int) -> TrainingRecord:
     """The run of a case on one device, on whole batches."""
-    run: TrainingRecord = one_device(accelerator).run(functools.partial(train, num_copies=num_copies), case)[0]
+    run: TrainingRecord = one_device(accelerator).run(
+        functools.partial(train, num_copies=num_copies), case
+    )[0]
     return run
 
 
@@ -193,7 +222,8 @@ def assert_equal_runs(
 
 
 def assert_close_losses(run: TrainingRecord, expected: TrainingRecord, tolerance: float) -> None:
-    """Compare the losses of rank 0's run with the expected ones, step by step, and what doesn't depend on them.
+    """Compare the losses of rank 0's run with the expected ones, step by step, and what doesn't
+    depend on them.
 
     Args:
         run: of rank 0.
@@ -202,23 +232,34 @@ def assert_close_losses(run: TrainingRecord, expected: TrainingRecord, tolerance
     """
     assert run.num_steps == expected.num_steps, "number of optimizer steps"
     assert len(run.losses) == len(expected.losses), "number of batches"
-    # Relative to the largest loss, not to each: near zero, rounding alone is a large part of a value.
+    # Relative to the largest loss, not to each: near zero, rounding alone is a large part of a
+    # value.
     scale = max(map(abs, expected.losses))
-    distances = [abs(loss - wanted) for loss, wanted in zip(run.losses, expected.losses, strict=True)]
+    distances = [
+        abs(loss - wanted) for loss, wanted in zip(run.losses, expected.losses, strict=True)
+    ]
     for step, distance in enumerate(distances):
         assert distance <= tolerance * scale, (
-            f"loss of step {step}: {run.losses[step]}, expected {expected.losses[step]}; in all steps "
-            f"{_as_part(max(distances), scale)} of the largest loss at most, where {tolerance:g} is allowed"
+            f"loss of step {step}: {run.losses[step]}, expected {expected.losses[step]}; in all "
+            f"steps {_as_part(max(distances), scale)} of the largest loss at most, where "
+            f"{tolerance:g} is allowed"
         )
     assert run.learning_rates == expected.learning_rates
 
 
-def assert_equal_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+def assert_equal_tensors(
+    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
+) -> None:
     """Compare tensors by name, relative to the largest value of all."""
     assert sorted(found) == sorted(expected), "names"
-    scale = max((float(value.abs().max()) for value in expected.values() if value.is_floating_point()), default=1.0)
+    scale = max(
+        (float(value.abs().max()) for value in expected.values() if value.is_floating_point()),
+        default=1.0,
+    )
     for name, wanted in expected.items():
-        distance = float((found[name].double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
+        distance = (
+            float((found[name].double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
+        )
         assert distance <= tolerance * scale, (
             f"{name} is off by {distance:g}: {_as_part(distance, scale)} of the largest value, "
             f"where {tolerance:g} is allowed"

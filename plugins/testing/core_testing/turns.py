@@ -1,4 +1,6 @@
-"""Ranks that are threads of one process and run one at a time: each goes on until it has to wait for another one."""
+"""Ranks that are threads of one process and run one at a time: each goes on until it has to wait
+for another one.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +21,26 @@ if TYPE_CHECKING:
 
 _NAME = "rank in one process "
 _REFUSED = {
-    "os.fork": "fork, as a loader's workers and launchers do: the copy would have this rank's thread alone",
+    "os.fork": "fork, as a loader's workers and launchers do: the copy would have this rank's "
+    "thread alone",
     "os.kill": "send a signal, which its process would get for all ranks",
     "signal.pthread_kill": "send a signal, which its process would get for all ranks",
 }
 
 
 class RunIsOver(BaseException):
-    """Ends a rank where it waits, since another one has failed. Not an `Exception`: there is nothing to handle."""
+    """Ends a rank where it waits, since another one has failed. Not an `Exception`: there is
+    nothing to handle.
+    """
 
 
 class Turns:
     """Runs a function on each rank, one rank at a time, always in the same order.
 
-    The turn goes on in `wait_until` only: between two waits no rank sees another one, and nothing depends on time. What
-    a process has once and each rank needs for itself is put aside with the turn: random numbers, variables, the working
-    directory, filters of warnings, torch's default dtype and process groups.
+    The turn goes on in `wait_until` only: between two waits no rank sees another one, and nothing
+    depends on time. What a process has once and each rank needs for itself is put aside with the
+    turn: random numbers, variables, the working directory, filters of warnings, torch's default
+    dtype and process groups.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,7 +55,8 @@ class Turns:
         """Call `function(rank)` for every rank. Returns what it returned, one item a rank.
 
         Raises:
-            WorkerError: a rank has failed, and the others were ended; or none can go on; or they aren't done in time.
+            WorkerError: a rank has failed, and the others were ended; or none can go on; or they
+                aren't done in time.
         """
         _refuse_what_is_of_processes()
         results: list[Any] = [None for _ in self._wakes]
@@ -77,10 +84,13 @@ class Turns:
             if not self._is_over.wait(timeout_s):
                 running = sys._current_frames().get(threads[self.rank].ident or 0)
                 where = "".join(traceback.format_stack(running)) if running else ""
-                self._fail(self.rank, f"has not come to a wait for another rank in {timeout_s} s:\n{where}")
+                self._fail(
+                    self.rank, f"has not come to a wait for another rank in {timeout_s} s:\n{where}"
+                )
                 self._is_over.set()
                 self._waits.clear()
-                for wake in self._wakes:  # all others end, and this one does if it ever comes to a wait
+                # all others end, and this one does if it ever comes to a wait
+                for wake in self._wakes:
                     wake.release()
             else:
                 for thread in threads:
@@ -100,8 +110,9 @@ class Turns:
         """
         if threading.current_thread().name != f"{_NAME}{self.rank}":
             raise UnsupportedError(
-                "A background thread of a rank in one process can't talk to others, whose turn never comes while the "
-                "rank waits for it: save without AsyncCheckpointIO, or on ranks that are processes."
+                "A background thread of a rank in one process can't talk to others, whose turn "
+                "never comes while the rank waits for it: save without AsyncCheckpointIO, or on "
+                "ranks that are processes."
             )
         rank, put_back = self.rank, self._put_aside()
         self._waits[rank] = what, is_there
@@ -116,9 +127,15 @@ class Turns:
             raise RunIsOver
 
     def _hand_over(self) -> None:
-        """Give the turn to the next rank whose wait is over; after a failure to any, so that each comes to its end."""
+        """Give the turn to the next rank whose wait is over; after a failure to any, so that each
+        comes to its end.
+        """
         size = len(self._wakes)
-        waiting = [rank % size for rank in range(self.rank + 1, self.rank + 1 + size) if rank % size in self._waits]
+        waiting = [
+            rank % size
+            for rank in range(self.rank + 1, self.rank + 1 + size)
+            if rank % size in self._waits
+        ]
         if not waiting:
             self._is_over.set()
             return
@@ -126,7 +143,10 @@ class Turns:
         if not ready:
             waits = [f"rank {rank} waits for {self._waits[rank][0]}" for rank in sorted(waiting)]
             ended = [f"rank {rank} has ended" for rank in range(size) if rank not in self._waits]
-            self._fail(min(waiting), f"can't go on, and neither can another one: {', '.join((*waits, *ended))}.")
+            self._fail(
+                min(waiting),
+                f"can't go on, and neither can another one: {', '.join((*waits, *ended))}.",
+            )
             ready = waiting
         self.rank = ready[0]
         del self._waits[self.rank]
@@ -135,7 +155,9 @@ class Turns:
     def _fail(self, rank: int, text: str, cause: BaseException | None = None) -> None:
         if self._failure is None:
             lines = traceback.format_exception(cause) if cause is not None else []
-            self._failure = WorkerError(f"Rank {rank} {text}", rank=rank, worker_traceback="".join(lines) or None)
+            self._failure = WorkerError(
+                f"Rank {rank} {text}", rank=rank, worker_traceback="".join(lines) or None
+            )
             self._failure.__cause__ = cause
 
     @staticmethod
@@ -159,7 +181,8 @@ def _refuse_what_is_of_processes() -> None:
         if event == "os.kill" and (arguments[0] != os.getpid() or arguments[1] == 0):
             return
         raise UnsupportedError(
-            f"A rank in one process can't {_REFUSED[event]}. Run this test on ranks that are processes."
+            f"A rank in one process can't {_REFUSED[event]}. Run this test on ranks that are "
+            "processes."
         )
 
     sys.addaudithook(refuse)

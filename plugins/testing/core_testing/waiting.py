@@ -3,7 +3,8 @@
     wait_until(lambda: path.exists() and path.read_text(), "the rank's file")
     program.wait(60 * slowness())
 
-A machine of a tenth of the speed, or one on which twenty processes want two cores, gets that much more time.
+A machine of a tenth of the speed, or one on which twenty processes want two cores, gets that much
+more time.
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ def wait_until(read: Callable[[], Value], what: str, *, timeout_s: float = 60) -
         waited = time.monotonic() - start
         # Asked only then: others may have begun to use the machine since.
         if waited > timeout_s and waited > timeout_s * slowness():
-            raise AssertionError(f"No {what} after {waited:.0f} s; the last that was seen: {seen!r}")
+            raise AssertionError(
+                f"No {what} after {waited:.0f} s; the last that was seen: {seen!r}"
+            )
         time.sleep(_PAUSE_S)
 
 
 def slowness() -> float:
-    """How many times longer work takes here than on a fast and idle machine, by its speed and its load; at least 1."""
+    """How many times longer work takes here than on a fast and idle machine, by its speed and its
+    load; at least 1.
+    """
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return _slowness_of_core() * max(1.0, load)
 

@@ -84,7 +84,9 @@ class AveragingStrategy(ParallelStrategy):
 
     def parameters(self):
         """Of all modules, in the same order on all ranks."""
-        return [parameter for handle in self.session.handles for parameter in handle.module.parameters()]
+        return [
+            parameter for handle in self.session.handles for parameter in handle.module.parameters()
+        ]
 
     def exchange(self, gradient):
         dist.all_reduce(gradient)

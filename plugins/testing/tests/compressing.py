@@ -1,13 +1,17 @@
-"""A right strategy that is meant to differ from one device: the mutants of the suite for those are changes of it."""
+"""A right strategy that is meant to differ from one device: the mutants of the suite for those are
+changes of it.
+"""
 
 import torch
 from averaging import AveragingStrategy
 
 
 class CompressingStrategy(AveragingStrategy):
-    """Sends the sign of each gradient and one size, and adds what that leaves out to the next gradient.
+    """Sends the sign of each gradient and one size, and adds what that leaves out to the next
+    gradient.
 
-    Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+    Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML
+    2019.
     """
 
     def __init__(self, **parts):
@@ -41,7 +45,9 @@ class CompressingStrategy(AveragingStrategy):
 
 
 class LocalStrategy(AveragingStrategy):
-    """Every rank trains alone; every second step all take the mean of weights, buffers and moments."""
+    """Every rank trains alone; every second step all take the mean of weights, buffers and
+    moments.
+    """
 
     steps = 0
 
@@ -57,7 +63,12 @@ class LocalStrategy(AveragingStrategy):
         if self.steps == 0:
             return
         self.steps = 0
-        moments = [value for each in self.optimizers for entry in each.state.values() for value in entry.values()]
+        moments = [
+            value
+            for each in self.optimizers
+            for entry in each.state.values()
+            for value in entry.values()
+        ]
         with torch.no_grad():
             for tensor in (*self.parameters(), *moments):
                 if isinstance(tensor, torch.Tensor):

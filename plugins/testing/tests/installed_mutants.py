@@ -1,4 +1,6 @@
-"""Distributions that are wrong in one way, and launchers, which scripts must find by their metadata."""
+"""Distributions that are wrong in one way, and launchers, which scripts must find by their
+metadata.
+"""
 
 from dataclasses import dataclass, field
 
@@ -78,7 +80,11 @@ class Installed:
         modules = {self.module: source.format(before=self.before, body=self.body)}
         modules |= {"sitecustomize": f"import {self.module}"} if self.at_start else {}
         info = make_distribution(
-            path, f"mutant-{self.name}", entry_points_text=points, requires=self.requires, modules=modules
+            path,
+            f"mutant-{self.name}",
+            entry_points_text=points,
+            requires=self.requires,
+            modules=modules,
         )
         files = [f"{info.name}/METADATA", f"{info.name}/entry_points.txt", f"{info.name}/RECORD"]
         files += [f"{self.module}.py"] if self.records else []
@@ -86,8 +92,16 @@ class Installed:
 
 
 _ONE_PROCESS = {"num_processes": 1}
-RIGHT = Installed("right", "nothing", "", entry_points="[core.hooks]\nright = mutant_right\n", attributes=_ONE_PROCESS)
-RIGHT_LAUNCHER = Installed("right_launcher", "nothing", "", kind="launcher", attribute="AcmeLauncher")
+RIGHT = Installed(
+    "right",
+    "nothing",
+    "",
+    entry_points="[core.hooks]\nright = mutant_right\n",
+    attributes=_ONE_PROCESS,
+)
+RIGHT_LAUNCHER = Installed(
+    "right_launcher", "nothing", "", kind="launcher", attribute="AcmeLauncher"
+)
 
 _SWALLOWS = """
     def launch(self, function, *args, **kwargs):
@@ -153,14 +167,27 @@ INSTALLED = (
         "test_metadata_names_known_groups",
         entry_points="[core.strategy]\nother = {module}:AcmeStrategy\n",
     ),
-    Installed("hidden_target", "Offers a private class.", "test_metadata_names_public_attributes", attribute="_Hidden"),
     Installed(
-        "unbounded", "Accepts any later core.", "test_requirement_on_core_is_bounded", requires=("core-training>=0.1",)
+        "hidden_target",
+        "Offers a private class.",
+        "test_metadata_names_public_attributes",
+        attribute="_Hidden",
     ),
     Installed(
-        "unbounded_below", "Accepts any core.", "test_requirement_on_core_is_bounded", requires=("core-training<0.2",)
+        "unbounded",
+        "Accepts any later core.",
+        "test_requirement_on_core_is_bounded",
+        requires=("core-training>=0.1",),
     ),
-    Installed("undeclared", "Doesn't require core.", "test_requirement_on_core_is_bounded", requires=()),
+    Installed(
+        "unbounded_below",
+        "Accepts any core.",
+        "test_requirement_on_core_is_bounded",
+        requires=("core-training<0.2",),
+    ),
+    Installed(
+        "undeclared", "Doesn't require core.", "test_requirement_on_core_is_bounded", requires=()
+    ),
     Installed(
         "without_module",
         "Names a module that it doesn't hold.",
@@ -184,16 +211,32 @@ INSTALLED = (
         "thread_at_import",
         "Starts a thread when it is imported.",
         "test_import_changes_nothing",
-        before="import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        before="import threading; threading.Thread(target=threading.Event().wait, "
+        "daemon=True).start()",
     ),
     *(
         Installed(name, fault, test, kind="launcher", attribute="AcmeLauncher", body=body)
         for name, fault, test, body in (
             ("swallows", "Goes on when a rank fails.", "test_an_exception_comes_first", _SWALLOWS),
-            ("hides_the_signal", "Doesn't say who was killed.", "test_a_killed_rank_is_named", _HIDES_THE_SIGNAL),
-            ("leaves_a_variable", "Sets a variable.", "test_leaves_no_process_and_no_variable", _LEAVES_A_VARIABLE),
+            (
+                "hides_the_signal",
+                "Doesn't say who was killed.",
+                "test_a_killed_rank_is_named",
+                _HIDES_THE_SIGNAL,
+            ),
+            (
+                "leaves_a_variable",
+                "Sets a variable.",
+                "test_leaves_no_process_and_no_variable",
+                _LEAVES_A_VARIABLE,
+            ),
             ("launches_once", "Launches once.", "test_launches_again", _LAUNCHES_ONCE),
-            ("calls_somehow", "Doesn't know how it calls.", "test_says_how_it_calls", _CALLS_SOMEHOW),
+            (
+                "calls_somehow",
+                "Doesn't know how it calls.",
+                "test_says_how_it_calls",
+                _CALLS_SOMEHOW,
+            ),
             ("loses_the_result", "Returns nothing.", "test_runs_on_every_rank", _LOSES_THE_RESULT),
         )
     ),

@@ -1,4 +1,5 @@
-"""A suite for every mutant, and for the right strategy; collected in a process of its own, by `run_mutants.py`.
+"""A suite for every mutant, and for the right strategy; collected in a process of its own, by
+`run_mutants.py`.
 
 Not named `test_...`: nearly all of it must fail.
 """
@@ -29,14 +30,27 @@ SUITES = {
 
 def is_in_process(mutant):
     """True if its ranks can be threads of this process: its tests aren't about processes."""
-    tests = [getattr(SUITES[mutant.kind], name.partition("[")[0]) for name in (mutant.test, mutant.passes) if name]
-    return mutant.registry == "strategy" and not any(hasattr(test, "of_processes") for test in tests)
+    tests = [
+        getattr(SUITES[mutant.kind], name.partition("[")[0])
+        for name in (mutant.test, mutant.passes)
+        if name
+    ]
+    return mutant.registry == "strategy" and not any(
+        hasattr(test, "of_processes") for test in tests
+    )
 
 
 for _mutant in MUTANTS:
     REGISTRIES[_mutant.registry].register(_mutant.alias, _mutant.plugin, _mutant.fault)
-    _attributes = {"alias": _mutant.alias, "timeout_s": 20, "in_process": is_in_process(_mutant), **_mutant.attributes}
-    globals()[f"Test{_mutant.name}"] = type(f"Test{_mutant.name}", (SUITES[_mutant.kind],), _attributes)
+    _attributes = {
+        "alias": _mutant.alias,
+        "timeout_s": 20,
+        "in_process": is_in_process(_mutant),
+        **_mutant.attributes,
+    }
+    globals()[f"Test{_mutant.name}"] = type(
+        f"Test{_mutant.name}", (SUITES[_mutant.kind],), _attributes
+    )
 
 REGISTRIES["strategy"].register("averaging", AveragingStrategy)
 
@@ -45,7 +59,9 @@ _PROCESS = os.getpid()
 
 
 class TestAveraging(core_testing.StrategyConformance):
-    """The right one, which is never made in pytest's own process: what making it changes would be there ever after."""
+    """The right one, which is never made in pytest's own process: what making it changes would be
+    there ever after.
+    """
 
     alias = "averaging"
 

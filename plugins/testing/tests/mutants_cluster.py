@@ -1,4 +1,6 @@
-"""Cluster environments that don't know where they are. No import here is of torch: what `detect` needs is tested."""
+"""Cluster environments that don't know where they are. No import here is of torch: what `detect`
+needs is tested.
+"""
 
 import os
 import threading
@@ -10,7 +12,13 @@ from core import ConfigurationError, Found
 from core.cluster import TorchElasticEnvironment
 
 JOB = {
-    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"},
+    **{
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+    },
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "a-job"},
 }
 

@@ -1,4 +1,6 @@
-"""Strategies that are meant to differ from one device, and don't keep what they promise all the same."""
+"""Strategies that are meant to differ from one device, and don't keep what they promise all the
+same.
+"""
 
 from compressing import CompressingStrategy, LocalStrategy
 from table import mutant
@@ -35,7 +37,12 @@ class RestoresOneRest(CompressingStrategy):
         return {"rest": self.broadcast(self.rest)}
 
 
-@mutant("test_training_equals_one_device[sgd_momentum]", kind=KIND, passes="test_ranks_agree_in_time", differs=SIGNS)
+@mutant(
+    "test_training_equals_one_device[sgd_momentum]",
+    kind=KIND,
+    passes="test_ranks_agree_in_time",
+    differs=SIGNS,
+)
 class StraysFar(CompressingStrategy):
     """Multiplies its steps by ten."""
 

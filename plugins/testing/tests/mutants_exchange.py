@@ -45,7 +45,9 @@ class WidensHalves(AveragingStrategy):
     """Gives back float32 for shorter formats."""
 
     def reduce(self, tensor, group=None, reduce_op="mean"):
-        return super().reduce(tensor.float() if tensor.dtype == torch.bfloat16 else tensor, group, reduce_op)
+        return super().reduce(
+            tensor.float() if tensor.dtype == torch.bfloat16 else tensor, group, reduce_op
+        )
 
 
 @mutant("test_reduces_by_the_mean_at_first", passes="test_reduces[float32]")
@@ -78,7 +80,9 @@ class GathersFloats(AveragingStrategy):
     """Gathers integers of 32 bits as floats."""
 
     def all_gather(self, tensor, group=None, sync_grads=False):
-        return super().all_gather(tensor.float() if tensor.dtype == torch.int32 else tensor, group, sync_grads)
+        return super().all_gather(
+            tensor.float() if tensor.dtype == torch.int32 else tensor, group, sync_grads
+        )
 
 
 @mutant("test_gradients_flow_through_all_gather", passes="test_gathers[float32]")
@@ -172,7 +176,9 @@ class Changed:
 
 @mutant("test_ranks_that_share_data_have_the_same", passes=EQUAL, data_parallel_size=1)
 class BelievesItsRanks(AveragingStrategy):
-    """Gives all ranks the same share of the data, and doesn't look whether that is the same on all."""
+    """Gives all ranks the same share of the data, and doesn't look whether that is the same on
+    all.
+    """
 
     @property
     def data_parallel_size(self):
@@ -196,7 +202,11 @@ class RepeatsABatch(AveragingStrategy):
     """Trains on the first batch twice, in the place of the second."""
 
     def setup_dataloader(self, loader, stage):
-        return loader if stage != "fit" else Changed(loader, lambda batches: batches[:1] + batches[:1] + batches[2:])
+        return (
+            loader
+            if stage != "fit"
+            else Changed(loader, lambda batches: batches[:1] + batches[:1] + batches[2:])
+        )
 
 
 @mutant("test_batches_are_those_of_one_device", passes="test_every_sample_comes_once_an_epoch")
@@ -214,7 +224,10 @@ class DropsShortBatches(AveragingStrategy):
     def setup_dataloader(self, loader, stage):
         if stage != "fit":
             return loader
-        return Changed(loader, lambda batches: [b for b in batches if isinstance(b, int) or len(b) == len(batches[0])])
+        return Changed(
+            loader,
+            lambda batches: [b for b in batches if isinstance(b, int) or len(b) == len(batches[0])],
+        )
 
 
 @mutant("test_validation_counts_every_sample_once", passes="test_every_sample_comes_once_an_epoch")
@@ -222,7 +235,9 @@ class PadsValidation(AveragingStrategy):
     """Validates the last batch twice, to have an even number."""
 
     def setup_dataloader(self, loader, stage):
-        return loader if stage == "fit" else Changed(loader, lambda batches: [*batches, batches[-1]])
+        return (
+            loader if stage == "fit" else Changed(loader, lambda batches: [*batches, batches[-1]])
+        )
 
 
 @mutant("test_batches_are_on_the_device")
@@ -230,7 +245,9 @@ class SendsBatchesAway(AveragingStrategy):
     """Puts batches onto a device where the model isn't."""
 
     def setup_dataloader(self, loader, stage):
-        return Changed(loader, lambda batches: [b if isinstance(b, int) else b.to("meta") for b in batches])
+        return Changed(
+            loader, lambda batches: [b if isinstance(b, int) else b.to("meta") for b in batches]
+        )
 
 
 class HastyIO(DistributedCheckpointIO):

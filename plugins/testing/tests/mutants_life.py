@@ -244,7 +244,9 @@ class LeavesAProcess(AveragingStrategy):
 
     def connected(self):
         # Ends by itself when the rank is gone.
-        self.helper = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        self.helper = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        )
 
 
 @mutant(f"{LEFT}[ports]", passes=EQUAL)

@@ -59,7 +59,9 @@ class DetectsANumber(CPUAccelerator):
 
 @accelerator("test_detecting_touches_no_device")
 class DetectsByTouching(CPUAccelerator):
-    """Initializes CUDA to count devices, or what `torch.cuda.init` leaves behind where there is none."""
+    """Initializes CUDA to count devices, or what `torch.cuda.init` leaves behind where there is
+    none.
+    """
 
     @classmethod
     def detect(cls):
@@ -135,7 +137,9 @@ class ChangesTheRounding(CPUAccelerator):
     """Makes float32 the format of everything that computes."""
 
     def setup_device(self, device):
-        nn.Linear.forward = lambda self, x: nn.functional.linear(x.float(), self.weight.float()).to(x.dtype)
+        nn.Linear.forward = lambda self, x: nn.functional.linear(x.float(), self.weight.float()).to(
+            x.dtype
+        )
 
 
 @precision("test_describes_its_formats")
@@ -223,7 +227,9 @@ class OneFile(TorchCheckpointIO):
 
     def load_checkpoint(self, path, *, collectives, state=None):
         return self.read(
-            path, collectives.rank, lambda: super(OneFile, self).load_checkpoint(path, collectives=collectives)
+            path,
+            collectives.rank,
+            lambda: super(OneFile, self).load_checkpoint(path, collectives=collectives),
         )
 
     def read(self, path, rank, load):
@@ -244,7 +250,9 @@ class WidensTensors(OneFile):
     """Reads bfloat16 as float32."""
 
     def read(self, path, rank, load):
-        return _map(load(), lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
+        return _map(
+            load(), lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        )
 
 
 def _map(value, function):
@@ -418,7 +426,11 @@ def read(self, logger, folder):
     with next(Path(folder).rglob("metrics.csv")).open(newline="") as file:
         rows = list(csv.DictReader(file))
     cells = [(row["step"], name, text) for row in rows for name, text in row.items()]
-    return [(int(step), name, float(text)) for step, name, text in cells if text and name not in ("step", "epoch")]
+    return [
+        (int(step), name, float(text))
+        for step, name, text in cells
+        if text and name not in ("step", "epoch")
+    ]
 
 
 logger = partial(part, kind="logger", read=read)
@@ -442,7 +454,9 @@ class DropsLateNames(CSVLogger):
 
     def log_metrics(self, metrics, step):
         self.names = self.names or set(metrics)
-        super().log_metrics({name: value for name, value in metrics.items() if name in self.names}, step)
+        super().log_metrics(
+            {name: value for name, value in metrics.items() if name in self.names}, step
+        )
 
 
 @logger("test_saves_what_it_keeps")
@@ -531,11 +545,15 @@ class IgnoresOptions(click.Command):
 
     def __init__(self):
         rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)
-        super().__init__("odd", params=[rest], help="Do.", context_settings={"ignore_unknown_options": True})
+        super().__init__(
+            "odd", params=[rest], help="Do.", context_settings={"ignore_unknown_options": True}
+        )
 
 
 def reader(test):
-    """A mutant of the reader of notes. Each has a mark of its own, since every reader is asked for every file."""
+    """A mutant of the reader of notes. Each has a mark of its own, since every reader is asked for
+    every file.
+    """
 
     def put(plugin):
         plugin.mark = f"{plugin.__name__}_version"
@@ -557,7 +575,10 @@ class NotesReader(CheckpointReader):
         return self.mark.encode() in head
 
     def translate(self, saved):
-        return {"format": {"version": 1, "notes": saved[self.mark]}, "model": dict(saved["weights"])}
+        return {
+            "format": {"version": 1, "notes": saved[self.mark]},
+            "model": dict(saved["weights"]),
+        }
 
 
 @reader("test_names_its_program")

@@ -7,7 +7,9 @@ SHAPES = "test_other_shapes_are_trained_or_refused"
 
 
 class Remembering(AveragingStrategy):
-    """Has buffers of the first batch's length, as a captured graph has, into which batches are copied."""
+    """Has buffers of the first batch's length, as a captured graph has, into which batches are
+    copied.
+    """
 
     length = None
 
@@ -23,12 +25,16 @@ class Remembering(AveragingStrategy):
 
 @mutant(SHAPES, passes="test_training_equals_one_device[sgd_momentum]")
 class CutsLongerBatches(Remembering):
-    """Copies batches into a buffer of the first one's length, and so leaves out the rest of longer ones."""
+    """Copies batches into a buffer of the first one's length, and so leaves out the rest of longer
+    ones.
+    """
 
 
 @mutant(SHAPES, passes="test_validates")
 class CutsInValidation(Remembering):
-    """Has such a buffer for validation alone, of the length of the first batch that it was given in training."""
+    """Has such a buffer for validation alone, of the length of the first batch that it was given in
+    training.
+    """
 
     def run_training_step(self, batch, batch_idx, step):
         self.copied(batch)
@@ -36,4 +42,8 @@ class CutsInValidation(Remembering):
 
     def step_callable(self, name, module=None):
         call = super().step_callable(name, module)
-        return (lambda batch, *rest: call(self.copied(batch), *rest)) if name == "validation_step" else call
+        return (
+            (lambda batch, *rest: call(self.copied(batch), *rest))
+            if name == "validation_step"
+            else call
+        )

@@ -50,7 +50,8 @@ class EmptyIO(DistributedCheckpointIO):
 
 def flip_tensors(state):
     return {
-        key: value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value for key, value in state.items()
+        key: value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value
+        for key, value in state.items()
     }
 
 
@@ -62,7 +63,9 @@ class SwapsRandomStates(AveragingStrategy):
         gathered = super().gather_objects(obj, dst)
         if gathered and isinstance(obj, dict) and "random" in obj:
             states = [part["random"] for part in reversed(gathered)]
-            gathered = [{**part, "random": state} for part, state in zip(gathered, states, strict=True)]
+            gathered = [
+                {**part, "random": state} for part, state in zip(gathered, states, strict=True)
+            ]
         return gathered
 
 
@@ -79,7 +82,11 @@ class LosesTheSchedule(AveragingStrategy):
     """Restores everything but the schedulers."""
 
     def configure_checkpoint_io(self):
-        return AlteringIO(after=lambda saved: {**saved, "lr_schedulers": []} if "lr_schedulers" in saved else saved)
+        return AlteringIO(
+            after=lambda saved: (
+                {**saved, "lr_schedulers": []} if "lr_schedulers" in saved else saved
+            )
+        )
 
 
 @mutant("test_resume_is_bit_exact", passes="test_goes_on_under_one_device")
@@ -110,7 +117,10 @@ class SavesItsOwnLayout(AveragingStrategy):
 
     def loaded(self, state, module):
         own = module.state_dict()
-        return {name: value.view_as(own[name]) if name in own else value for name, value in state.items()}
+        return {
+            name: value.view_as(own[name]) if name in own else value
+            for name, value in state.items()
+        }
 
 
 class Marked(AveragingStrategy):
@@ -199,7 +209,11 @@ class LoadsWhateverFits(AveragingStrategy):
 
     def load_module_state_dict(self, module, state, *, strict=True):
         own = module.state_dict()
-        fitting = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+        fitting = {
+            name: value
+            for name, value in state.items()
+            if name in own and value.shape == own[name].shape
+        }
         super().load_module_state_dict(module, fitting, strict=False)
 
 

@@ -31,7 +31,9 @@ class KeepsItsOwnWeights(AveragingStrategy):
 
 @mutant(f"{EQUAL}[buffers_that_begin_apart]", passes=f"{EQUAL}[weights_that_begin_apart]")
 class KeepsItsOwnBuffers(AveragingStrategy):
-    """Begins with the weights of rank 0, and on every rank with the buffers that were built there."""
+    """Begins with the weights of rank 0, and on every rank with the buffers that were built
+    there.
+    """
 
     def begin_together(self, module):
         for parameter in module.parameters():
@@ -78,13 +80,17 @@ class LeavesOneUndivided(AveragingStrategy):
 
     def average(self, manual):
         super().average(manual)
-        for parameter in [each for each in self.parameters() if each.ndim == 1 and each.grad is not None][:1]:
+        for parameter in [
+            each for each in self.parameters() if each.ndim == 1 and each.grad is not None
+        ][:1]:
             parameter.grad *= self.world_size
 
 
 @mutant(f"{EQUAL}[matrices_apart]", passes=f"{EQUAL}[accumulated_and_clipped]")
 class ClipsEachOptimizer(AveragingStrategy):
-    """Clips the gradients of each of several optimizers by their own norm, and not by that of all."""
+    """Clips the gradients of each of several optimizers by their own norm, and not by that of
+    all.
+    """
 
     def clip_gradients(self, module, optimizer, clipping):
         for one in getattr(optimizer, "joined", [optimizer]):
@@ -100,7 +106,10 @@ class SumsGradients(AveragingStrategy):
         dist.all_reduce(gradient)
 
 
-@mutant("test_unfrozen_weights_are_trained_or_refused[between two steps]", passes=f"{EQUAL}[frozen_weights]")
+@mutant(
+    "test_unfrozen_weights_are_trained_or_refused[between two steps]",
+    passes=f"{EQUAL}[frozen_weights]",
+)
 class AveragesWhatWasTrainable(AveragingStrategy):
     """Averages gradients of those weights that were to be trained when they were set up."""
 
@@ -111,9 +120,14 @@ class AveragesWhatWasTrainable(AveragingStrategy):
         return self.trainable
 
 
-@mutant("test_weights_frozen_within_a_run_stay_or_are_refused[between two steps]", passes=f"{EQUAL}[frozen_weights]")
+@mutant(
+    "test_weights_frozen_within_a_run_stay_or_are_refused[between two steps]",
+    passes=f"{EQUAL}[frozen_weights]",
+)
 class FillsInZeros(AveragingStrategy):
-    """Gives a gradient of zeros to each weight that was to be trained when it was set up: momentum moves it on."""
+    """Gives a gradient of zeros to each weight that was to be trained when it was set up: momentum
+    moves it on.
+    """
 
     def begun(self, module):
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -127,8 +141,8 @@ class FillsInZeros(AveragingStrategy):
 
 @mutant(f"{EQUAL}[sgd_momentum]", passes=f"{EQUAL}[fabric_zeroed_gradients]")
 class DetachesItsBuffer(AveragingStrategy):
-    """Reduces one flat buffer, from which zero_grad(set_to_none=True) has detached the gradients: ranks agree, the
-    loss falls, the weights are wrong."""
+    """Reduces one flat buffer, from which zero_grad(set_to_none=True) has detached the gradients:
+    ranks agree, the loss falls, the weights are wrong."""
 
     def begun(self, module):
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -223,7 +237,9 @@ class KnowsOneGroup(AveragingStrategy):
 
 @mutant(f"{EQUAL}[tied_weights]", passes=f"{EQUAL}[sgd_momentum]")
 class AveragesTiedWeightsTwice(AveragingStrategy):
-    """Walks modules rather than parameters, and sums a shared weight's gradient once for each place."""
+    """Walks modules rather than parameters, and sums a shared weight's gradient once for each
+    place.
+    """
 
     def average(self, manual):
         for handle in self.session.handles:
@@ -232,7 +248,10 @@ class AveragesTiedWeightsTwice(AveragingStrategy):
                     if parameter.grad is not None:
                         dist.all_reduce(parameter.grad)
                         parameter.grad /= self.world_size if parameter is not None else 1
-                        if hasattr(handle.module, "twins") and parameter is handle.module.twins[0].weight:
+                        if (
+                            hasattr(handle.module, "twins")
+                            and parameter is handle.module.twins[0].weight
+                        ):
                             parameter.grad *= self.world_size**0.5
 
 
@@ -260,7 +279,9 @@ class LosesHooks(AveragingStrategy):
 
 @mutant("test_sparse_gradients_are_trained_or_refused", passes=f"{EQUAL}[sgd_momentum]")
 class SharesMemoryOfGradients(AveragingStrategy):
-    """Divides a sparse gradient as it comes, in the memory of the outputs' gradient, which other layers still need."""
+    """Divides a sparse gradient as it comes, in the memory of the outputs' gradient, which other
+    layers still need.
+    """
 
     def begun(self, module):
         for part in module.modules():
@@ -360,12 +381,16 @@ class KnowsOneOptimizer(AveragingStrategy):
     """Exchanges the gradients of the first optimizer's parameters."""
 
     def parameters(self):
-        return [parameter for group in self.optimizers[0].param_groups for parameter in group["params"]]
+        return [
+            parameter for group in self.optimizers[0].param_groups for parameter in group["params"]
+        ]
 
 
 @mutant(f"{EQUAL}[sgd_momentum]")
 class ReportsNoUpdate(AveragingStrategy):
-    """Says that no step has updated parameters, so that the run never comes to its limit in steps."""
+    """Says that no step has updated parameters, so that the run never comes to its limit in
+    steps.
+    """
 
     def optimizer_step(self, optimizer, closure=None):
         super().optimizer_step(optimizer, closure)
@@ -390,7 +415,9 @@ class ReturnsTheScaledLoss(AveragingStrategy):
 
     def run_training_step(self, batch, batch_idx, step):
         output = super().run_training_step(batch, batch_idx, step)
-        return StepOutput(output.loss * self.world_size, output.num_batches, output.num_optimizer_steps)
+        return StepOutput(
+            output.loss * self.world_size, output.num_batches, output.num_optimizer_steps
+        )
 
 
 @mutant("test_trains_in_precision[bf16-mixed]", passes="test_trains_in_precision[32-true]")
@@ -417,7 +444,10 @@ class ScalesMoments(AveragingStrategy):
     def get_optimizer_state_dict(self, optimizer):
         state = super().get_optimizer_state_dict(optimizer)
         halved = {
-            name: {key: value / self.world_size if key == "exp_avg" else value for key, value in entry.items()}
+            name: {
+                key: value / self.world_size if key == "exp_avg" else value
+                for key, value in entry.items()
+            }
             for name, entry in state["state"].items()
         }
         return {**state, "state": halved}
@@ -425,7 +455,9 @@ class ScalesMoments(AveragingStrategy):
 
 @mutant("test_ranks_compute_the_same_model", passes=f"{EQUAL}[sgd_momentum]")
 class ForwardsAnOldModel(AveragingStrategy):
-    """Gives ranks other than the first a copy of the model, which isn't trained, to call outside of training."""
+    """Gives ranks other than the first a copy of the model, which isn't trained, to call outside of
+    training.
+    """
 
     def step_callable(self, name, module=None):
         if name == "forward" and self.global_rank > 0:
@@ -548,7 +580,11 @@ class WeighsItsOwnItems(AveragingStrategy):
     """Adds up weights over a group of one rank."""
 
     def reduce(self, tensor, group=None, reduce_op="mean"):
-        return tensor if reduce_op == "sum" and not tensor.ndim else super().reduce(tensor, group, reduce_op)
+        return (
+            tensor
+            if reduce_op == "sum" and not tensor.ndim
+            else super().reduce(tensor, group, reduce_op)
+        )
 
 
 @mutant("test_a_weight_is_refused", passes=f"{EQUAL}[sgd_momentum]")
@@ -558,4 +594,8 @@ class DeclaresWeightsTooLate(AveragingStrategy):
     @property
     def capabilities(self):
         own = super().capabilities
-        return own if hasattr(self, "session") and self.session.handles else own & ~Capability.WEIGHTED_LOSSES
+        return (
+            own
+            if hasattr(self, "session") and self.session.handles
+            else own & ~Capability.WEIGHTED_LOSSES
+        )

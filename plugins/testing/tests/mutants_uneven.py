@@ -8,7 +8,9 @@ COUNTS_ONCE = "test_each_sample_counts_once"
 
 @mutant(f"{COUNTS_ONCE}[1-1]", passes="test_uneven_lengths_lose_nothing")
 class LearnsFromRepeatedSamples(AveragingStrategy):
-    """Leaves out what a batch weighs: a sample that a rank repeats to join a step counts in the gradient."""
+    """Leaves out what a batch weighs: a sample that a rank repeats to join a step counts in the
+    gradient.
+    """
 
     def before_batch(self, step):
         if step.weight == 0:

@@ -2,7 +2,8 @@
 
 python run_mutants.py --json out.json
 python run_mutants.py ForgetsToAverage StopsAveraging
-python run_mutants.py --write mutants.md   # the table, once all are caught, and how many a test catches, for cards
+python run_mutants.py --write mutants.md   # the table, once all are caught, and how many a test
+catches, for cards
 """
 
 import argparse
@@ -36,7 +37,9 @@ def run(file, tests):
     report = ConformanceReport()
     without = ["-p", "no:cacheprovider", "-p", "no:randomly"]
     options = ["-q", "--no-header", "--tb=line", *without, "-c", str(KITS)]
-    pytest.main([*options, "--rootdir", "/", *(f"{file}::{test}" for test in tests)], plugins=[report])
+    pytest.main(
+        [*options, "--rootdir", "/", *(f"{file}::{test}" for test in tests)], plugins=[report]
+    )
     return {nodeid.partition("::")[2]: row.outcome for nodeid, row in report.rows.items()}
 
 
@@ -47,13 +50,22 @@ def run_installed():
         install_all(site)
         write_suites(Path(folder) / "suites.py")
         path = os.pathsep.join([str(site), *sys.path])
-        command = [sys.executable, str(HERE / "run_mutants.py"), "--suites", folder, "--json", str(out)]
+        command = [
+            sys.executable,
+            str(HERE / "run_mutants.py"),
+            "--suites",
+            folder,
+            "--json",
+            str(out),
+        ]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False)
         return json.loads(out.read_text())
 
 
 def expected_of(mutants, installed=()):
-    """What a test must have done, by suite and test: failed a mutant, and passed it or what is right."""
+    """What a test must have done, by suite and test: failed a mutant, and passed it or what is
+    right.
+    """
     failed = [f"Test{each.name}::{each.test}" for each in mutants]
     failed += [f"Test_{each.name}::{each.test}" for each in installed]
     passed = [f"Test{each.name}::{each.passes}" for each in mutants if each.passes]
@@ -73,7 +85,9 @@ def find_problems(outcomes, mutants, installed):
 def with_table(text):
     """The page, with the table between its two marks."""
     lines = ["| mutant | what is wrong with it | caught by |", "| --- | --- | --- |"]
-    lines += [f"| `{each.name}` | {each.fault} | `{each.test}` |" for each in (*MUTANTS, *INSTALLED)]
+    lines += [
+        f"| `{each.name}` | {each.fault} | `{each.test}` |" for each in (*MUTANTS, *INSTALLED)
+    ]
     before, _, rest = text.partition(BEGIN)
     return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
 
@@ -94,7 +108,11 @@ def counts():
 def untested():
     """Tests of all kinds that no mutant must fail."""
     tested = {(each.kind, each.test.partition("[")[0]) for each in (*MUTANTS, *INSTALLED)}
-    shared = {name for name in (*vars(PackagingTests), *dir(StrategyConformance)) if name.startswith("test_")}
+    shared = {
+        name
+        for name in (*vars(PackagingTests), *dir(StrategyConformance))
+        if name.startswith("test_")
+    }
     for kind, suite in SUITES.items():
         for name in (name for name in dir(suite) if name.startswith("test_")):
             kinds = SUITES if name in shared else [kind]
@@ -103,7 +121,9 @@ def untested():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="of those to run; all of them otherwise")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path)
@@ -120,7 +140,10 @@ def main():
         arguments.json.write_text(json.dumps(outcomes))
     problems = find_problems(outcomes, chosen, installed)
     number = len(chosen) + len(installed)
-    print("\n".join(problems) or f"{number} mutants caught: each fails its test, and passes another one")
+    print(
+        "\n".join(problems)
+        or f"{number} mutants caught: each fails its test, and passes another one"
+    )
     if arguments.write and not problems:
         arguments.write.write_text(with_table(arguments.write.read_text()))
         COUNTS.write_text(counts())

@@ -37,7 +37,11 @@ class Mutant:
 
     @property
     def fault(self):
-        return (self.plugin.fault if hasattr(self.plugin, "fault") else self.plugin.__doc__).strip().splitlines()[0]
+        return (
+            (self.plugin.fault if hasattr(self.plugin, "fault") else self.plugin.__doc__)
+            .strip()
+            .splitlines()[0]
+        )
 
 
 MUTANTS: list[Mutant] = []

@@ -79,14 +79,22 @@ def test_whoever_ends_it_leaves_no_process_behind(core_cli, ending):
         "import os, threading, time; threading.Thread(target=time.sleep, args=(200,)).start()"
         f"; os.makedirs(f'{groups}/{{os.getpgrp()}}', exist_ok=True); time.sleep(3)\n"
     )
-    core_cli.install("lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)})
+    core_cli.install(
+        "lines-plugin", ENTRY, modules={"lines_plugin.__init__": PLUGIN.replace("pass\n", slow)}
+    )
     process = core_cli(
-        "check", "lines", "-k", "metrics", begin=lambda command, timeout, **how: subprocess.Popen(command, **how)
+        "check",
+        "lines",
+        "-k",
+        "metrics",
+        begin=lambda command, timeout, **how: subprocess.Popen(command, **how),
     )
     wait_until(lambda: groups.exists() and any(groups.iterdir()), "test that has begun")
     process.send_signal(ending)
     assert process.wait(60 * slowness()) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[ending]
-    wait_until(lambda: not any(is_group(int(each.name)) for each in groups.iterdir()), "end of all groups")
+    wait_until(
+        lambda: not any(is_group(int(each.name)) for each in groups.iterdir()), "end of all groups"
+    )
 
 
 def is_group(number):
@@ -102,7 +110,8 @@ def test_failures_are_told_and_written(core_cli, lines):
     done = lines("lines", "-k", "metrics or bounded", *options)
     assert done.returncode == 1
     assert (
-        "Failed\n  test_requirement_on_core_is_bounded\n    AssertionError: its metadata doesn't require" in done.stdout
+        "Failed\n  test_requirement_on_core_is_bounded\n    AssertionError: its metadata doesn't "
+        "require" in done.stdout
     )
     assert "every logger     failed  2 failed" in done.stdout
     page = (core_cli.working / "report.html").read_text()
@@ -131,7 +140,9 @@ def test_json_is_alone_on_standard_output(lines):
 def test_capabilities_are_a_table(core_cli):
     done = core_cli("check", "single_device", "-k", "clipped_by_value or yes_and_no", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {line.split("  ")[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines() if line}
+    rows = {
+        line.split("  ")[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines() if line
+    }
     assert rows["CLIP_BY_VALUE"] == "proven 1 passed"
     assert rows["COLLECTIVES"] == "not declared 1 skipped"
     assert rows["SEVERAL_MODULES"] == "not tested none ran"
@@ -140,7 +151,12 @@ def test_capabilities_are_a_table(core_cli):
 @pytest.mark.slow
 def test_a_parallel_strategy_on_one_device(core_cli):
     done = core_cli(
-        "check", "ddp_find_unused_parameters_true", "--num-processes", "1", "-k", "gathers or reduces or alone"
+        "check",
+        "ddp_find_unused_parameters_true",
+        "--num-processes",
+        "1",
+        "-k",
+        "gathers or reduces or alone",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 passed, 15 skipped" in done.stdout
@@ -171,7 +187,10 @@ def test_what_can_run_nowhere_here_is_not_good(core_cli):
 
 def test_a_process_that_dies(lines):
     done = lines(
-        "lines", "-k", "test_fails", suites=SUITE.replace('assert False, "on purpose"', "import os; os._exit(7)")
+        "lines",
+        "-k",
+        "test_fails",
+        suites=SUITE.replace('assert False, "on purpose"', "import os; os._exit(7)"),
     )
     assert done.returncode == 1
     assert "ended early, with code 7" in done.stderr
@@ -182,7 +201,10 @@ def test_names_that_lead_nowhere(core_cli, lines):
     assert "Did you mean 'lines'" in lines("line").stderr
     assert "No test matches -k 'nonsense'" in core_cli("check", "lines", "-k", "nonsense").stderr
     assert "offers no strategy" in core_cli("check", "lines-plugin", "--kind", "strategy").stderr
-    assert "there is no folder not/there" in core_cli("check", "lines", "--html", "not/there/report.html").stderr
+    assert (
+        "there is no folder not/there"
+        in core_cli("check", "lines", "--html", "not/there/report.html").stderr
+    )
     nothing = core_cli("check")
     assert nothing.returncode == 2
     assert "Name a plugin, or pass --all." in nothing.stderr
@@ -190,7 +212,9 @@ def test_names_that_lead_nowhere(core_cli, lines):
 
 def test_help_imports_no_torch():
     program = "import sys; from core.cli.commands import command\n"
-    program += "try: command(['check', '--help'])\nexcept SystemExit: assert 'torch' not in sys.modules"
+    program += (
+        "try: command(['check', '--help'])\nexcept SystemExit: assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--html" in done.stdout
@@ -200,7 +224,10 @@ def test_without_pytest_it_says_what_to_install(monkeypatch):
     hide(monkeypatch, "pytest")
     done = CliRunner().invoke(command, ["check", "csv"])
     assert done.exit_code == 1
-    assert "The conformance kit needs pytest, which is not installed: pip install pytest" in done.output
+    assert (
+        "The conformance kit needs pytest, which is not installed: pip install pytest"
+        in done.output
+    )
 
 
 @pytest.mark.slow
@@ -223,10 +250,15 @@ def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli):
     (result,) = json.loads((package / "card.json").read_text())["results"]
     assert (result["provider"], result["version"], result["by"]) == ("lines-plugin", "1.0", "Ada")
     failures = [test for _, _, test in result["failures"]]
-    assert failures == ["test_requirement_on_core_is_bounded", "test_distribution_contains_its_module"]
+    assert failures == [
+        "test_requirement_on_core_is_bounded",
+        "test_distribution_contains_its_module",
+    ]
     assert result["outcomes"]["failed"] == 2
     known = result["mutants"]["known"]
-    assert result["mutants"] == {"excluded": known - 3 - 1, "known": known}, "what those two tests catch isn't excluded"
+    assert result["mutants"] == {"excluded": known - 3 - 1, "known": known}, (
+        "what those two tests catch isn't excluded"
+    )
     tests = f"{result['outcomes']['passed']} of {result['outcomes']['passed'] + 2}"
     assert listed().startswith(f"{tests}, by its author, 20")
     with (package / "__init__.py").open("a") as file:
@@ -262,26 +294,37 @@ cli.__getattr__ = without_cards
 
     def run(*arguments):
         command = [sys.executable, "-c", "import older; older.main()", "check", "lines", *arguments]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(core_cli.packages), *sys.path])}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(core_cli.packages), *sys.path])
+        }
         return programs.run(command, cwd=core_cli.working, env=environment, timeout=120)
 
     done = run("-k", "metrics", "--json")
     assert json.loads(done.stdout)["files"] == {}
-    assert run("--card").stderr.endswith("keeps no cards. Install the release, or leave out --card.\n")
+    assert run("--card").stderr.endswith(
+        "keeps no cards. Install the release, or leave out --card.\n"
+    )
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"results": 3}', '{"results": [{"files": "\\u001b[2J"}]}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", '{"results": 3}', '{"results": [{"files": "\\u001b[2J"}]}', "\x00"]
+)
 def test_a_card_that_is_none_proves_nothing(tmp_path, monkeypatch, text):
     (tmp_path / "lines_plugin").mkdir()
     (tmp_path / "lines_plugin" / "__init__.py").touch()
     (tmp_path / "lines_plugin" / "card.json").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    row = SimpleNamespace(kind="logger", alias="lines", provider="lines-plugin", target="lines_plugin:LinesLogger")
+    row = SimpleNamespace(
+        kind="logger", alias="lines", provider="lines-plugin", target="lines_plugin:LinesLogger"
+    )
     assert proof(row) == "nothing"
 
 
 def test_a_machine_without_the_device_leaves_what_one_with_it_has_shown(tmp_path):
-    path, key = tmp_path / "card.json", {"kind": "accelerator", "alias": "a", "provider": "p", "ground": "a"}
+    path, key = (
+        tmp_path / "card.json",
+        {"kind": "accelerator", "alias": "a", "provider": "p", "ground": "a"},
+    )
     for passed, met_device in ((20, True), (13, False), (21, True)):
         card.write(path, [{**key, "outcomes": {"passed": passed}, "met_device": met_device}])
         (kept,) = json.loads(path.read_text())["results"]

@@ -23,7 +23,16 @@ class Collected:
 
 def collect(*plugins):
     collected = Collected()
-    options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-p", "no:randomly", "-c", "/dev/null"]
+    options = [
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-c",
+        "/dev/null",
+    ]
     pytest.main([*options, "--rootdir", "/", str(SUITES)], plugins=[collected, *plugins])
     return collected.tests
 
@@ -46,7 +55,9 @@ def test_a_report_tells_of_all():
 def test_what_is_left_out_has_a_row_with_its_reason():
     report = ConformanceReport(is_whole=False)
     collect(report)
-    reasons = {row.test: row.reason for nodeid, row in report.rows.items() if "::TestPinned::" in nodeid}
+    reasons = {
+        row.test: row.reason for nodeid, row in report.rows.items() if "::TestPinned::" in nodeid
+    }
     assert "does not declare COLLECTIVES" in reasons[OF_CAPABILITY]
     assert reasons[OF_SEVERAL] == "single_device is tested in one process"
     assert report.capabilities("single_device")["COLLECTIVES"] == "not declared"

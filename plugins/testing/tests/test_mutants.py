@@ -1,4 +1,6 @@
-"""The kit catches what is wrong: every mutant fails the test that is there for it, and passes another one."""
+"""The kit catches what is wrong: every mutant fails the test that is there for it, and passes
+another one.
+"""
 
 import functools
 import json
@@ -33,7 +35,9 @@ print(json.dumps({{
 
 def run(*command, timeout=280):
     path = os.pathsep.join([str(HERE), *sys.path])
-    return programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, timeout=timeout)
+    return programs.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, timeout=timeout
+    )
 
 
 @functools.cache
@@ -61,7 +65,12 @@ def test_every_test_has_a_mutant():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["TestAveraging", "TestCompressing::test_ranks_agree_in_time", "TestLocal::test_ranks_agree_in_time"]
+    "name",
+    [
+        "TestAveraging",
+        "TestCompressing::test_ranks_agree_in_time",
+        "TestLocal::test_ranks_agree_in_time",
+    ],
 )
 def test_a_right_strategy_passes(name):
     suite = f"{HERE / 'kits.py'}::{name}"

@@ -52,7 +52,11 @@ def generate(new_plugin, tmp_path):
 
 def run(*command, cwd, **variables):
     done = subprocess.run(
-        [sys.executable, "-P", "-m", *command], cwd=cwd, env=os.environ | variables, capture_output=True, text=True
+        [sys.executable, "-P", "-m", *command],
+        cwd=cwd,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
@@ -64,7 +68,8 @@ def install(project, site):
     run("pip", "install", *options, str(project), cwd=project)
 
 
-NAMES = ["ab", "acme-tensor-parallelism"]  # no line is too long for the long one, or folded for no reason
+# no line is too long for the long one, or folded for no reason
+NAMES = ["ab", "acme-tensor-parallelism"]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +79,16 @@ def complaints(tmp_path_factory):
     for form, options in FORMS.items():
         for name in NAMES:
             target = ["--directory", str(folder / form / name)]
-            assert CliRunner().invoke(command, ["new-plugin", name, *options, *target]).exit_code == 0
+            assert (
+                CliRunner().invoke(command, ["new-plugin", name, *options, *target]).exit_code == 0
+            )
     ruff = [sys.executable, "-P", "-m", "ruff"]
-    linted = subprocess.run([*ruff, "check", "--no-cache", "--output-format=concise"], cwd=folder, stdout=-1, text=True)
-    formatted = subprocess.run([*ruff, "format", "--check", "--no-cache"], cwd=folder, stdout=-1, text=True)
+    linted = subprocess.run(
+        [*ruff, "check", "--no-cache", "--output-format=concise"], cwd=folder, stdout=-1, text=True
+    )
+    formatted = subprocess.run(
+        [*ruff, "format", "--check", "--no-cache"], cwd=folder, stdout=-1, text=True
+    )
     return f"{linted.stdout}\n{formatted.stdout}".replace("Would reformat: ", "").splitlines()
 
 
@@ -118,17 +129,23 @@ def test_says_what_it_has_written_and_what_to_do_next(new_plugin, tmp_path):
     assert "  core_acme_fast/logger.py" in said
     first, *steps = [line.strip() for line in said.partition("Next, ")[2].splitlines() if line]
     assert "`python plugins/wheels.py dist`" in first
-    install = ["cp ../core/dist/constraints.txt .", "python -m pip install -c constraints.txt -e '.[dev]'"]
+    install = [
+        "cp ../core/dist/constraints.txt .",
+        "python -m pip install -c constraints.txt -e '.[dev]'",
+    ]
     assert steps == ["cd core-acme-fast", *install, "core check acme_fast --kind logger"]
     readme = (tmp_path / "core-acme-fast" / "README.md").read_text().replace('"', "'")
     assert all(f"$ {step}\n" in readme for step in steps[1:]), "its README says the same"
     project = tomllib.loads((tmp_path / "core-acme-fast" / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"] == {"core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}}
+    assert project["entry-points"] == {
+        "core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}
+    }
     assert project["dependencies"] == ["core-training>=0.1,<0.2"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "folder"), [(("core-acme",), "core-acme"), (("acme", "--directory", "some/where"), "some/where")]
+    ("arguments", "folder"),
+    [(("core-acme",), "core-acme"), (("acme", "--directory", "some/where"), "some/where")],
 )
 def test_where_it_writes(new_plugin, tmp_path, arguments, folder):
     assert new_plugin(*arguments).exit_code == 0

@@ -1,4 +1,6 @@
-"""Ranks that are kept from test to test: each test finds them as new, and one that ends them ends them alone."""
+"""Ranks that are kept from test to test: each test finds them as new, and one that ends them ends
+them alone.
+"""
 
 import os
 import random
@@ -25,7 +27,9 @@ from core_testing.strategy.unity import UnityTests
 
 @pytest.fixture
 def backend():
-    yield Backend(ParallelStrategy, num_processes=2, data_parallel_size=2, timeout_s=30, kept_for=__name__)
+    yield Backend(
+        ParallelStrategy, num_processes=2, data_parallel_size=2, timeout_s=30, kept_for=__name__
+    )
     end_kept_ranks()
 
 
@@ -125,8 +129,16 @@ def end_badly(rank, how):
     [
         ("raise", "Rank 1 failed with ValueError: rank 1 has had enough"),
         ("kill", "Rank 1 was killed by SIGKILL"),
-        ("leave", "Rank 1 exited with code 0 in the middle of launch 1, and the other ranks still needed it"),
-        ("hang", r"Rank 1 failed with TimeoutError: The ranks of \S*test_ranks.py::test_a_bad_end_is_told_and"),
+        (
+            "leave",
+            "Rank 1 exited with code 0 in the middle of launch 1, and the other ranks still needed "
+            "it",
+        ),
+        (
+            "hang",
+            r"Rank 1 failed with TimeoutError: The ranks of "
+            r"\S*test_ranks.py::test_a_bad_end_is_told_and",
+        ),
     ],
     ids=["raise", "kill", "leave", "hang"],
 )
@@ -157,7 +169,9 @@ def fail_before_the_other_is_done(rank):
 
 @pytest.mark.slow
 def test_a_rank_that_is_done_after_another_has_failed_does_not_speak_for_it(backend):
-    with pytest.raises(WorkerError, match=r"Rank 1 failed with \S*SlowToTell: rank 1 tells of it slowly"):
+    with pytest.raises(
+        WorkerError, match=r"Rank 1 failed with \S*SlowToTell: rank 1 tells of it slowly"
+    ):
         backend.run(fail_before_the_other_is_done)
 
 
@@ -187,7 +201,9 @@ _begun = []
 
 
 class TestAnAuthorsFixture(StrategySmoke):
-    """The effect of an author's fixture in this process is there in the ranks of each of the kit's tests."""
+    """The effect of an author's fixture in this process is there in the ranks of each of the kit's
+    tests.
+    """
 
     alias = "single_device"
     num_processes = 1
@@ -202,7 +218,9 @@ class TestAnAuthorsFixture(StrategySmoke):
 
 
 class TestAnAuthorsTest(StrategySmoke):
-    """The patch of an author's own test is there in its ranks, after the kit's own have been kept."""
+    """The patch of an author's own test is there in its ranks, after the kit's own have been
+    kept.
+    """
 
     alias = "single_device"
     num_processes = 1
@@ -215,13 +233,18 @@ class TestAnAuthorsTest(StrategySmoke):
 
 # What isn't about ranks is tested elsewhere.
 for _suite in (TestAnAuthorsFixture, TestAnAuthorsTest):
-    for _name in filter(lambda name: name.startswith("test_"), (*vars(PackagingTests), *vars(UnityTests))):
+    for _name in filter(
+        lambda name: name.startswith("test_"), (*vars(PackagingTests), *vars(UnityTests))
+    ):
         setattr(_suite, _name, None)
 
 
 def test_a_forgotten_loader_stops_no_fork(monkeypatch):
-    """Its workers have threads in this process until it is collected, and a fork refuses to copy threads."""
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)  # so long torch waits for workers
+    """Its workers have threads in this process until it is collected, and a fork refuses to copy
+    threads.
+    """
+    # so long torch waits for workers
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     loader = DataLoader(torch.ones(8), num_workers=1, persistent_workers=True)
     next(iter(loader))
     loader.is_in_a_cycle = loader

@@ -1,4 +1,6 @@
-"""Ranks in one process: what they compute and say is what processes do, and what they can't show is refused by name."""
+"""Ranks in one process: what they compute and say is what processes do, and what they can't show is
+refused by name.
+"""
 
 import os
 import signal
@@ -33,7 +35,8 @@ def say_all():
         dist.barrier()
     heard[-1] = heard[-1] if rank == 1 else None  # of the others nothing is promised
     whole, part = torch.empty(4 * size, 2), torch.empty(2, 2)
-    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own)  # the name before torch 2.13
+    # the name before torch 2.13
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own)
     getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, own)
     mine = torch.empty(4, 2)
     dist.scatter(mine, [own * number for number in range(size)] if rank == 1 else None, 1)
@@ -45,7 +48,10 @@ def say_all():
     dist.broadcast_object_list(objects, 1)
     before, after = (rank - 1) % size, (rank + 1) % size
     received = [torch.empty(4, 2) for _ in range(2)]
-    works = [*(dist.irecv(each, before) for each in received), *(dist.isend(own * each, after) for each in (1, 2))]
+    works = [
+        *(dist.irecv(each, before) for each in received),
+        *(dist.isend(own * each, after) for each in (1, 2)),
+    ]
     for work in reversed(works):  # messages come in the order in which they were asked for
         work.wait()
     pair = dist.new_group([0, 1], backend="gloo")
@@ -54,7 +60,9 @@ def say_all():
 
 
 def as_nested(values):
-    return torch.utils._pytree.tree_map(lambda value: value.tolist() if torch.is_tensor(value) else value, values)
+    return torch.utils._pytree.tree_map(
+        lambda value: value.tolist() if torch.is_tensor(value) else value, values
+    )
 
 
 def say_all_over_gloo(rank):
@@ -80,17 +88,30 @@ def test_each_rank_has_its_own_and_the_process_is_as_before(tmp_path):
         torch.set_default_dtype(torch.float64 if number() else torch.float32)
         torch.manual_seed(number())
         dist.barrier()
-        return given, os.path.basename(os.getcwd()), torch.ones(()).dtype, torch.rand(()).item() == first_draw(number())
+        return (
+            given,
+            os.path.basename(os.getcwd()),
+            torch.ones(()).dtype,
+            torch.rand(()).item() == first_draw(number()),
+        )
 
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
-    given, before = [], (os.getcwd(), torch.get_default_dtype(), torch.get_rng_state().tolist(), dict(os.environ))
+    given, before = (
+        [],
+        (os.getcwd(), torch.get_default_dtype(), torch.get_rng_state().tolist(), dict(os.environ)),
+    )
     assert in_one_process(change_all, tmp_path, given) == [
         ([0], "0", torch.float32, True),
         ([1], "1", torch.float64, True),
     ]
     assert given == []
-    assert before == (os.getcwd(), torch.get_default_dtype(), torch.get_rng_state().tolist(), dict(os.environ))
+    assert before == (
+        os.getcwd(),
+        torch.get_default_dtype(),
+        torch.get_rng_state().tolist(),
+        dict(os.environ),
+    )
 
 
 def test_ranks_take_turns_where_they_wait():
@@ -119,17 +140,32 @@ def speak_in_background():
     ("how", "told"),
     [
         (raise_late, "Rank 1 failed with ValueError: rank 1 has had enough"),
-        (lambda: dist.recv(torch.ones(1), 0), "rank 0 waits for barrier, rank 1 waits for a message from rank 0"),
+        (
+            lambda: dist.recv(torch.ones(1), 0),
+            "rank 0 waits for barrier, rank 1 waits for a message from rank 0",
+        ),
         (sys.exit, "Rank 1 failed with SystemExit"),
-        (lambda: dist.all_reduce(torch.ones(2)), r"rank 0: barrier; rank 1: all_reduce of torch.float32 \(2,\)"),
+        (
+            lambda: dist.all_reduce(torch.ones(2)),
+            r"rank 0: barrier; rank 1: all_reduce of torch.float32 \(2,\)",
+        ),
         (
             lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)),
             "UnsupportedError: .* have no all_to_all_single",
         ),
         (os.fork, "UnsupportedError: A rank in one process can't fork, as a loader's workers"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), "UnsupportedError: A rank in one process can't send a signal"),
-        (lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN), "ValueError: signal only works in main thread"),
-        (speak_in_background, "UnsupportedError: A background thread of a rank in one process can't talk to others"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGTERM),
+            "UnsupportedError: A rank in one process can't send a signal",
+        ),
+        (
+            lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+            "ValueError: signal only works in main thread",
+        ),
+        (
+            speak_in_background,
+            "UnsupportedError: A background thread of a rank in one process can't talk to others",
+        ),
     ],
 )
 def test_what_goes_wrong_is_told_with_its_rank(how, told):
@@ -158,7 +194,8 @@ def test_a_rank_that_ends_early_is_named():
 def test_a_rank_that_waits_for_something_else_is_found():
     never = threading.Event()
     with pytest.raises(
-        WorkerError, match=r"Rank 0 has not come to a wait for another rank in 0\.1 s:\n(.|\n)*never\.wait"
+        WorkerError,
+        match=r"Rank 0 has not come to a wait for another rank in 0\.1 s:\n(.|\n)*never\.wait",
     ):
         in_one_process(lambda: never.wait(), timeout_s=0.1)
     never.set()

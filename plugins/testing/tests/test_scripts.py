@@ -55,7 +55,8 @@ def test_each_script_begins_anew_and_ends_as_scripts_do(tmp_path):
     "text",
     [
         "import atexit, threading, time; atexit.register(print, 'the end')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('a thread'))).start(); print('the script', end='')",
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('a thread'))).start(); print('the "
+        "script', end='')",
         "import sys; sys.exit('a message')",
         "import sys; sys.exit(300)",
         "import sys; sys.exit(None)",
@@ -127,7 +128,9 @@ if __name__ == "__main__":
 """
     (tmp_path / "starts.py").write_text(STARTS)
     command = [sys.executable, tmp_path / "starts.py", "x"]
-    done = programs.run(command, forks_others=forks_others, env=os.environ | {"OMP_NUM_THREADS": "3"})
+    done = programs.run(
+        command, forks_others=forks_others, env=os.environ | {"OMP_NUM_THREADS": "3"}
+    )
     pid, passed, code, output, error, spawned, ended = json.loads(done.stdout)
     is_forked = str(forks_others and CAN_ADOPT)
     assert (passed, code, ended) == ("asked", 1, -signal.SIGKILL), done.stderr
@@ -137,7 +140,10 @@ if __name__ == "__main__":
 
 
 def test_a_script_imports_nothing_that_its_server_has_not(tmp_path):
-    text = "import sys; print([name for name in ('torch', 'core', 'core.registry') if name in sys.modules])"
+    text = (
+        "import sys; print([name for name in ('torch', 'core', 'core.registry') if name in "
+        "sys.modules])"
+    )
     done = run_forked(tmp_path / "bare.py", text, [], timeout_s=60, preload="core.registry", env={})
     assert done.stdout == "['core', 'core.registry']\n", done.stderr
 

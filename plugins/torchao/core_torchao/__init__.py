@@ -1,4 +1,6 @@
-"""torchao's quantization of weights, to evaluate with and to train for, and its training in 8-bit floats."""
+"""torchao's quantization of weights, to evaluate with and to train for, and its training in 8-bit
+floats.
+"""
 
 from core_torchao._version import __version__
 from core_torchao.float8 import Float8Precision

@@ -1,11 +1,22 @@
-"""The conformance suites of core-torchao. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-torchao. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import PrecisionConformance
 
-_CLIPPED = "torchao passes no gradient to a weight that rounding clips, which of 4 inputs is one in most outputs"
-_GROUPS = "32 inputs of a layer share a scale in int4, and the kit's layers, of 4 or 6 inputs, are refused"
+_CLIPPED = (
+    "torchao passes no gradient to a weight that rounding clips, which of 4 inputs is one "
+    "in most outputs"
+)
+_GROUPS = (
+    "32 inputs of a layer share a scale in int4, and the kit's layers, of 4 or 6 inputs, are "
+    "refused"
+)
 _REFUSED = {"test_converts_modules_in_place": _GROUPS, "test_computes_in_its_format": _GROUPS}
-_SIXTEENS = "products of 8-bit floats need layers whose sizes are multiples of 16; the kit's, of 4 or 6, are refused"
+_SIXTEENS = (
+    "products of 8-bit floats need layers whose sizes are multiples of 16; the kit's, of 4 "
+    "or 6, are refused"
+)
 _WIDER = dict.fromkeys(
     (*_REFUSED, "test_gradients_have_their_true_size", "test_trains"),
     _SIXTEENS,
@@ -62,4 +73,8 @@ class TestInt4WeightOnlyQAT(PrecisionConformance):
     """Trains with weights rounded to 4 bits."""
 
     alias = "int4-weight-only-qat"
-    known_failures = {**_REFUSED, "test_gradients_have_their_true_size": _GROUPS, "test_trains": _GROUPS}
+    known_failures = {
+        **_REFUSED,
+        "test_gradients_have_their_true_size": _GROUPS,
+        "test_trains": _GROUPS,
+    }

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class QuantizedLayer:
-    """The forward of a linear layer with its weight quantized; made again when the weight has changed.
+    """The forward of a linear layer with its weight quantized; made again when the weight has
+    changed.
 
     Args:
         layer: whose weight it is; that one stays as it is.
@@ -38,7 +39,8 @@ class QuantizedLayer:
 
 
 class RoundedLayer:
-    """The forward of a linear layer with its weight rounded as if quantized; gradients pass to the weight as it is.
+    """The forward of a linear layer with its weight rounded as if quantized; gradients pass to the
+    weight as it is.
 
     Args:
         layer: whose weight it is.
@@ -50,7 +52,10 @@ class RoundedLayer:
 
         self._layer = weakref.ref(layer)
         prepared: Any = _quantized(layer, QATConfig(config, step="prepare"))
-        self._inputs, self._weight = prepared.activation_fake_quantizer, prepared.weight_fake_quantizer
+        self._inputs, self._weight = (
+            prepared.activation_fake_quantizer,
+            prepared.weight_fake_quantizer,
+        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The layer's output."""
@@ -71,14 +76,18 @@ class Float8Layer:
         self._layer, self.products = weakref.ref(layer), products
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The layer's output; under autocast in its format, which torchao's own forward looks up on GPUs only."""
+        """The layer's output; under autocast in its format, which torchao's own forward looks up on
+        GPUs only.
+        """
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as multiply
 
         layer, device_type = _alive(self._layer), inputs.device.type
         if torch.is_autocast_enabled(device_type):
             inputs = inputs.to(torch.get_autocast_dtype(device_type))
         products = self.products
-        output: Tensor = multiply.apply(inputs, layer.weight.t(), products.linear_mm_config, products.config)
+        output: Tensor = multiply.apply(
+            inputs, layer.weight.t(), products.linear_mm_config, products.config
+        )
         bias: Tensor | None = layer.bias
         return output if bias is None else output + bias.to(output.dtype)
 
@@ -100,7 +109,10 @@ class SwappedForwards:
                 layer.__dict__["forward"] = forward
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
@@ -120,7 +132,11 @@ def _quantized(layer: nn.Linear, config: Any) -> nn.Linear:
 
 def _state_of(weight: Tensor) -> Any:
     """Differs from one change of a weight to the next; None if that can't be known."""
-    return None if weight.is_inference() else (weight.data_ptr(), weight._version, weight.device, weight.dtype)
+    return (
+        None
+        if weight.is_inference()
+        else (weight.data_ptr(), weight._version, weight.device, weight.dtype)
+    )
 
 
 def _alive(reference: weakref.ref[nn.Linear]) -> nn.Linear:

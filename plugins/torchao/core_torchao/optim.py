@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 class AdamWBF16(_AdamW):  # type: ignore[misc]  # torchao has no types
-    """torchao's AdamW, whose updates of weights in bfloat16 are rounded up or down at random, right on average.
+    """torchao's AdamW, whose updates of weights in bfloat16 are rounded up or down at random, right
+    on average.
 
-    It computes in float32, and its states have the weights' format. The random numbers follow from the step alone:
-    replicas round alike, whatever else their ranks have drawn, a resumed run goes on as if it hadn't stopped, and
-    dropout draws what it would have drawn.
+    It computes in float32, and its states have the weights' format. The random numbers follow from
+    the step alone: replicas round alike, whatever else their ranks have drawn, a resumed run goes
+    on as if it hadn't stopped, and dropout draws what it would have drawn.
 
     Args:
-        params: parameters or groups of them; those that aren't in bfloat16 are rounded to the nearest.
+        params: parameters or groups of them; those that aren't in bfloat16 are rounded to the
+            nearest.
         lr: learning rate, of which a tensor is made.
         options: `betas`, `eps`, `weight_decay` and `amsgrad`, as torch's AdamW has them.
     """
@@ -33,10 +35,14 @@ class AdamWBF16(_AdamW):  # type: ignore[misc]  # torchao has no types
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        held = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
+        held = [
+            one for group in self.param_groups for one in group["params"] if one.grad is not None
+        ]
         devices = sorted({one.device.index for one in held if one.device.type == "cuda"})
         with torch.random.fork_rng(devices):
             # Of the step that is furthest: parameters may have joined later.
-            torch.manual_seed(int(max((state["step"] for state in self.state.values() if state), default=0)))
+            torch.manual_seed(
+                int(max((state["step"] for state in self.state.values() if state), default=0))
+            )
             super().step()
         return loss

@@ -1,4 +1,6 @@
-"""The precisions that have a name of their own. Each is a torchao configuration that runs on a CPU too."""
+"""The precisions that have a name of their own. Each is a torchao configuration that runs on a CPU
+too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def int8_weight_only() -> TorchAOPrecision:
 
 def int8_dynamic() -> TorchAOPrecision:
     """`int8-dynamic`: weights in 8 bits, and each row of the inputs too, as it comes."""
-    return TorchAOPrecision(library.load().Int8DynamicActivationInt8WeightConfig(), name="int8-dynamic")
+    return TorchAOPrecision(
+        library.load().Int8DynamicActivationInt8WeightConfig(), name="int8-dynamic"
+    )
 
 
 def int4_weight_only() -> TorchAOPrecision:
@@ -40,7 +44,9 @@ def float8_weight_only() -> TorchAOPrecision:
 def int8_weight_only_qat() -> QATPrecision:
     """`int8-weight-only-qat`: training that rounds weights as `int8-weight-only` does."""
     quantization = library.load()
-    config = quantization.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=quantization.PerAxis(0))
+    config = quantization.IntxWeightOnlyConfig(
+        weight_dtype=torch.int8, granularity=quantization.PerAxis(0)
+    )
     return QATPrecision(config, name="int8-weight-only-qat")
 
 
@@ -53,7 +59,9 @@ def int4_weight_only_qat() -> QATPrecision:
 
 
 def fp8_mixed() -> Float8Precision:
-    """`fp8-mixed`: linear layers multiply 8-bit floats, with a scale for each tensor; all else as in `bf16-mixed`."""
+    """`fp8-mixed`: linear layers multiply 8-bit floats, with a scale for each tensor; all else as
+    in `bf16-mixed`.
+    """
     return Float8Precision("tensorwise", name="fp8-mixed")
 
 

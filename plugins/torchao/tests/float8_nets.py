@@ -12,7 +12,9 @@ from core import Module
 def stack():
     """Two layers that fit, with one between them that gives float32, and one that doesn't fit."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Linear(32, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 4)
+    )
 
 
 class Net(Module):
@@ -41,7 +43,9 @@ class Net(Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     def on_train_end(self):
-        """Losses, whole weights on rank 0, and the kinds of the first weight's and of the stored tensors."""
+        """Losses, whole weights on rank 0, and the kinds of the first weight's and of the stored
+        tensors.
+        """
         strategy, weight = self.trainer.strategy, self.blocks[0][0].weight
         stored = strategy.get_module_state_dict(self)
         is_cut = hasattr(weight, "placements")
@@ -51,7 +55,11 @@ class Net(Module):
             "weights": {name: value.clone() for name, value in whole.items()},
             "gathered": kind(weight),
             "stored": {kind(value) for value in stored.values()},
-            "states": {value.dtype for value in self.trainer.optimizers[0].state[weight].values() if value.ndim},
+            "states": {
+                value.dtype
+                for value in self.trainer.optimizers[0].state[weight].values()
+                if value.ndim
+            },
         }
 
 
@@ -59,9 +67,12 @@ class Rounding(Net):
     """Steps by `core_torchao.optim.AdamWBF16`; ranks draw other numbers, as dropout does."""
 
     def configure_optimizers(self):
-        torch.compile = lambda function, **unused: function  # in this rank only: compiling takes a minute
+        # in this rank only: compiling takes a minute
+        torch.compile = lambda function, **unused: function
         self.noise = nn.Dropout(0.1)
-        optimizer = importlib.import_module("core_torchao.optim").AdamWBF16(self.parameters(), lr=1e-3)
+        optimizer = importlib.import_module("core_torchao.optim").AdamWBF16(
+            self.parameters(), lr=1e-3
+        )
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
     def on_train_batch_start(self, batch, batch_idx):

@@ -5,4 +5,6 @@ import pytest
 from core_torchao import conformance
 
 pytestmark = pytest.mark.slow
-globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+globals().update(
+    {name: suite for name, suite in vars(conformance).items() if name.startswith("Test")}
+)

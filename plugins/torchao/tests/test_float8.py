@@ -1,4 +1,6 @@
-"""Linear layers that compute in 8-bit floats: torchao's numbers, under each strategy, and refusals."""
+"""Linear layers that compute in 8-bit floats: torchao's numbers, under each strategy, and
+refusals.
+"""
 
 import copy
 import functools
@@ -51,7 +53,9 @@ def step(module, precision="fp8-mixed"):
 def by_hand(float8, recipe, module):
     """The gradients by torchao's own layers, which on a CPU don't look for autocast."""
     config = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=True)
-    float8.convert_to_float8_training(module, config=config, module_filter_fn=lambda layer, name: name in ("0", "3"))
+    float8.convert_to_float8_training(
+        module, config=config, module_filter_fn=lambda layer, name: name in ("0", "3")
+    )
     for index in (0, 3):
         module[index] = InHalf(module[index])
     with torch.autocast("cpu", torch.bfloat16):
@@ -62,19 +66,26 @@ def by_hand(float8, recipe, module):
 
 @pytest.mark.parametrize(("precision", "recipe"), RECIPES.items())
 def test_numbers_are_those_of_torchao(float8, precision, recipe):
-    """Of inputs in float32 too, as LayerNorm gives them, and with a layer that stays in bfloat16."""
+    """Of inputs in float32 too, as LayerNorm gives them, and with a layer that stays in
+    bfloat16.
+    """
     found, expected = step(stack(), precision), by_hand(float8, recipe, stack())
     assert all(map(torch.equal, found, expected))
     half = step(stack(), "bf16-mixed")
-    errors = [float((one - other).norm() / other.norm()) for one, other in zip(found, half, strict=True)]
+    errors = [
+        float((one - other).norm() / other.norm()) for one, other in zip(found, half, strict=True)
+    ]
     assert 0.02 < max(errors) < 0.2
 
 
 @pytest.mark.parametrize(
-    "change", ["checkpointed", pytest.param("compiled", marks=pytest.mark.slow), "inside another stage"]
+    "change",
+    ["checkpointed", pytest.param("compiled", marks=pytest.mark.slow), "inside another stage"],
 )
 def test_layers_stay_in_8_bits(change):
-    """Where a forward is computed again in backward, or compiled, and after another stage's context was entered."""
+    """Where a forward is computed again in backward, or compiled, and after another stage's context
+    was entered.
+    """
 
     class Checkpointed(nn.Module):
         def __init__(self):
@@ -91,7 +102,9 @@ def test_layers_stay_in_8_bits(change):
             return self.layers(inputs)
 
     fabric = Fabric(accelerator="cpu", devices=1, precision="fp8-mixed")
-    module = {"checkpointed": Checkpointed, "compiled": stack, "inside another stage": Entering}[change]()
+    module = {"checkpointed": Checkpointed, "compiled": stack, "inside another stage": Entering}[
+        change
+    ]()
     called = torch.compile(module, backend="aot_eager") if change == "compiled" else module
     fabric.backward(fabric.setup(called)(INPUTS).float().square().mean())
     found = [parameter.grad for parameter in module.parameters()]
@@ -117,7 +130,10 @@ def test_frozen_and_parametrized_weights_train_what_is_beside_them():
     class LoRA(nn.Module):
         def __init__(self):
             super().__init__()
-            self.down, self.up = nn.Parameter(torch.ones(2, 32) / 8), nn.Parameter(torch.ones(64, 2) / 8)
+            self.down, self.up = (
+                nn.Parameter(torch.ones(2, 32) / 8),
+                nn.Parameter(torch.ones(64, 2) / 8),
+            )
 
         def forward(self, weight):
             return weight + self.up @ self.down
@@ -149,7 +165,10 @@ def refused(module, match, precision=None):
 
 
 def test_a_model_that_would_not_be_in_8_bits_is_refused(float8):
-    refused(nn.ReLU(), "'fp8-mixed' is for linear layers, and ReLU calls none. Use precision='bf16-mixed'")
+    refused(
+        nn.ReLU(),
+        "'fp8-mixed' is for linear layers, and ReLU calls none. Use precision='bf16-mixed'",
+    )
     refused(nn.MultiheadAttention(32, 2), "MultiheadAttention calls none")
     narrow = nn.Sequential(nn.Linear(32, 4), nn.Linear(4, 32))
     refused(narrow, r"none of Sequential's is: the weight of '0' has the shape \(4, 32\)")
@@ -160,35 +179,52 @@ def test_a_model_that_would_not_be_in_8_bits_is_refused(float8):
         Float8Precision(skip="head"),
     )
     with pytest.raises(
-        ConfigurationError, match="expected 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', or a torchao"
+        ConfigurationError,
+        match="expected 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', or a torchao",
     ):
         Float8Precision("blockwise")
 
 
 def test_layers_that_are_left_out(float8, caplog):
     caplog.set_level("INFO", "core_torchao")
-    gradients = step(stack(), Float8Precision(skip=["3"], filter_fn=lambda layer, name: layer.out_features > 4))
+    gradients = step(
+        stack(), Float8Precision(skip=["3"], filter_fn=lambda layer, name: layer.out_features > 4)
+    )
     assert "Float8Precision('tensorwise'): 2 linear layers are in bfloat16: 3, 4." in caplog.text
     half, whole = step(stack(), "bf16-mixed"), step(stack())
     assert not torch.equal(gradients[0], half[0])
     assert not torch.equal(gradients[0], whole[0])
-    given = step(stack(), Float8Precision(float8.Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")))
+    given = step(
+        stack(), Float8Precision(float8.Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp"))
+    )
     assert not torch.equal(given[0], whole[0])
 
 
 def test_strategies_that_cannot_are_refused_before_work():
-    with pytest.raises(ConfigurationError, match="emulates that on a CPU, and this run is on 'xpu'"):
+    with pytest.raises(
+        ConfigurationError, match="emulates that on a CPU, and this run is on 'xpu'"
+    ):
         fp8_mixed().connect(Strategy(parallel_devices=[torch.device("xpu")]))
-    with pytest.raises(ConfigurationError, match="copies them to 2 devices, which would compute with the first one's"):
-        fp8_mixed().connect(Strategy(parallel_devices=[torch.device("cuda", 0), torch.device("cuda", 1)]))
+    with pytest.raises(
+        ConfigurationError,
+        match="copies them to 2 devices, which would compute with the first one's",
+    ):
+        fp8_mixed().connect(
+            Strategy(parallel_devices=[torch.device("cuda", 0), torch.device("cuda", 1)])
+        )
     for options in ({"tensor": 2}, {"pipeline": 2}):
         strategy = importlib.import_module("core_parallel").ParallelStrategy(**options)
-        with pytest.raises(ConfigurationError, match=r"ParallelStrategy, with these options, keeps .* strategy='ddp'"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"ParallelStrategy, with these options, keeps .* strategy='ddp'",
+        ):
             Trainer(accelerator="cpu", devices=2, strategy=strategy, precision="fp8-mixed")
     strategy = importlib.import_module("core_fsdp").FSDPStrategy(
         mixed_precision=torch.distributed.fsdp.MixedPrecisionPolicy()
     )
-    with pytest.raises(ConfigurationError, match="mixed_precision and precision='fp8-mixed' both say"):
+    with pytest.raises(
+        ConfigurationError, match="mixed_precision and precision='fp8-mixed' both say"
+    ):
         Trainer(accelerator="cpu", devices=2, strategy=strategy, precision="fp8-mixed")
 
 
@@ -224,7 +260,9 @@ def test_ranks_train_as_one_device_does(tmp_path, strategy, precision, gathered,
 def moved_apart(one, other):
     """The largest distance of two weights, relative to the largest value."""
     assert one.keys() == other.keys()
-    return max(float((one[name] - other[name]).abs().max() / other[name].abs().max()) for name in other)
+    return max(
+        float((one[name] - other[name]).abs().max() / other[name].abs().max()) for name in other
+    )
 
 
 def strategy_of(options):
@@ -244,7 +282,12 @@ def cut(module, mesh):
 @pytest.mark.parametrize(
     ("options", "gathered", "num_processes", "tolerance"),
     [
-        ({"activation_checkpointing": True, "cpu_offload": True}, "WeightWithDynamicFloat8CastTensor", 2, 0),
+        (
+            {"activation_checkpointing": True, "cpu_offload": True},
+            "WeightWithDynamicFloat8CastTensor",
+            2,
+            0,
+        ),
         ({"sharding_strategy": "NO_SHARD"}, "WeightWithDynamicFloat8CastTensor", 2, 0),
         # Sums of halves are rounded otherwise, as under bf16-mixed, by 0.016 there.
         ({"parallelize": True}, "Tensor", 2, 0.05),

@@ -18,7 +18,9 @@ def eager(monkeypatch):
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("optimizer", ["Adam4bit", "Adam8bit", "AdamFp8", "AdamW4bit", "AdamW8bit", "AdamWFp8"])
+@pytest.mark.parametrize(
+    "optimizer", ["Adam4bit", "Adam8bit", "AdamFp8", "AdamW4bit", "AdamW8bit", "AdamWFp8"]
+)
 def test_states_of_few_bits_are_in_no_checkpoint(tmp_path, optimizer):
     class Large(nn.Module):
         """Torchao keeps states of fewer than 4096 values as they are."""
@@ -37,14 +39,17 @@ def test_states_of_few_bits_are_in_no_checkpoint(tmp_path, optimizer):
     fabric.backward(module(torch.ones(2, 64)).sum())
     wrapped.step()
     with pytest.raises(
-        CheckpointError, match=r"layer.weight.*OptimState(4bit|8bit|Fp8), which a checkpoint can't hold"
+        CheckpointError,
+        match=r"layer.weight.*OptimState(4bit|8bit|Fp8), which a checkpoint can't hold",
     ):
         fabric.save(tmp_path / "a.ckpt", {"optimizer": wrapped})
 
 
 @pytest.mark.usefixtures("eager")
 def test_small_updates_are_rounded_right_on_average():
-    """An update of 2**-12 is a sixteenth of the distance of values near 1: rounded to the nearest, it is lost."""
+    """An update of 2**-12 is a sixteenth of the distance of values near 1: rounded to the nearest,
+    it is lost.
+    """
 
     def trained(optimizer):
         weight = nn.Parameter(torch.ones(4000, dtype=torch.bfloat16))
@@ -55,11 +60,15 @@ def test_small_updates_are_rounded_right_on_average():
         return float(weight.detach().float().mean())
 
     assert trained(torch.optim.AdamW) == 1.0
-    assert trained(importlib.import_module("core_torchao.optim").AdamWBF16) == pytest.approx(1 - 8 * 2**-12, abs=1e-4)
+    assert trained(importlib.import_module("core_torchao.optim").AdamWBF16) == pytest.approx(
+        1 - 8 * 2**-12, abs=1e-4
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "num_processes"), [("single_device", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "num_processes"), [("single_device", 1), ("ddp", 2), ("fsdp", 2)]
+)
 def test_weights_rounded_at_random_resume_bit_by_bit(tmp_path, strategy, num_processes):
     """Also where ranks draw other numbers: replicas stay the same."""
     ranks = Backend(lambda: strategy, num_processes=num_processes)
@@ -67,7 +76,9 @@ def test_weights_rounded_at_random_resume_bit_by_bit(tmp_path, strategy, num_pro
     ranks.run(fit, "bf16-true", 2, tmp_path / "half.ckpt", None, None, Rounding)
     resumed = ranks.run(fit, "bf16-true", 4, None, tmp_path / "half.ckpt", None, Rounding)
     for one, other in zip(resumed, whole, strict=True):
-        assert {weight.dtype for weight in other["own"].values()} | other["states"] == {torch.bfloat16}
+        assert {weight.dtype for weight in other["own"].values()} | other["states"] == {
+            torch.bfloat16
+        }
         assert all(torch.equal(one["own"][name], weight) for name, weight in other["own"].items())
         assert torch.equal(one["drawn"], other["drawn"])
     first, last = whole[0], whole[-1]

@@ -17,7 +17,12 @@ from core import ConfigurationError, Fabric, Module, Trainer
 from core_torchao import QATPrecision, TorchAOPrecision, int4_weight_only, int8_weight_only
 from support.tiny import make_trainer
 
-BOUNDS = {"int8-weight-only": 0.02, "int8-dynamic": 0.03, "float8-weight-only": 0.06, "int4-weight-only": 0.15}
+BOUNDS = {
+    "int8-weight-only": 0.02,
+    "int8-dynamic": 0.03,
+    "float8-weight-only": 0.06,
+    "int4-weight-only": 0.15,
+}
 """Of the error of the outputs, relative to their norm."""
 
 
@@ -50,7 +55,10 @@ class Net(Module):
 
 
 def loader():
-    return DataLoader(TensorDataset(torch.randn(16, 32, generator=torch.Generator().manual_seed(1))), batch_size=16)
+    return DataLoader(
+        TensorDataset(torch.randn(16, 32, generator=torch.Generator().manual_seed(1))),
+        batch_size=16,
+    )
 
 
 def predict(tmp_path, module, precision=None, ckpt_path=None, **options):
@@ -77,12 +85,15 @@ for precision in ("int8-dynamic", "int8-weight-only"):
         print(precision, "is taken", torch._int_mm(*torch.full((2, 64, 64), 127, dtype=torch.int8))[0, 0].item())
 """
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
     first, second = ran.stdout.splitlines()
     if first == f"int8-dynamic is taken {64 * 127**2}":
         pytest.skip("products are right here without VNNI too")
     assert first.startswith(
-        "precision='int8-dynamic' computes wrong numbers on this 'cpu': a product that is 64 comes out"
+        "precision='int8-dynamic' computes wrong numbers on this 'cpu': a product that is 64 comes "
+        "out"
     )
     assert first.endswith("use precision='int8-weight-only'.")
     assert second.startswith("int8-weight-only is taken")
@@ -101,7 +112,9 @@ def test_outputs_are_as_near_as_stated(tmp_path, precision, bound):
 
 
 def test_numbers_are_those_of_torchao(tmp_path, quantization):
-    """Also of weights that a checkpoint brings after the module was converted, and of those that change later."""
+    """Also of weights that a checkpoint brings after the module was converted, and of those that
+    change later.
+    """
     saved = make_trainer(tmp_path, max_epochs=1)
     saved.fit(Net(seed=3), loader())
     path = saved.checkpoint_callbacks[0].best_model_path
@@ -109,9 +122,13 @@ def test_numbers_are_those_of_torchao(tmp_path, quantization):
     quantization.quantize_(by_hand, quantization.Int8WeightOnlyConfig())
     inputs = next(iter(loader()))[0]
     module = Net()
-    given = TorchAOPrecision(quantization.Int8WeightOnlyConfig(), filter_fn=lambda layer, name: name != "layers.2")
+    given = TorchAOPrecision(
+        quantization.Int8WeightOnlyConfig(), filter_fn=lambda layer, name: name != "layers.2"
+    )
     with torch.no_grad():
-        assert torch.equal(predict(tmp_path, module, "int8-weight-only", path), by_hand.layers(inputs))
+        assert torch.equal(
+            predict(tmp_path, module, "int8-weight-only", path), by_hand.layers(inputs)
+        )
         fabric = Fabric(accelerator="cpu", devices=1, precision="int8-weight-only")
         model = fabric.setup(Net().layers)
         before = model(inputs)
@@ -124,25 +141,33 @@ def test_numbers_are_those_of_torchao(tmp_path, quantization):
 
 def test_training_for_it(tmp_path):
     module, plain = Net(), Net()
-    make_trainer(tmp_path / "aware", precision="int8-weight-only-qat", max_epochs=2).fit(module, loader())
+    make_trainer(tmp_path / "aware", precision="int8-weight-only-qat", max_epochs=2).fit(
+        module, loader()
+    )
     make_trainer(tmp_path / "plain", max_epochs=2).fit(plain, loader())
     trained, others = module.layers[0].weight, plain.layers[0].weight
     assert type(trained) is nn.Parameter
     assert not torch.equal(trained, others)
     torch.testing.assert_close(trained, others, rtol=0.05, atol=1e-3)
     # What it computed in training is what the quantized model gives.
-    rounded, quantized = (predict(tmp_path, module, f"int4-weight-only{suffix}") for suffix in ("", "-qat"))
+    rounded, quantized = (
+        predict(tmp_path, module, f"int4-weight-only{suffix}") for suffix in ("", "-qat")
+    )
     torch.testing.assert_close(rounded, quantized, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_is_refused_before_work(tmp_path, quantization):
-    with pytest.raises(ConfigurationError, match="'int8-weight-only' evaluates and predicts, and can't train"):
+    with pytest.raises(
+        ConfigurationError, match="'int8-weight-only' evaluates and predicts, and can't train"
+    ):
         make_trainer(tmp_path, precision="int8-weight-only").fit(Net(), loader())
     layer = nn.Linear(32, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with pytest.raises(ConfigurationError, match="Set the module up without optimizers"):
         Fabric(accelerator="cpu", devices=1, precision="int8-weight-only").setup(layer, optimizer)
-    with pytest.raises(ConfigurationError, match=r"can't quantize the layer '1' of shape \(2, 10\) on 'cpu'"):
+    with pytest.raises(
+        ConfigurationError, match=r"can't quantize the layer '1' of shape \(2, 10\) on 'cpu'"
+    ):
         int4_weight_only().convert_module(nn.Sequential(nn.Linear(64, 10), nn.Linear(10, 2)))
     with pytest.raises(ConfigurationError, match="quantizes linear layers, and ReLU has none"):
         int8_weight_only().convert_module(nn.ReLU())
@@ -150,7 +175,9 @@ def test_what_cannot_be_is_refused_before_work(tmp_path, quantization):
         TorchAOPrecision("int8")
     with pytest.raises(ConfigurationError, match="can't quantize the layer"):
         QATPrecision(quantization.Int8WeightOnlyConfig()).convert_module(layer)
-    with pytest.raises(ConfigurationError, match=r"quantizes weights that are whole, and FSDPStrategy"):
+    with pytest.raises(
+        ConfigurationError, match=r"quantizes weights that are whole, and FSDPStrategy"
+    ):
         Trainer(accelerator="cpu", devices=1, strategy="fsdp", precision="int8-weight-only")
 
 

@@ -1,4 +1,6 @@
-"""The conformance suites of core-trackio. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-trackio. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from __future__ import annotations
 

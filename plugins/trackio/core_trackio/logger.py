@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _QUIET = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-"""No dashboard in a notebook, and no threads that measure the machine, unless they are asked for."""
+"""No dashboard in a notebook, and no threads that measure the machine, unless they are asked
+for.
+"""
 
 
 class TrackioLogger(Logger):
-    """Hands metrics to the library trackio, which writes them into a local database, or sends them elsewhere.
+    """Hands metrics to the library trackio, which writes them into a local database, or sends them
+    elsewhere.
 
-    The database is in Trackio's own folder, which the environment's TRACKIO_DIR chooses; `trackio show` shows it. The
-    end of a stage finishes the run, so that all is written and no thread is left; the next value resumes it.
+    The database is in Trackio's own folder, which the environment's TRACKIO_DIR chooses;
+    `trackio show` shows it. The end of a stage finishes the run, so that all is written and no
+    thread is left; the next value resumes it.
 
-    Trackio has one run at a time in a process: beginning this one finishes another that is open. Pass your own as
-    `experiment` to log into it. Options are written with the first values: a run without values has none.
+    Trackio has one run at a time in a process: beginning this one finishes another that is open.
+    Pass your own as `experiment` to log into it. Options are written with the first values: a run
+    without values has none.
 
     Args:
         project: in which Trackio lists the run.
@@ -50,7 +55,9 @@ class TrackioLogger(Logger):
     ) -> None:
         require_package("trackio", user="TrackioLogger", install="trackio")
         if experiment is not None and not hasattr(experiment, "log"):
-            raise ConfigurationError(f"experiment={experiment!r}: expected a run, as trackio.init returns it.")
+            raise ConfigurationError(
+                f"experiment={experiment!r}: expected a run, as trackio.init returns it."
+            )
         self._project = project if experiment is None else experiment.project
         self._run_name = name if experiment is None else experiment.name
         self._save_dir, self._options = Path(save_dir).expanduser(), options
@@ -71,17 +78,25 @@ class TrackioLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """Folder for what belongs to the run and isn't in the database, such as checkpoints. It may not exist yet."""
+        """Folder for what belongs to the run and isn't in the database, such as checkpoints. It may
+        not exist yet.
+        """
         return str(self._save_dir / self._project / self.version)
 
     @property
     def experiment(self) -> Any:
-        """The run, for images, tables, alerts and the rest. It is begun, or resumed, at the first use."""
+        """The run, for images, tables, alerts and the rest. It is begun, or resumed, at the first
+        use.
+        """
         if self._run is None:
             import trackio
 
             self._run = trackio.init(
-                self._project, self.version, resume="allow", config=self._params, **{**_QUIET, **self._options}
+                self._project,
+                self.version,
+                resume="allow",
+                config=self._params,
+                **{**_QUIET, **self._options},
             )
         return self._run
 
@@ -91,7 +106,9 @@ class TrackioLogger(Logger):
         Raises:
             ConfigurationError: a value isn't one number.
         """
-        self.experiment.log({name: to_scalar(name, value) for name, value in metrics.items()}, step=step)
+        self.experiment.log(
+            {name: to_scalar(name, value) for name, value in metrics.items()}, step=step
+        )
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Record the options as the run's configuration, with the next values."""

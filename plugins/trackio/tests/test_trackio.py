@@ -1,4 +1,6 @@
-"""With the real library and a local database. Each test runs a program: the library has its folder from the start."""
+"""With the real library and a local database. Each test runs a program: the library has its folder
+from the start.
+"""
 
 import json
 import os
@@ -42,7 +44,9 @@ trainer.fit(module, loader(), loader())
 assert threading.active_count() == 1
 print(trainer.logger.version, trainer.log_dir, sep="\\n")
 """)
-    [version, folder] = [line for line in lines if "rackio" not in line and not line.startswith("* ")]
+    [version, folder] = [
+        line for line in lines if "rackio" not in line and not line.startswith("* ")
+    ]
     assert folder == os.path.join("core_logs", version)
     values = [
         (step, name, value)
@@ -65,7 +69,9 @@ for step in range(2):
 """)
     assert rows("SELECT DISTINCT run_name FROM metrics", "project") == [("mine",)]
     assert len(rows("SELECT DISTINCT run_id FROM metrics", "project")) == 1
-    assert [json.loads(text)["lr"] for (text,) in rows("SELECT config FROM configs", "project")] == [1]
+    assert [
+        json.loads(text)["lr"] for (text,) in rows("SELECT config FROM configs", "project")
+    ] == [1]
 
 
 def test_a_run_that_the_user_has_opened_is_used_and_left_open(run, rows):
@@ -81,7 +87,10 @@ opened.log({"mine": 2}, step=1)
 assert (logger.name, logger.version) == ("other", "opened")
 trackio.finish()
 """)
-    assert [json.loads(text) for (text,) in rows("SELECT metrics FROM metrics", "other")] == [{"loss": 1}, {"mine": 2}]
+    assert [json.loads(text) for (text,) in rows("SELECT metrics FROM metrics", "other")] == [
+        {"loss": 1},
+        {"mine": 2},
+    ]
     assert json.loads(rows("SELECT config FROM configs", "other")[0][0])["lr"] == 0.1
 
 
@@ -103,5 +112,7 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
 
 
 def test_an_experiment_that_is_none():
-    with pytest.raises(ConfigurationError, match=r"experiment='id': expected a run, as trackio\.init returns it"):
+    with pytest.raises(
+        ConfigurationError, match=r"experiment='id': expected a run, as trackio\.init returns it"
+    ):
         TrackioLogger(experiment="id")

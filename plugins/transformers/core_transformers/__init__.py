@@ -1,4 +1,5 @@
-"""Models of transformers in any strategy of core: made without weights, loaded in parts, saved for `from_pretrained`.
+"""Models of transformers in any strategy of core: made without weights, loaded in parts, saved for
+`from_pretrained`.
 
 from core_transformers import from_config, load_pretrained, save_pretrained
 """

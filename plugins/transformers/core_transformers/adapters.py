@@ -1,4 +1,6 @@
-"""Adapters of peft around a model of transformers: their names, their first values, and their files."""
+"""Adapters of peft around a model of transformers: their names, their first values, and their
+files.
+"""
 
 from __future__ import annotations
 
@@ -40,22 +42,29 @@ class Adapted:
         """
         if len(model.peft_config) != 1:
             raise ModuleError(
-                f"Expected one adapter in {type(model).__name__}, found {', '.join(map(repr, model.peft_config))}. "
-                "Delete the others by delete_adapter before setup."
+                f"Expected one adapter in {type(model).__name__}, found "
+                f"{', '.join(map(repr, model.peft_config))}. Delete the others by delete_adapter "
+                "before setup."
             )
         self.model = model
         ((self._adapter, self.config),) = model.peft_config.items()
         if self.config.is_prompt_learning:
             raise ModuleError(
-                f"Adapters of the type {self.config.peft_type.value} compute what is saved of them, and are not taken. "
-                "Use a type that adds tensors to layers, such as LoRA."
+                f"Adapters of the type {self.config.peft_type.value} compute what is saved of "
+                "them, and are not taken. Use a type that adds tensors to layers, such as LoRA."
             )
 
     def of_base(self, names: Mapping[str, Any]) -> dict[str, list[str]]:
-        """The names of the model without adapters, and for each those in peft's: a module may be trained as a copy."""
+        """The names of the model without adapters, and for each those in peft's: a module may be
+        trained as a copy.
+        """
         found: dict[str, list[str]] = {}
         for name in names:
-            own = name.removeprefix(_WITHIN).replace(".base_layer.", ".").replace(".original_module.", ".")
+            own = (
+                name.removeprefix(_WITHIN)
+                .replace(".base_layer.", ".")
+                .replace(".original_module.", ".")
+            )
             found.setdefault(_COPY.sub(".", own), []).append(name)
         return found
 
@@ -70,14 +79,21 @@ class Adapted:
         """
         from peft import get_peft_model_state_dict
 
-        saved = get_peft_model_state_dict(self.model, dict(leaves), self._adapter, save_embedding_layers=False)
+        saved = get_peft_model_state_dict(
+            self.model, dict(leaves), self._adapter, save_embedding_layers=False
+        )
         names = {id(leaf): name for name, leaf in leaves.items()}
         if others := [name for name, leaf in saved.items() if id(leaf) not in names]:
-            raise ModuleError(f"peft saves {others[0]!r} in another form than the model has it, which isn't taken.")
+            raise ModuleError(
+                f"peft saves {others[0]!r} in another form than the model has it, which isn't "
+                "taken."
+            )
         return {name: names[id(leaf)] for name, leaf in saved.items()}
 
     def differences(self, folder: Path) -> list[str]:
-        """The settings in a folder of adapters with which its weights would mean something else here."""
+        """The settings in a folder of adapters with which its weights would mean something else
+        here.
+        """
         theirs = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         own = json.loads(json.dumps(self.config.to_dict(), default=str))
         return [
@@ -103,16 +119,18 @@ class Adapted:
         if begins not in (True, False, "gaussian") or getattr(self.config, "use_dora", False):
             kind = self.config.peft_type.value
             raise ModuleError(
-                f"The first values of these adapters ({kind}, init_lora_weights={begins!r}) aren't known without the "
-                "whole model. Save them once on one device by peft's save_pretrained, and name that folder: "
-                "load_pretrained(..., adapters=folder)."
+                f"The first values of these adapters ({kind}, init_lora_weights={begins!r}) aren't "
+                "known without the whole model. Save them once on one device by peft's "
+                "save_pretrained, and name that folder: load_pretrained(..., adapters=folder)."
             )
         with torch.random.fork_rng(devices=[]):
             twin = get_peft_model(base, deepcopy(self.config), adapter_name=self._adapter)
             torch.manual_seed(seed)
             for name, layer in twin.named_modules():
                 if isinstance(layer, LoraLayer):
-                    yield from ((f"{name}.{own}", tensor) for own, tensor in self._reset(layer, begins))
+                    yield from (
+                        (f"{name}.{own}", tensor) for own, tensor in self._reset(layer, begins)
+                    )
 
     def _reset(self, layer: Any, begins: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for part in layer.adapter_layer_names:
@@ -144,12 +162,19 @@ class Adapted:
 def is_adapter_folder(folder: str | Path) -> bool:
     """True if a folder has adapters alone."""
     names = (ADAPTER_FILE, ADAPTER_CONFIG)
-    return all((Path(folder) / name).is_file() for name in names) and not (Path(folder) / "config.json").is_file()
+    return (
+        all((Path(folder) / name).is_file() for name in names)
+        and not (Path(folder) / "config.json").is_file()
+    )
 
 
 def find_adapted(own: nn.Module) -> tuple[str, Adapted] | None:
-    """The prefix of the names in peft's model in a module, and that model; None if there is none."""
+    """The prefix of the names in peft's model in a module, and that model; None if there is
+    none.
+    """
     peft = sys.modules.get("peft")
     kinds = peft.PeftModel if peft is not None else ()
-    found = next(((name, each) for name, each in own.named_modules() if isinstance(each, kinds)), None)
+    found = next(
+        ((name, each) for name, each in own.named_modules() if isinstance(each, kinds)), None
+    )
     return (f"{found[0]}." if found[0] else "", Adapted(found[1])) if found else None

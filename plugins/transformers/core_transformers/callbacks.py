@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import Callback
-from core_transformers.pretrained import config_of, load_pretrained, refuse_existing, save_pretrained
+from core_transformers.pretrained import (
+    config_of,
+    load_pretrained,
+    refuse_existing,
+    save_pretrained,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +39,13 @@ class _KeepsConfig(Callback):
 class LoadPretrained(_KeepsConfig):
     """Fills the model from a folder when `fit` begins.
 
-    A run that goes on has its weights from its checkpoint; with `Trainer(save_only="trainable")` those that train.
+    A run that goes on has its weights from its checkpoint; with `Trainer(save_only="trainable")`
+    those that train.
     """
 
-    def __init__(self, folder: str | Path, *, strict: bool = True, adapters: str | Path | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, strict: bool = True, adapters: str | Path | None = None
+    ) -> None:
         """Create the callback.
 
         Args:
@@ -50,14 +58,18 @@ class LoadPretrained(_KeepsConfig):
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks."""
         if trainer.ckpt_path is None or trainer.options.save_only == "trainable":
-            load_pretrained(trainer, module, self.folder, strict=self.strict, adapters=self.adapters)
+            load_pretrained(
+                trainer, module, self.folder, strict=self.strict, adapters=self.adapters
+            )
         super().on_fit_start(trainer, module)
 
 
 class SavePretrained(_KeepsConfig):
     """Writes the model for `from_pretrained` when `fit` has ended."""
 
-    def __init__(self, folder: str | Path, *, beside: Sequence[Any] = (), dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, beside: Sequence[Any] = (), dtype: torch.dtype | None = None
+    ) -> None:
         """Create the callback.
 
         Args:

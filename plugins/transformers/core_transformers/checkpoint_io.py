@@ -1,4 +1,6 @@
-"""Makes folders for `from_pretrained` of checkpoints: `core checkpoint convert last.ckpt folder --as transformers`."""
+"""Makes folders for `from_pretrained` of checkpoints:
+`core checkpoint convert last.ckpt folder --as transformers`.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,22 @@ if TYPE_CHECKING:
     from core import CheckpointIO, Collectives, PathLike
 
 _AT_ONCE_BYTES = 64 << 20
-"""Bytes of tensors that are read at once, if a unit hasn't more: each read opens the checkpoint again."""
+"""Bytes of tensors that are read at once, if a unit hasn't more: each read opens the checkpoint
+again.
+"""
 
 
 class TransformersCheckpointIO(EngineFolderIO):
-    """Folders for `from_pretrained`, made from checkpoints, one tensor after the other. No run goes on from them."""
+    """Folders for `from_pretrained`, made from checkpoints, one tensor after the other. No run goes
+    on from them.
+    """
 
     engine = "transformers"
     last_file = "config.json"
     how_to_save = (
-        "A folder for from_pretrained isn't a checkpoint from which a run goes on: write it by SavePretrained or "
-        "save_pretrained, or make it from a checkpoint by `core checkpoint convert last.ckpt folder --as transformers`."
+        "A folder for from_pretrained isn't a checkpoint from which a run goes on: write it by "
+        "SavePretrained or save_pretrained, or make it from a checkpoint by `core checkpoint "
+        "convert last.ckpt folder --as transformers`."
     )
 
     def load_checkpoint(
@@ -50,15 +57,19 @@ class TransformersCheckpointIO(EngineFolderIO):
             CheckpointError: always.
         """
         self.require(path)
-        raise CheckpointError(f"{str(path)!r} holds weights of transformers. Load them by load_pretrained.")
+        raise CheckpointError(
+            f"{str(path)!r} holds weights of transformers. Load them by load_pretrained."
+        )
 
     def convert_checkpoint(
         self, source: PathLike, target: PathLike, *, reader: CheckpointIO, collectives: Collectives
     ) -> None:
-        """One process. Write the model in a checkpoint of any strategy, of which a unit is in memory at a time.
+        """One process. Write the model in a checkpoint of any strategy, of which a unit is in
+        memory at a time.
 
-        Its config is in the checkpoint, where LoadPretrained, SavePretrained or the user have left it, or in the file
-        `config.json` beside the checkpoint. A file of another program is read whole.
+        Its config is in the checkpoint, where LoadPretrained, SavePretrained or the user have left
+        it, or in the file `config.json` beside the checkpoint. A file of another program is read
+        whole.
 
         Raises:
             CheckpointError: it has no config, or no such model or several; or it can't be read.
@@ -74,7 +85,10 @@ class TransformersCheckpointIO(EngineFolderIO):
         def read(names: Sequence[str]) -> Mapping[str, torch.Tensor]:
             if not is_described:
                 return {name: leaves[name] for name in names}
-            wanted = {prefix + name: torch.empty(leaves[name].shape, dtype=leaves[name].dtype) for name in names}
+            wanted = {
+                prefix + name: torch.empty(leaves[name].shape, dtype=leaves[name].dtype)
+                for name in names
+            }
             targets = _nothing_of(state) | {entry: _nothing_of(weights) | wanted}
             reader.load_checkpoint(source, collectives=collectives, state=targets)
             return {name: wanted[prefix + name] for name in names}
@@ -89,7 +103,9 @@ def _write(
     read: Callable[[Sequence[str]], Mapping[str, torch.Tensor]],
 ) -> None:
     in_files = units(model, list(leaves))
-    files = NewFolder(target, described_files(partial(to_files, model), leaves, in_files), MAX_SHARD_BYTES)
+    files = NewFolder(
+        target, described_files(partial(to_files, model), leaves, in_files), MAX_SHARD_BYTES
+    )
     try:
         for group in _groups(in_files, leaves):
             tensors = read([name for unit in group for name in unit])
@@ -106,7 +122,9 @@ def _groups(in_files: Sequence[list[str]], leaves: Mapping[str, Any]) -> Iterato
     group: list[list[str]] = []
     size = 0
     for unit in in_files:
-        unit_size = sum(math.prod(leaves[name].shape) * leaves[name].dtype.itemsize for name in unit)
+        unit_size = sum(
+            math.prod(leaves[name].shape) * leaves[name].dtype.itemsize for name in unit
+        )
         if group and size + unit_size > _AT_ONCE_BYTES:
             yield group
             group, size = [], 0
@@ -116,7 +134,9 @@ def _groups(in_files: Sequence[list[str]], leaves: Mapping[str, Any]) -> Iterato
 
 
 def _mapped(source: PathLike) -> dict[str, Any] | None:
-    """The state in a local file of core's, on mapped memory; None for another one, which `reader` knows."""
+    """The state in a local file of core's, on mapped memory; None for another one, which `reader`
+    knows.
+    """
     path = Path(source)
     if not path.is_file() or not zipfile.is_zipfile(path):
         return None
@@ -144,7 +164,8 @@ def _own_names(model: PreTrainedModel) -> list[str]:
 
 
 def _model_in(state: Mapping[str, Any], source: Path) -> tuple[PreTrainedModel, str, str]:
-    """A model on the meta device, the entry of the state that has its weights, and their prefix there.
+    """A model on the meta device, the entry of the state that has its weights, and their prefix
+    there.
 
     Raises:
         CheckpointError: there is no config, or no model of it, or several.
@@ -155,15 +176,18 @@ def _model_in(state: Mapping[str, Any], source: Path) -> tuple[PreTrainedModel, 
         configs[""] = json.loads(beside.read_text(encoding="utf-8"))
     if not configs:
         raise CheckpointError(
-            f"{str(source)!r} doesn't say of which model of transformers it is, as it does where LoadPretrained or "
-            f"SavePretrained were among the callbacks. Put the model's config.json beside it, at {str(beside)!r}."
+            f"{str(source)!r} doesn't say of which model of transformers it is, as it does where "
+            "LoadPretrained or SavePretrained were among the callbacks. Put the model's "
+            f"config.json beside it, at {str(beside)!r}."
         )
     models = [_made(config) for config in configs.values()]
     found = [(model, entry, prefix) for model in models for entry, prefix in _places(model, state)]
     if len(found) != 1:
         kinds = ", ".join(sorted({type(model).__name__ for model in models}))
         places = ", ".join(repr(f"{entry}: {prefix}") for _, entry, prefix in found) or "nowhere"
-        raise CheckpointError(f"Expected the weights of one {kinds} in {str(source)!r}, found them {places}.")
+        raise CheckpointError(
+            f"Expected the weights of one {kinds} in {str(source)!r}, found them {places}."
+        )
     return found[0]
 
 
@@ -181,29 +205,40 @@ def _made(config: dict[str, Any]) -> PreTrainedModel:
     kind = getattr(transformers, name or "", None)
     if kind is None:
         raise CheckpointError(
-            f"The config of type {config['model_type']!r} names the class {name!r}, which transformers "
-            f"{transformers.__version__} doesn't have. Expected one of its classes as the only one of 'architectures'."
+            f"The config of type {config['model_type']!r} names the class {name!r}, which "
+            f"transformers {transformers.__version__} doesn't have. Expected one of its classes as "
+            "the only one of 'architectures'."
         )
     try:
         with torch.device("meta"):
             own = {name: value for name, value in config.items() if name != "generation_config"}
-            made: PreTrainedModel = kind(transformers.CONFIG_MAPPING[config["model_type"]].from_dict(own))
+            made: PreTrainedModel = kind(
+                transformers.CONFIG_MAPPING[config["model_type"]].from_dict(own)
+            )
         if "generation_config" in config:
-            made.generation_config = transformers.GenerationConfig.from_dict(config["generation_config"])
+            made.generation_config = transformers.GenerationConfig.from_dict(
+                config["generation_config"]
+            )
     except Exception as error:  # whatever a config of strangers leads to
         raise CheckpointError(f"No {name} can be made of the config: {error!r:.300}.") from error
     return made
 
 
 def _places(model: PreTrainedModel, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The entries of a state that have all tensors of a model, of the same shapes, and their prefix there."""
+    """The entries of a state that have all tensors of a model, of the same shapes, and their prefix
+    there.
+    """
     own = model.state_dict()
     names = _own_names(model)
     for entry, weights in state.items():
         if isinstance(weights, dict):
-            for full in [each for each in weights if isinstance(each, str) and each.endswith(names[0])]:
+            for full in [
+                each for each in weights if isinstance(each, str) and each.endswith(names[0])
+            ]:
                 prefix = full.removesuffix(names[0])
                 found = [weights.get(prefix + name) for name in names]
                 shapes = [getattr(leaf, "shape", None) for leaf in found]
-                if shapes == [own[name].shape for name in names] and (not prefix or prefix.endswith(".")):
+                if shapes == [own[name].shape for name in names] and (
+                    not prefix or prefix.endswith(".")
+                ):
                     yield entry, prefix

@@ -1,6 +1,8 @@
-"""The tensors of a model of transformers and those of its files: other names, and experts that are one tensor.
+"""The tensors of a model of transformers and those of its files: other names, and experts that are
+one tensor.
 
-transformers describes the way from files to a model by conversions; here they are followed for one tensor at a time.
+transformers describes the way from files to a model by conversions; here they are followed for one
+tensor at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def like(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same class and configs on the meta device, whose conversions transformers finds by its class.
+    """A model of the same class and configs on the meta device, whose conversions transformers
+    finds by its class.
 
     A strategy may have made the model one of a class of its own.
     """
@@ -37,11 +40,14 @@ class Sources:
     """Where each tensor of a model comes from, for the names in its files.
 
     Attributes:
-        renamed: the name in the files, by the name in the model, for tensors that are there as they are.
+        renamed: the name in the files, by the name in the model, for tensors that are there as they
+            are.
         unexpected: names in the files of which the model has nothing.
     """
 
-    def __init__(self, model: PreTrainedModel, shapes: Mapping[str, Any], file_names: Sequence[str]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shapes: Mapping[str, Any], file_names: Sequence[str]
+    ) -> None:
         """Follow the conversions by name; no tensor is read.
 
         Args:
@@ -53,13 +59,18 @@ class Sources:
         self.unexpected: list[str] = []
         self._model = model
         self._converted: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
-        self._transforms = conversion_mapping.get_model_conversion_mapping(model)  # not those of the last load
+        # not those of the last load
+        self._transforms = conversion_mapping.get_model_conversion_mapping(model)
         renamings = [each for each in self._transforms if isinstance(each, loading.WeightRenaming)]
-        converters = [each for each in self._transforms if isinstance(each, loading.WeightConverter)]
+        converters = [
+            each for each in self._transforms if isinstance(each, loading.WeightConverter)
+        ]
         by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
         prefix = model.base_model_prefix
         for name in sorted(file_names, key=loading.dot_natural_key):
-            target, pattern = loading.rename_source_key(name, renamings, converters, prefix, dict(shapes))
+            target, pattern = loading.rename_source_key(
+                name, renamings, converters, prefix, dict(shapes)
+            )
             if target not in shapes and name in shapes:
                 target, pattern = name, None
             if target not in shapes:
@@ -67,7 +78,9 @@ class Sources:
             elif pattern is None:
                 self.renamed[target] = name
             else:
-                self._converted.setdefault(target, (by_pattern[pattern], []))[1].append((name, pattern))
+                self._converted.setdefault(target, (by_pattern[pattern], []))[1].append(
+                    (name, pattern)
+                )
 
         for name, source in ties(model, shapes).items():
             if name not in self.renamed and source in self.renamed:
@@ -97,7 +110,9 @@ def units(model: PreTrainedModel, names: Sequence[str]) -> list[list[str]]:
     if transforms is None:
         transforms = conversion_mapping.get_model_conversion_mapping(model, add_legacy=False)
     back: list[Any] = [
-        each.reverse_transform() for each in transforms[::-1] if isinstance(each, loading.WeightConverter)
+        each.reverse_transform()
+        for each in transforms[::-1]
+        if isinstance(each, loading.WeightConverter)
     ]
     found: dict[str, list[str]] = {}
     for name in sorted(names, key=loading.dot_natural_key):
@@ -113,6 +128,8 @@ def to_files(model: PreTrainedModel, unit: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def ties(model: PreTrainedModel, names: Collection[str]) -> dict[str, str]:
-    """Those names that stand for a tensor of another name, which the files have alone, and that name."""
+    """Those names that stand for a tensor of another name, which the files have alone, and that
+    name.
+    """
     found: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     return {name: source for name, source in found.items() if name in names and source in names}

@@ -49,7 +49,11 @@ class ModelState:
         self.adapted = outer[1] if outer else None
         self.prefix = prefix = outer[0] if outer else prefix
         self.state = host.strategy.get_module_state_dict(self.own, layout="sharded")
-        leaves = {name.removeprefix(prefix): leaf for name, leaf in self.state.items() if name.startswith(prefix)}
+        leaves = {
+            name.removeprefix(prefix): leaf
+            for name, leaf in self.state.items()
+            if name.startswith(prefix)
+        }
         names = self.adapted.of_base(leaves) if self.adapted else {name: [name] for name in leaves}
         expected = self.model.state_dict()
         with agreeing(host):
@@ -57,13 +61,20 @@ class ModelState:
             others = [] if self.adapted else [name for name in names if name not in expected]
             if missing or others:
                 raise ModuleError(
-                    f"{type(self.model).__name__} with its config has other tensors than the model in "
-                    f"{type(self.own).__name__}, which {'lacks' if missing else 'has'} {(missing or others)[0]!r}. "
-                    "Only models of transformers as their config describes them, and adapters of peft, are taken."
+                    f"{type(self.model).__name__} with its config has other tensors than the model "
+                    f"in {type(self.own).__name__}, which {'lacks' if missing else 'has'} "
+                    f"{(missing or others)[0]!r}. Only models of transformers as their config "
+                    "describes them, and adapters of peft, are taken."
                 )
         self.leaves = {name: [leaves[each] for each in names[name]] for name in expected}
-        bases = {each for name in expected for each in names[name] if ".modules_to_save." not in each}
-        self.of_adapter = {name: leaf for name, leaf in leaves.items() if name not in bases} if self.adapted else {}
+        bases = {
+            each for name in expected for each in names[name] if ".modules_to_save." not in each
+        }
+        self.of_adapter = (
+            {name: leaf for name, leaf in leaves.items() if name not in bases}
+            if self.adapted
+            else {}
+        )
         self._all = leaves
 
     def in_adapter_files(self) -> dict[str, Any]:
@@ -73,8 +84,14 @@ class ModelState:
     def adapter_names(self) -> dict[str, str]:
         """The names in `own` of the adapter's tensors, by those in peft's files."""
         assert self.adapted is not None
-        empty = {name: torch.empty(shape_of(leaf), dtype=leaf.dtype, device="meta") for name, leaf in self._all.items()}
-        return {file_name: self.prefix + name for file_name, name in self.adapted.in_files(empty).items()}
+        empty = {
+            name: torch.empty(shape_of(leaf), dtype=leaf.dtype, device="meta")
+            for name, leaf in self._all.items()
+        }
+        return {
+            file_name: self.prefix + name
+            for file_name, name in self.adapted.in_files(empty).items()
+        }
 
 
 @contextmanager
@@ -100,14 +117,21 @@ def find_model(module: nn.Module) -> tuple[nn.Module, str, PreTrainedModel]:
         ModuleError: it has none, or several.
     """
     own = module.module if isinstance(module, FabricModule) else module
-    found = [(name, each) for name, each in own.named_modules() if isinstance(each, PreTrainedModel)]
+    found = [
+        (name, each) for name, each in own.named_modules() if isinstance(each, PreTrainedModel)
+    ]
     outer = [
         pair
         for pair in found
-        if not any(pair[0].startswith(f"{name}." if name else "") and pair[1] is not each for name, each in found)
+        if not any(
+            pair[0].startswith(f"{name}." if name else "") and pair[1] is not each
+            for name, each in found
+        )
     ]
     if len(outer) != 1:
         names = ", ".join(repr(name) for name, _ in outer) or "none"
-        raise ModuleError(f"Expected one model of transformers in {type(own).__name__}, found {names}.")
+        raise ModuleError(
+            f"Expected one model of transformers in {type(own).__name__}, found {names}."
+        )
     ((name, model),) = outer
     return own, f"{name}." if name else "", model

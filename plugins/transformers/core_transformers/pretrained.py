@@ -1,4 +1,6 @@
-"""Models of transformers in any strategy: made, loaded in parts, and saved for `from_pretrained`."""
+"""Models of transformers in any strategy: made, loaded in parts, and saved for
+`from_pretrained`.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,22 @@ GENERATION_CONFIG = "generation_config.json"
 _MOST_NAMED = 5
 
 
-def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options: Any) -> PreTrainedModel:
+def from_config(
+    host: Fabric | Trainer, config: Any, auto_class: Any, **options: Any
+) -> PreTrainedModel:
     """All ranks. A model without weights of its own, which the strategy builds where it trains it.
 
-    On the meta device where the strategy shards, so that no rank ever has the whole; then `load_pretrained`, or the
-    model's own first values. Where an engine cuts each parameter as it is made, these are its layers'. It trains
-    without a cache, as the Trainer of transformers has it, so that documents packed in a row don't see each other.
+    On the meta device where the strategy shards, so that no rank ever has the whole; then
+    `load_pretrained`, or the model's own first values. Where an engine cuts each parameter as it is
+    made, these are its layers'. It trains without a cache, as the Trainer of transformers has it,
+    so that documents packed in a row don't see each other.
 
     Args:
         host: the Fabric, or in `Module.configure_model` the Trainer.
         config: of the model, or the folder of one.
         auto_class: what makes it, such as `AutoModelForCausalLM`.
-        options: of its `from_config`, such as `attn_implementation`. Without `dtype` it is the precision's, whatever
-            the config says: float32 under "bf16-mixed".
+        options: of its `from_config`, such as `attn_implementation`. Without `dtype` it is the
+            precision's, whatever the config says: float32 under "bf16-mixed".
     """
     folder = config if isinstance(config, (str, os.PathLike)) else None
     if folder is not None:
@@ -65,14 +70,18 @@ def from_config(host: Fabric | Trainer, config: Any, auto_class: Any, **options:
 
 
 def take_generation_config(model: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
-    """Give a model the settings of a folder by which it generates, such as its ends and sampling, if there are some."""
+    """Give a model the settings of a folder by which it generates, such as its ends and sampling,
+    if there are some.
+    """
     if model.can_generate() and (Path(folder) / GENERATION_CONFIG).is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 @contextmanager
 def _layers_values() -> Iterator[None]:
-    """A context in which models don't draw values of their own, which take a parameter to be whole."""
+    """A context in which models don't draw values of their own, which take a parameter to be
+    whole.
+    """
     own = PreTrainedModel.initialize_weights
     PreTrainedModel.initialize_weights = lambda model: None
     try:
@@ -89,21 +98,25 @@ def load_pretrained(
     strict: bool = True,
     adapters: str | Path | None = None,
 ) -> None:
-    """All ranks. Fill a model that was set up from the files of `save_pretrained`; each rank reads its own parts.
+    """All ranks. Fill a model that was set up from the files of `save_pretrained`; each rank reads
+    its own parts.
 
-    What the files have in another form, such as experts one by one, is read whole and converted, one tensor at a time.
-    A model around which peft has put adapters gets the weights without them, and its adapters get first values, the
-    same ones for a seed under any strategy. A folder of adapters fills these alone.
+    What the files have in another form, such as experts one by one, is read whole and converted,
+    one tensor at a time. A model around which peft has put adapters gets the weights without them,
+    and its adapters get first values, the same ones for a seed under any strategy. A folder of
+    adapters fills these alone.
 
     Args:
         host: the Fabric or Trainer that has set it up.
-        module: what `fabric.setup` returned, or the Trainer's module: that model, or a module with one inside.
+        module: what `fabric.setup` returned, or the Trainer's module: that model, or a module with
+            one inside.
         folder: local; of a model, or of adapters.
         strict: the files have every tensor of the model, and no other.
         adapters: the folder from which adapters get their values instead.
 
     Raises:
-        CheckpointError: a tensor is missing, or has another shape; names are listed. The model is then as it was.
+        CheckpointError: a tensor is missing, or has another shape; names are listed. The model is
+            then as it was.
         ModuleError: there is no such model, or its adapters' first values depend on the weights.
     """
     model = ModelState(host, module)
@@ -151,15 +164,19 @@ def _of_model(model: ModelState, folder: str | Path, strict: bool) -> _Load:
 def _of_adapters(model: ModelState, folder: str | Path, strict: bool) -> _Load:
     if model.adapted is None:
         raise ModuleError(
-            f"{str(folder)!r} has adapters of peft, and {type(model.found).__name__} none. Make them before setup: "
-            "get_peft_model(model, PeftConfig.from_pretrained(folder))."
+            f"{str(folder)!r} has adapters of peft, and {type(model.found).__name__} none. Make "
+            "them before setup: get_peft_model(model, PeftConfig.from_pretrained(folder))."
         )
     files, leaves = WeightFiles(folder, ADAPTER_FILE), model.in_adapter_files()
     offered = {name: files.shape(name) for name in files.files}
     problems = [*model.adapted.differences(Path(folder)), *_differing(offered, leaves)]
     if strict:
-        problems += [f"{name!r} is not in the files" for name in sorted(leaves.keys() - offered.keys())]
-        problems += [f"{name!r} is not in the model" for name in sorted(offered.keys() - leaves.keys())]
+        problems += [
+            f"{name!r} is not in the files" for name in sorted(leaves.keys() - offered.keys())
+        ]
+        problems += [
+            f"{name!r} is not in the model" for name in sorted(offered.keys() - leaves.keys())
+        ]
     _refuse(files, model.adapted.model, problems)
     return ((leaves[name], partial(files.read, name)) for name in leaves.keys() & offered.keys())
 
@@ -168,10 +185,13 @@ def _of_first_values(host: Fabric | Trainer, model: ModelState) -> _Load:
     assert model.adapted is not None
     seed = host.strategy.session.collectives.broadcast_object(torch.initial_seed())
     values = dict(model.adapted.first_values(like(model.found), seed))
-    if others := [name for name in model.of_adapter if name not in values and ".modules_to_save." not in name]:
+    if others := [
+        name for name in model.of_adapter if name not in values and ".modules_to_save." not in name
+    ]:
         raise ModuleError(
-            f"The first value of {others[0]!r} isn't known without the whole model. Save the adapters once on one "
-            "device by peft's save_pretrained, and name that folder: load_pretrained(..., adapters=folder)."
+            f"The first value of {others[0]!r} isn't known without the whole model. Save the "
+            "adapters once on one device by peft's save_pretrained, and name that folder: "
+            "load_pretrained(..., adapters=folder)."
         )
     return ((model.of_adapter[name], value.__getitem__) for name, value in values.items())
 
@@ -187,15 +207,16 @@ def save_pretrained(
 ) -> None:
     """All ranks. Write a model for `from_pretrained`: a folder that is there whole or not at all.
 
-    Of a model around which peft has put adapters, these alone, as peft's own `save_pretrained`. Rank 0 writes one
-    tensor after the other, and holds no more than one that isn't its own.
+    Of a model around which peft has put adapters, these alone, as peft's own `save_pretrained`.
+    Rank 0 writes one tensor after the other, and holds no more than one that isn't its own.
 
     Args:
         host: the Fabric or Trainer that has set it up.
         module: as for `load_pretrained`.
         folder: local; nothing is there.
         beside: what else belongs there, by its own `save_pretrained`: a tokenizer, a processor.
-        dtype: of floating-point tensors in the files, but for those kept in float32; None keeps each one's.
+        dtype: of floating-point tensors in the files, but for those kept in float32; None keeps
+            each one's.
         max_shard_bytes: of one file.
 
     Raises:
@@ -216,7 +237,10 @@ def save_pretrained(
             if host.strategy.is_global_zero:
                 described = described_files(convert, leaves, in_files)
                 files = NewFolder(
-                    Path(folder), described, max_shard_bytes, ADAPTER_FILE if opened.adapted else ONE_FILE
+                    Path(folder),
+                    described,
+                    max_shard_bytes,
+                    ADAPTER_FILE if opened.adapted else ONE_FILE,
                 )
         for unit in in_files:
             tensors = {name: whole.get(name) for name in unit}
@@ -239,12 +263,16 @@ def save_pretrained(
             files.remove()
 
 
-def to_write(opened: ModelState, dtype: torch.dtype | None) -> tuple[dict[str, str], list[list[str]], Convert]:
-    """Names of what is saved, each with that in the user's module; the units; what makes the files' tensors of one.
+def to_write(
+    opened: ModelState, dtype: torch.dtype | None
+) -> tuple[dict[str, str], list[list[str]], Convert]:
+    """Names of what is saved, each with that in the user's module; the units; what makes the files'
+    tensors of one.
 
     Args:
         opened: the model.
-        dtype: of floating-point tensors in the files, but for those that the model keeps in float32; None keeps all.
+        dtype: of floating-point tensors in the files, but for those that the model keeps in
+            float32; None keeps all.
     """
     kept = kept_in_float32(opened.own, dtype)
     convert: Convert = dict
@@ -257,13 +285,19 @@ def to_write(opened: ModelState, dtype: torch.dtype | None) -> tuple[dict[str, s
         in_units, convert = units(opened.model, list(names)), partial(to_files, opened.model)
 
     def cast_and_convert(unit: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return convert({name: one if names[name] in kept else cast(one, dtype) for name, one in unit.items()})
+        return convert(
+            {name: one if names[name] in kept else cast(one, dtype) for name, one in unit.items()}
+        )
 
     return names, in_units, cast_and_convert
 
 
 def _add_others(
-    folder: Path, opened: ModelState, leaves: Mapping[str, Any], beside: Sequence[Any], dtype: torch.dtype | None
+    folder: Path,
+    opened: ModelState,
+    leaves: Mapping[str, Any],
+    beside: Sequence[Any],
+    dtype: torch.dtype | None,
 ) -> None:
     """Rank 0. Write what isn't weights."""
     if opened.adapted is not None:
@@ -283,12 +317,17 @@ def refuse_existing(host: Fabric | Trainer, folder: str | Path) -> None:
     with agreeing(host):
         if host.strategy.is_global_zero and Path(folder).exists():
             raise ConfigurationError(
-                f"A model is to be saved in {str(folder)!r}, and something is there. Name a folder that doesn't exist."
+                f"A model is to be saved in {str(folder)!r}, and something is there. Name a folder "
+                "that doesn't exist."
             )
 
 
 def _check(
-    model: PreTrainedModel, leaves: Mapping[str, Sequence[Any]], files: WeightFiles, sources: Sources, strict: bool
+    model: PreTrainedModel,
+    leaves: Mapping[str, Sequence[Any]],
+    files: WeightFiles,
+    sources: Sources,
+    strict: bool,
 ) -> None:
     """Compare names and shapes, before anything is read.
 
@@ -301,17 +340,22 @@ def _check(
     problems = _differing(offered, {name: found[0] for name, found in leaves.items()})
     if strict:
         missing = sorted(leaves.keys() - offered.keys())
-        problems += [f"{each!r} is not in the files" for each in _but(missing, model._keys_to_ignore_on_load_missing)]
+        problems += [
+            f"{each!r} is not in the files"
+            for each in _but(missing, model._keys_to_ignore_on_load_missing)
+        ]
         unknown = [*sources.unexpected, *sorted(offered.keys() - leaves.keys())]
         problems += [
-            f"{each!r} is not in the model" for each in _but(unknown, model._keys_to_ignore_on_load_unexpected)
+            f"{each!r} is not in the model"
+            for each in _but(unknown, model._keys_to_ignore_on_load_unexpected)
         ]
     _refuse(files, model, problems)
 
 
 def _differing(offered: Mapping[str, tuple[int, ...]], leaves: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name!r} has the shape {offered[name]} in the files, and {shape_of(leaves[name])} in the model"
+        f"{name!r} has the shape {offered[name]} in the files, and {shape_of(leaves[name])} in the "
+        "model"
         for name in sorted(offered.keys() & leaves.keys())
         if offered[name] != shape_of(leaves[name])
     ]
@@ -321,14 +365,17 @@ def _refuse(files: WeightFiles, model: nn.Module, problems: Sequence[str]) -> No
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise CheckpointError(
-            f"{str(files.folder)!r} doesn't fit {type(model).__name__}: {'; '.join(problems[:_MOST_NAMED])}{more}. "
-            "Make the model from the config in that folder, or load what fits by strict=False."
+            f"{str(files.folder)!r} doesn't fit {type(model).__name__}: "
+            f"{'; '.join(problems[:_MOST_NAMED])}{more}. Make the model from the config in that "
+            "folder, or load what fits by strict=False."
         )
 
 
 def _but(names: Sequence[str], patterns: Iterable[str] | None) -> list[str]:
     """The names that match no pattern."""
-    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
+    return [
+        name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())
+    ]
 
 
 Convert: TypeAlias = "Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]"
@@ -346,7 +393,10 @@ def described_files(
     """
     found: dict[str, torch.Tensor] = {}
     for unit in in_files:
-        empty = {name: torch.empty(shape_of(leaves[name]), dtype=leaves[name].dtype, device="meta") for name in unit}
+        empty = {
+            name: torch.empty(shape_of(leaves[name]), dtype=leaves[name].dtype, device="meta")
+            for name in unit
+        }
         found |= convert(empty)
     return found
 
@@ -357,14 +407,22 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def add_config(
-    folder: Path, model: PreTrainedModel, leaves: Mapping[str, Any], dtype: torch.dtype | None = None
+    folder: Path,
+    model: PreTrainedModel,
+    leaves: Mapping[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Rank 0. Write a model's config, with the dtype in which its tensors are saved, and how it generates."""
+    """Rank 0. Write a model's config, with the dtype in which its tensors are saved, and how it
+    generates.
+    """
     config = saved_config(model)
-    config.dtype = dtype or next((leaf.dtype for leaf in leaves.values() if leaf.dtype.is_floating_point), config.dtype)
+    config.dtype = dtype or next(
+        (leaf.dtype for leaf in leaves.values() if leaf.dtype.is_floating_point), config.dtype
+    )
     config.save_pretrained(folder)
     if model.can_generate():
-        model.generation_config.to_json_file(folder / GENERATION_CONFIG)  # which refuses nothing that it has read
+        # which refuses nothing that it has read
+        model.generation_config.to_json_file(folder / GENERATION_CONFIG)
 
 
 def saved_config(model: PreTrainedModel) -> Any:
@@ -377,7 +435,8 @@ def saved_config(model: PreTrainedModel) -> Any:
 def config_of(module: nn.Module) -> dict[str, Any]:
     """The config of the model in a module, in plain types.
 
-    A checkpoint that has it, under any name, says of itself to `core checkpoint convert` which model it is of.
+    A checkpoint that has it, under any name, says of itself to `core checkpoint convert` which
+    model it is of.
     """
     model = like(find_model(module)[2])
     found: dict[str, Any] = json.loads(saved_config(model).to_json_string())

@@ -1,4 +1,6 @@
-"""The weights of a model as a stream, with the names and tensors that the files of `from_pretrained` have."""
+"""The weights of a model as a stream, with the names and tensors that the files of
+`from_pretrained` have.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ if TYPE_CHECKING:
 
 
 class PretrainedWeights:
-    """The weights of a model, as `from_pretrained` reads them: for an engine that serves it while it trains.
+    """The weights of a model, as `from_pretrained` reads them: for an engine that serves it while
+    it trains.
 
-    A `core.fabric.WeightStream` whose tensors are converted as `save_pretrained` does, such as experts one by one; of a
-    model around which peft has put adapters, these alone. One unit is held at a time.
+    A `core.fabric.WeightStream` whose tensors are converted as `save_pretrained` does, such as
+    experts one by one; of a model around which peft has put adapters, these alone. One unit is held
+    at a time.
 
     Attributes:
         version: see `core.fabric.WeightStream`.
     """
 
-    def __init__(self, host: Fabric | Trainer, module: nn.Module, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, host: Fabric | Trainer, module: nn.Module, *, dtype: torch.dtype | None = None
+    ) -> None:
         """All ranks.
 
         Args:
@@ -47,7 +53,9 @@ class PretrainedWeights:
             self._stream = host.weights(module, names=in_order)
         else:
             self._stream = host.weights(names=in_order)
-        self._described = {unit[0]: described_files(self._convert, leaves, [unit]) for unit in self._units}
+        self._described = {
+            unit[0]: described_files(self._convert, leaves, [unit]) for unit in self._units
+        }
 
     @property
     def version(self) -> int:
@@ -57,14 +65,18 @@ class PretrainedWeights:
     def metadata(self) -> list[WeightDescription]:
         """Names, dtypes and whole shapes, in the order of the iteration. No communication."""
         found = (pair for described in self._described.values() for pair in described.items())
-        return [WeightDescription(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in found]
+        return [
+            WeightDescription(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in found
+        ]
 
     def held_names(self) -> list[str] | None:
         """The names of tensors of which this rank has a part; None if it has one of each."""
         held = self._stream.held_names()
         if held is None:
             return None
-        return [name for unit in self._units if {*unit} & {*held} for name in self._described[unit[0]]]
+        return [
+            name for unit in self._units if {*unit} & {*held} for name in self._described[unit[0]]
+        ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All ranks. Yield (name, whole tensor), one after the other."""

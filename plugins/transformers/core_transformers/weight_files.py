@@ -25,7 +25,8 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class WeightFiles:
-    """The tensors in a folder that `save_pretrained` of transformers has written; nothing is read before it is asked.
+    """The tensors in a folder that `save_pretrained` of transformers has written; nothing is read
+    before it is asked.
 
     Attributes:
         folder: with `model.safetensors`, or its parts and their index.
@@ -47,8 +48,8 @@ class WeightFiles:
         self._one_file = self.folder / one_file
         if not self._one_file.is_file() and not (self.folder / INDEX).is_file():
             raise CheckpointNotFoundError(
-                f"{str(folder)!r} has neither {one_file} nor {INDEX}. Expected a folder that save_pretrained of "
-                "transformers wrote, or the local folder of a downloaded model."
+                f"{str(folder)!r} has neither {one_file} nor {INDEX}. Expected a folder that "
+                "save_pretrained of transformers wrote, or the local folder of a downloaded model."
             )
 
     @cached_property
@@ -64,7 +65,9 @@ class WeightFiles:
                 f"{str(self.folder / INDEX)!r} is no index of weights: {error!r}."
             ) from error
         if missing := sorted({file.name for file in found.values() if not file.is_file()}):
-            raise CheckpointCorruptedError(f"{str(self.folder)!r} is incomplete: {', '.join(missing)} is missing.")
+            raise CheckpointCorruptedError(
+                f"{str(self.folder)!r} is incomplete: {', '.join(missing)} is missing."
+            )
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -73,7 +76,9 @@ class WeightFiles:
 
     def read(self, name: str, box: tuple[slice, ...] = ()) -> torch.Tensor:
         """A tensor, or a box of it, on the CPU."""
-        tensor: torch.Tensor = self._slice(name)[box] if box else self._opened(self.files[name]).get_tensor(name)
+        tensor: torch.Tensor = (
+            self._slice(name)[box] if box else self._opened(self.files[name]).get_tensor(name)
+        )
         return tensor
 
     def _slice(self, name: str) -> Any:
@@ -84,11 +89,15 @@ class WeightFiles:
             try:
                 self._open[path] = safetensors.safe_open(path, framework="pt")
             except (safetensors.SafetensorError, OSError) as error:
-                raise CheckpointCorruptedError(f"{str(path)!r} is not a file of safetensors: {error}.") from error
+                raise CheckpointCorruptedError(
+                    f"{str(path)!r} is not a file of safetensors: {error}."
+                ) from error
         return self._open[path]
 
 
-def in_parts(described: Mapping[str, torch.Tensor], max_bytes: int, one_file: str) -> dict[str, list[str]]:
+def in_parts(
+    described: Mapping[str, torch.Tensor], max_bytes: int, one_file: str
+) -> dict[str, list[str]]:
     """The names of tensors by the file that gets them, in their order; a file has at least one.
 
     Args:
@@ -106,7 +115,10 @@ def in_parts(described: Mapping[str, torch.Tensor], max_bytes: int, one_file: st
         size += tensor.nbytes
     if len(groups) == 1:
         return {one_file: groups[0]}
-    return {f"model-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
+    return {
+        f"model-{number:05}-of-{len(groups):05}.safetensors": group
+        for number, group in enumerate(groups, 1)
+    }
 
 
 class NewFolder:
@@ -117,7 +129,11 @@ class NewFolder:
     """
 
     def __init__(
-        self, target: Path, described: Mapping[str, torch.Tensor], max_bytes: int, one_file: str = ONE_FILE
+        self,
+        target: Path,
+        described: Mapping[str, torch.Tensor],
+        max_bytes: int,
+        one_file: str = ONE_FILE,
     ) -> None:
         """Write the heads of all files, and the index if there are several.
 
@@ -129,11 +145,16 @@ class NewFolder:
         """
         self._target = target
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.scratch = folder = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
+        self.scratch = folder = Path(
+            tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent)
+        )
         self._files: dict[str, SafetensorsFile] = {}
         files = in_parts(described, max_bytes, one_file)
         for file, names in files.items():
-            tensors = [WeightDescription(name, described[name].dtype, tuple(described[name].shape)) for name in names]
+            tensors = [
+                WeightDescription(name, described[name].dtype, tuple(described[name].shape))
+                for name in names
+            ]
             self._files |= dict.fromkeys(names, SafetensorsFile(folder / file, tensors))
         if len(files) > 1:
             total = sum(tensor.nbytes for tensor in described.values())
@@ -141,7 +162,9 @@ class NewFolder:
                 "metadata": {"total_size": total},
                 "weight_map": {name: file for file, names in files.items() for name in names},
             }
-            (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (folder / INDEX).write_text(
+                json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write the bytes of a tensor to its place."""

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 def convert(*arguments):
     """Run `core checkpoint convert ... --as transformers`: the message of its error, or nothing."""
-    done = CliRunner().invoke(command, ["checkpoint", "convert", *map(str, arguments), "--as", "transformers"])
+    done = CliRunner().invoke(
+        command, ["checkpoint", "convert", *map(str, arguments), "--as", "transformers"]
+    )
     return " ".join(done.output.split()) if done.exit_code else ""
 
 
@@ -44,7 +46,9 @@ def saved(tmp_path):
         fabric = Fabric(accelerator="cpu", plugins=form)
         model = fabric.setup_module(from_config(fabric, tmp_path / "first", MODELS["experts"][2]))
         load_pretrained(fabric, model, tmp_path / "first")
-        fabric.save(tmp_path / "run" / "last.ckpt", {"student": model, "of": config_of(model), **state})
+        fabric.save(
+            tmp_path / "run" / "last.ckpt", {"student": model, "of": config_of(model), **state}
+        )
         fabric.teardown()
         return tmp_path / "run" / "last.ckpt"
 
@@ -58,7 +62,13 @@ def test_a_checkpoint_is_read_a_unit_at_a_time(saved, tmp_path, form, monkeypatc
     load = DistributedCheckpointIO.load_checkpoint
 
     def seen(self, path, *, collectives, state=None):
-        asked.append({name for name, leaf in (state or {})["student"].items() if isinstance(leaf, torch.Tensor)})
+        asked.append(
+            {
+                name
+                for name, leaf in (state or {})["student"].items()
+                if isinstance(leaf, torch.Tensor)
+            }
+        )
         return load(self, path, collectives=collectives, state=state)
 
     monkeypatch.setattr("core_transformers.checkpoint_io._AT_ONCE_BYTES", 1)
@@ -67,7 +77,8 @@ def test_a_checkpoint_is_read_a_unit_at_a_time(saved, tmp_path, form, monkeypatc
     own, first = tensors(tmp_path / "second"), tensors(tmp_path / "first")
     assert own.keys() == first.keys()
     assert not [name for name in first if not torch.equal(own[name], first[name])]
-    assert (len(asked) > 10 and max(map(len, asked)) <= 2) if form == "distributed" else not asked  # mapped
+    # mapped
+    assert (len(asked) > 10 and max(map(len, asked)) <= 2) if form == "distributed" else not asked
 
 
 def test_a_config_beside_the_checkpoint_does_as_well(saved, tmp_path):
@@ -89,6 +100,8 @@ def test_no_run_goes_on_from_such_a_folder(tmp_path):
     model = fabric.setup_module(torch.nn.Linear(1, 1))
     with pytest.raises(CheckpointError, match="isn't a checkpoint from which a run goes on"):
         fabric.save(tmp_path / "last.ckpt", {"model": model})
-    with pytest.raises(CheckpointError, match=r"holds weights of transformers\. Load them by load_pretrained"):
+    with pytest.raises(
+        CheckpointError, match=r"holds weights of transformers\. Load them by load_pretrained"
+    ):
         fabric.load(tmp_path / "first", {"model": model})
     fabric.teardown()

@@ -14,8 +14,20 @@ from core_testing.ranks import Backend
 from core_transformers import LoadPretrained, PretrainedWeights, SavePretrained
 
 pytestmark = pytest.mark.slow
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-ROUTED = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
 SIZES = {
     **TEXT,
     **LATENT,
@@ -43,7 +55,10 @@ class Looks(Callback):
     """The formats in which tensors are trained, and streamed in 16 bits; and the frequencies."""
 
     def on_train_end(self, trainer, module):
-        self.trained, self.frequencies = formats(module.model), module.model.model.rotary_emb.inv_freq
+        self.trained, self.frequencies = (
+            formats(module.model),
+            module.model.model.rotary_emb.inv_freq,
+        )
         streamed = list(PretrainedWeights(trainer, module, dtype=torch.bfloat16))
         self.streamed = {name: tensor.dtype for name, tensor in streamed}
 
@@ -56,7 +71,8 @@ def train(rank, folder, target):
     return looks.trained, looks.streamed, looks.frequencies
 
 
-@pytest.mark.filterwarnings("ignore:DTensor random operators")  # torch's, of first values that aren't kept
+# torch's, of first values that aren't kept
+@pytest.mark.filterwarnings("ignore:DTensor random operators")
 @pytest.mark.parametrize(
     ("strategy", "precision"),
     [
@@ -69,7 +85,9 @@ def train(rank, folder, target):
     ],
     ids=["single_device", "ddp", "fsdp", "fsdp-mixed", "tensor", "pipeline"],
 )
-def test_what_transformers_keeps_in_float32_is_trained_streamed_and_saved_so(folder, tmp_path, strategy, precision):
+def test_what_transformers_keeps_in_float32_is_trained_streamed_and_saved_so(
+    folder, tmp_path, strategy, precision
+):
     expected = CAUSAL.from_pretrained(folder, dtype=torch.bfloat16)
     num_processes = 1 if strategy() == "single_device" else 2
     backend = Backend(strategy, num_processes=num_processes, options={"precision": precision})

@@ -21,7 +21,11 @@ KINDS = {
     "attention": transformers.LlamaConfig(**TEXT),
     "alike": transformers.OPTConfig(**TEXT, ffn_dim=32, word_embed_proj_dim=32, dropout=0.0),
     "recurrent": transformers.Qwen3NextConfig(
-        **{**TEXT, "num_hidden_layers": 2}, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        **{**TEXT, "num_hidden_layers": 2},
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
     ),
 }
 
@@ -47,22 +51,40 @@ def test_the_cache_is_off_in_training_alone():
     assert model.eval()(input_ids=ROW).past_key_values is not None
     assert model.config.use_cache
     left = torch.cat([torch.zeros_like(ONES[:, :2]), ONES[:, 2:]], 1)  # padded, as generate has it
-    model.train()(input_ids=ROW, attention_mask=left, position_ids=(left.cumsum(1) - 1).masked_fill(left == 0, 1))
+    model.train()(
+        input_ids=ROW,
+        attention_mask=left,
+        position_ids=(left.cumsum(1) - 1).masked_fill(left == 0, 1),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "given", "reason"),
     [
-        ("attention", {"attention_mask": ONES}, "beside an attention_mask of two dimensions transformers doesn't"),
+        (
+            "attention",
+            {"attention_mask": ONES},
+            "beside an attention_mask of two dimensions transformers doesn't",
+        ),
         ("attention", {"use_cache": True}, "beside a cache transformers doesn't look"),
-        ("attention", {"past_key_values": transformers.DynamicCache()}, "beside a cache transformers doesn't look"),
+        (
+            "attention",
+            {"past_key_values": transformers.DynamicCache()},
+            "beside a cache transformers doesn't look",
+        ),
         ("alike", {}, "it doesn't look at them"),
-        ("recurrent", {"attention_mask": APART}, "its layers of the kind 'linear_attention' don't look at them"),
+        (
+            "recurrent",
+            {"attention_mask": APART},
+            "its layers of the kind 'linear_attention' don't look at them",
+        ),
     ],
 )
 @pytest.mark.parametrize("trains", [True, False])
 def test_positions_that_nothing_looks_at_are_an_error(name, given, reason, trains):
     looks = transformers.masking_utils.find_packed_sequence_indices
-    with pytest.raises(ModuleError, match=rf"begin again within a row.*{re.escape(reason)}.*would see those before"):
+    with pytest.raises(
+        ModuleError, match=rf"begin again within a row.*{re.escape(reason)}.*would see those before"
+    ):
         make(name).train(trains)(input_ids=ROW, position_ids=PLACES, **given)
     assert transformers.masking_utils.find_packed_sequence_indices is looks

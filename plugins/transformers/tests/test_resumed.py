@@ -1,4 +1,6 @@
-"""A run from a folder of transformers that stops and goes on ends as one that doesn't; a load may be repeated."""
+"""A run from a folder of transformers that stops and goes on ends as one that doesn't; a load may
+be repeated.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,13 @@ from transformers_models import CAUSAL, Tuned, assert_alike, batches, make, tens
 
 from core import Fabric
 from core_testing.ranks import Backend
-from core_transformers import LoadPretrained, SavePretrained, from_config, load_pretrained, save_pretrained
+from core_transformers import (
+    LoadPretrained,
+    SavePretrained,
+    from_config,
+    load_pretrained,
+    save_pretrained,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +25,9 @@ pytestmark = pytest.mark.slow
 def run(rank, folder, steps, target, ckpt_path=None):
     callbacks = [LoadPretrained(folder / "first"), SavePretrained(folder / target)]
     trainer = rank.trainer(max_steps=steps, callbacks=callbacks)
-    trainer.fit(Tuned(folder / "first"), batches(rank.backend.num_processes, 4), ckpt_path=ckpt_path)
+    trainer.fit(
+        Tuned(folder / "first"), batches(rank.backend.num_processes, 4), ckpt_path=ckpt_path
+    )
     trainer.save_checkpoint(folder / f"{target}.ckpt")
 
 

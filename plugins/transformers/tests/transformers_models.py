@@ -26,15 +26,32 @@ TEXT = {
     "num_key_value_heads": 2,
     "vocab_size": 64,
 }
-_IMAGES = {key: TEXT[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+_IMAGES = {
+    key: TEXT[key]
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+}
 _IMAGES |= {"image_size": 16, "patch_size": 4}
 MODELS = {
     "dense": (transformers.LlamaConfig, TEXT, transformers.AutoModelForCausalLM),
-    "tied": (transformers.LlamaConfig, {**TEXT, "tie_word_embeddings": True}, transformers.AutoModelForCausalLM),
-    "mixture": (transformers.MixtralConfig, {**TEXT, "num_local_experts": 4}, transformers.AutoModelForCausalLM),
+    "tied": (
+        transformers.LlamaConfig,
+        {**TEXT, "tie_word_embeddings": True},
+        transformers.AutoModelForCausalLM,
+    ),
+    "mixture": (
+        transformers.MixtralConfig,
+        {**TEXT, "num_local_experts": 4},
+        transformers.AutoModelForCausalLM,
+    ),
     "experts": (
         transformers.Qwen3MoeConfig,
-        {**TEXT, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {
+            **TEXT,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+        },
         transformers.AutoModelForCausalLM,
     ),
     "conv1d": (
@@ -42,7 +59,11 @@ MODELS = {
         {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64},
         transformers.AutoModelForCausalLM,
     ),
-    "windows": (transformers.MistralConfig, {**TEXT, "sliding_window": 4}, transformers.AutoModelForCausalLM),
+    "windows": (
+        transformers.MistralConfig,
+        {**TEXT, "sliding_window": 4},
+        transformers.AutoModelForCausalLM,
+    ),
     "encoder": (
         transformers.BertConfig,
         {key: TEXT[key] for key in (*_IMAGES, "vocab_size") if key in TEXT},
@@ -78,8 +99,17 @@ def make(name, folder):
     """Write a model as transformers does, in several files."""
     kind, options, auto = MODELS[name]
     config = kind(**options)
-    for part in (config, *(each for each in vars(config).values() if isinstance(each, transformers.PreTrainedConfig))):
-        for key in [key for key in vars(part) if "drop" in key and isinstance(getattr(part, key), float)]:
+    for part in (
+        config,
+        *(
+            each
+            for each in vars(config).values()
+            if isinstance(each, transformers.PreTrainedConfig)
+        ),
+    ):
+        for key in [
+            key for key in vars(part) if "drop" in key and isinstance(getattr(part, key), float)
+        ]:
             setattr(part, key, 0.0)  # each strategy draws masks of its own
     torch.manual_seed(1)
     auto.from_config(config).save_pretrained(folder, max_shard_size="20KB")
@@ -88,12 +118,15 @@ def make(name, folder):
 def tensors(folder):
     """All tensors in a folder's files."""
     return {
-        name: value for path in sorted(Path(folder).glob("*.safetensors")) for name, value in load_file(path).items()
+        name: value
+        for path in sorted(Path(folder).glob("*.safetensors"))
+        for name, value in load_file(path).items()
     }
 
 
 def carry(rank, names, source, target):
-    """On all ranks. Load each model from `source`, save it in `target`, and stream it, which gives the same tensors.
+    """On all ranks. Load each model from `source`, save it in `target`, and stream it, which gives
+    the same tensors.
 
     Returns what this rank has of each, in bytes.
     """
@@ -108,7 +141,9 @@ def carry(rank, names, source, target):
         assert streamed.keys() == saved.keys() == {each.name for each in stream.metadata()}
         assert not [each for each in saved if not torch.equal(streamed[each], saved[each])]
         held[name] = sum(
-            getattr(value, "_local_tensor", value).nbytes for value in model.parameters() if not value.is_meta
+            getattr(value, "_local_tensor", value).nbytes
+            for value in model.parameters()
+            if not value.is_meta
         )
         fabric.teardown()
     return held
@@ -120,10 +155,16 @@ def assert_alike(source, target, name):
     own, expected = tensors(target / name), tensors(source / name)
     assert own.keys() == expected.keys()
     assert not [each for each in own if not torch.equal(own[each], expected[each])]
-    found, whole = (MODELS[name][2].from_pretrained(folder / name).state_dict() for folder in (target, source))
+    found, whole = (
+        MODELS[name][2].from_pretrained(folder / name).state_dict() for folder in (target, source)
+    )
     assert not [each for each in whole if not torch.equal(found[each], whole[each])]
-    first, second = (json.loads((folder / name / "config.json").read_text()) for folder in (target, source))
-    assert not [key for key in ("architectures", "model_type", "dtype") if first[key] != second[key]]
+    first, second = (
+        json.loads((folder / name / "config.json").read_text()) for folder in (target, source)
+    )
+    assert not [
+        key for key in ("architectures", "model_type", "dtype") if first[key] != second[key]
+    ]
 
 
 class Tuned(Module):
@@ -145,11 +186,15 @@ class Tuned(Module):
 
 def batches(shares, steps):
     """A loader of this many steps, each of 8 samples over all shares."""
-    return torch.utils.data.DataLoader(torch.arange(32 * steps).reshape(-1, 4) % 63, batch_size=8 // shares)
+    return torch.utils.data.DataLoader(
+        torch.arange(32 * steps).reshape(-1, 4) % 63, batch_size=8 // shares
+    )
 
 
 def tune(rank, folder, name):
-    """On all ranks. Train the model in `first`, save it in `folder` as `saved/name`, and `last.ckpt`."""
+    """On all ranks. Train the model in `first`, save it in `folder` as `saved/name`, and
+    `last.ckpt`.
+    """
     first = folder / "first"
     callbacks = [LoadPretrained(first), SavePretrained(folder / "saved" / name)]
     trainer = rank.trainer(max_steps=2, callbacks=callbacks)

@@ -20,10 +20,13 @@ def find_attribute(who: str, owners: Sequence[Any], names: Sequence[str]) -> str
     """
     found = next((name for name in names if any(_has(owner, name) for owner in owners)), None)
     if found is None:
-        kinds, wanted = " or ".join(type(owner).__name__ for owner in owners), " or ".join(map(repr, names))
+        kinds, wanted = (
+            " or ".join(type(owner).__name__ for owner in owners),
+            " or ".join(map(repr, names)),
+        )
         raise ConfigurationError(
-            f"{who} found no attribute {wanted} in {kinds}, nor in its hparams, to write its result to. Define it, and "
-            "use it where the optimizer or loader is made."
+            f"{who} found no attribute {wanted} in {kinds}, nor in its hparams, to write its "
+            "result to. Define it, and use it where the optimizer or loader is made."
         )
     return found
 

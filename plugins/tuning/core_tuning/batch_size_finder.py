@@ -19,14 +19,16 @@ _NAME = "BatchSizeFinder"
 
 
 class BatchSizeFinder(Callback):
-    """Trains a copy of the module with growing batches, until a rank's memory is full, and takes the largest that fit.
+    """Trains a copy of the module with growing batches, until a rank's memory is full, and takes
+    the largest that fit.
 
-    The search runs when `fit` begins. The size is written to the attribute `batch_size` of the data module or module
-    (or of their `hparams`), whose `train_dataloader` makes the loader with it. It is never more than the samples of a
-    rank's shard of the data. A run that resumes doesn't search, and has the size that it was begun with.
+    The search runs when `fit` begins. The size is written to the attribute `batch_size` of the data
+    module or module (or of their `hparams`), whose `train_dataloader` makes the loader with it. It
+    is never more than the samples of a rank's shard of the data. A run that resumes doesn't search,
+    and has the size that it was begun with.
 
-    A trial is forward, backward and the optimizer's step. On several ranks each makes them by itself; a training step
-    that talks to other ranks can't be tried.
+    A trial is forward, backward and the optimizer's step. On several ranks each makes them by
+    itself; a training step that talks to other ranks can't be tried.
     """
 
     def __init__(
@@ -40,7 +42,8 @@ class BatchSizeFinder(Callback):
         """Create the callback.
 
         Args:
-            mode: `"power"` doubles the size until it doesn't fit; `"binsearch"` then halves the interval that is left.
+            mode: `"power"` doubles the size until it doesn't fit; `"binsearch"` then halves the
+                interval that is left.
             steps_per_trial: batches of each size.
             init_val: the first size.
             max_trials: sizes to try at most.
@@ -51,7 +54,11 @@ class BatchSizeFinder(Callback):
         """
         if mode not in ("power", "binsearch"):
             raise ConfigurationError(f"{_NAME}(mode={mode!r}): expected 'power' or 'binsearch'.")
-        for name, value in (("steps_per_trial", steps_per_trial), ("init_val", init_val), ("max_trials", max_trials)):
+        for name, value in (
+            ("steps_per_trial", steps_per_trial),
+            ("init_val", init_val),
+            ("max_trials", max_trials),
+        ):
             check_int(_NAME, name, value, least=1, meaning="a number, from 1")
         self.mode, self.steps_per_trial = mode, steps_per_trial
         self.init_val, self.max_trials, self.batch_arg_name = init_val, max_trials, batch_arg_name
@@ -66,11 +73,15 @@ class BatchSizeFinder(Callback):
         """Restore the result."""
         self.optimal_batch_size = state["batch_size"]
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep the size for a run that goes on."""
         checkpoint["batch_size"] = self.optimal_batch_size
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Make the loaders with the size of the run that goes on."""
         if (size := checkpoint.get("batch_size")) is not None and trainer.trains:
             owners = [owner for owner in (trainer.datamodule, module) if owner is not None]
@@ -94,17 +105,21 @@ class BatchSizeFinder(Callback):
         """Search, write the size, and return it.
 
         Raises:
-            ConfigurationError: loaders were passed, whose batch size can't be changed, or no hook uses the attribute.
+            ConfigurationError: loaders were passed, whose batch size can't be changed, or no hook
+                uses the attribute.
             DeviceError: not even one sample fits.
         """
         if call.train.owner is None:
             raise ConfigurationError(
-                f"{_NAME} makes loaders of several batch sizes, and train_dataloaders were passed as they are. Define "
-                f"train_dataloader() in a DataModule or in {type(call.module).__name__}, with "
-                f"DataLoader(..., batch_size=self.{self.batch_arg_name})."
+                f"{_NAME} makes loaders of several batch sizes, and train_dataloaders were passed "
+                "as they are. Define train_dataloader() in a DataModule or in "
+                f"{type(call.module).__name__}, with DataLoader(..., "
+                f"batch_size=self.{self.batch_arg_name})."
             )
         find_attribute(_NAME, call.owners, [self.batch_arg_name])
-        search = BatchSizeSearch(self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name)
+        search = BatchSizeSearch(
+            self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name
+        )
         trainer.fit_on_copies(call, search, max_steps=1)
         self.optimal_batch_size = size = self.accepted(search.size)
         write_attribute(call.owners, self.batch_arg_name, size)

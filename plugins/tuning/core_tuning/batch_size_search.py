@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from core import Trainer
 
-# What is said where no exception of a class of its own is raised: by the CPU; by CUDA's runtime, MPS and others; by
-# cuBLAS and cuDNN, which ask the device for memory by themselves, and where cuDNN has too little to try what it could.
+# What is said where no exception of a class of its own is raised: by the CPU; by CUDA's runtime,
+# MPS and others; by cuBLAS and cuDNN, which ask the device for memory by themselves, and where
+# cuDNN has too little to try what it could.
 _MESSAGES = (
     "can't allocate memory",
     "out of memory",
@@ -38,15 +39,20 @@ _MESSAGES = (
 class BatchSizeSearch(Callback):
     """Finds the largest size whose steps fit into the memory of every rank.
 
-    Gradients of a trial stay on their rank, so that one that runs out of memory leaves no other waiting; after each
-    batch the ranks exchange how it went.
+    Gradients of a trial stay on their rank, so that one that runs out of memory leaves no other
+    waiting; after each batch the ranks exchange how it went.
 
     Attributes:
         size: the result.
     """
 
     def __init__(
-        self, mode: Literal["power", "binsearch"], steps_per_trial: int, init_val: int, max_trials: int, attribute: str
+        self,
+        mode: Literal["power", "binsearch"],
+        steps_per_trial: int,
+        init_val: int,
+        max_trials: int,
+        attribute: str,
     ) -> None:
         self._mode, self._num_steps, self._first = mode, steps_per_trial, init_val
         self._num_trials, self._attribute = max_trials, attribute
@@ -65,7 +71,11 @@ class BatchSizeSearch(Callback):
         _check_ranks(trainer)
         limit = _samples_of_rank(trainer)
         self.size = search_size(
-            lambda size: self._fits(trainer, size), self._mode, int(min(self._first, limit)), limit, self._num_trials
+            lambda size: self._fits(trainer, size),
+            self._mode,
+            int(min(self._first, limit)),
+            limit,
+            self._num_trials,
         )
         trainer.should_stop = True
 
@@ -115,7 +125,11 @@ class _Trial:
 
 
 def search_size(
-    fits: Callable[[int], bool], mode: Literal["power", "binsearch"], first: int, limit: int | float, num_trials: int
+    fits: Callable[[int], bool],
+    mode: Literal["power", "binsearch"],
+    first: int,
+    limit: int | float,
+    num_trials: int,
 ) -> int:
     """The largest size that was found to fit.
 
@@ -140,7 +154,10 @@ def search_size(
             break
         size = following
     if not good:
-        raise DeviceError(f"Not even a batch size of {size} fits into memory. Use a smaller model, or larger devices.")
+        raise DeviceError(
+            f"Not even a batch size of {size} fits into memory. Use a smaller model, or larger "
+            "devices."
+        )
     return good
 
 
@@ -155,7 +172,8 @@ def _next_size(mode: str, good: int, bad: int | float, limit: int | float) -> in
 
 
 def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
-    """All ranks. Do something that may need more memory than there is. True if no rank ran out of it.
+    """All ranks. Do something that may need more memory than there is. True if no rank ran out of
+    it.
 
     Raises:
         Exception: of any other kind, as it is.
@@ -173,7 +191,9 @@ def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
 def is_out_of_memory(error: BaseException) -> bool:
     """True for an error of too little memory, on any device."""
     text = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(message in text for message in _MESSAGES)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        message in text for message in _MESSAGES
+    )
 
 
 def _free(trainer: Trainer) -> None:
@@ -207,9 +227,9 @@ def _check_attribute_used(trainer: Trainer, attribute: str, size: int) -> None:
     for leaf in _leaves(trainer):
         if getattr(leaf, "batch_size", None) not in (None, size):
             raise ConfigurationError(
-                f"The search for a batch size has set {attribute}={size}, and the training loader makes batches of "
-                f"{leaf.batch_size}. Use the attribute where the loader is made: DataLoader(..., "
-                f"batch_size=self.{attribute})."
+                f"The search for a batch size has set {attribute}={size}, and the training loader "
+                f"makes batches of {leaf.batch_size}. Use the attribute where the loader is made: "
+                f"DataLoader(..., batch_size=self.{attribute})."
             )
 
 
@@ -217,20 +237,23 @@ def _check_ranks(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if any(_evaluates_loss(optimizer) for optimizer in strategy.optimizers):
         raise ConfigurationError(
-            "A search for a batch size steps the optimizer without its loss, and this one evaluates it itself. Try "
-            "sizes in a loop with Trainer(max_steps=3)."
+            "A search for a batch size steps the optimizer without its loss, and this one "
+            "evaluates it itself. Try sizes in a loop with Trainer(max_steps=3)."
         )
     if trainer.session.has_peers and (
         Capability.NO_SYNC not in strategy.capabilities or trainer.options.sync_batchnorm
     ):
         raise UnsupportedError(
-            f"A search for a batch size on several ranks trains each rank by itself, which {type(strategy).__name__} "
-            "can't, or sync_batchnorm=True forbids. Search on one device.",
+            "A search for a batch size on several ranks trains each rank by itself, which "
+            f"{type(strategy).__name__} can't, or sync_batchnorm=True forbids. Search on one "
+            "device.",
             capability=Capability.NO_SYNC,
         )
 
 
 def _evaluates_loss(optimizer: Any) -> bool:
-    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a default."""
+    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a
+    default.
+    """
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty

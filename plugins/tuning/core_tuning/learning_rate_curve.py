@@ -23,25 +23,30 @@ class LearningRateCurve:
         mode: how the rates grow, `"exponential"` or `"linear"`.
         lr_min, lr_max: the first and the last rate.
         num_training: number of rates.
-        results: `"lr"` and `"loss"`, two lists of one length, which is less than `num_training` if the search has
-            stopped early.
+        results: `"lr"` and `"loss"`, two lists of one length, which is less than `num_training` if
+            the search has stopped early.
     """
 
     mode: Literal["exponential", "linear"]
     lr_min: float
     lr_max: float
     num_training: int
-    results: dict[str, list[float]] = field(default_factory=lambda: {"lr": [], "loss": []}, repr=False)
+    results: dict[str, list[float]] = field(
+        default_factory=lambda: {"lr": [], "loss": []}, repr=False
+    )
 
     def rate_at(self, index: int) -> float:
         """The rate of a step, from 0 to `num_training` - 1."""
         share = index / (self.num_training - 1)
         if self.mode == "linear":
             return self.lr_min + (self.lr_max - self.lr_min) * share
-        return math.exp(math.log(self.lr_min) + (math.log(self.lr_max) - math.log(self.lr_min)) * share)
+        return math.exp(
+            math.log(self.lr_min) + (math.log(self.lr_max) - math.log(self.lr_min)) * share
+        )
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """The rate at which the smoothed loss falls most steeply, over the axis on which the rates grow evenly.
+        """The rate at which the smoothed loss falls most steeply, over the axis on which the rates
+        grow evenly.
 
         Args:
             skip_begin: rates at the beginning that don't count.
@@ -56,10 +61,14 @@ class LearningRateCurve:
             index, slope = _steepest(self._axis(rates), losses)
             if slope < 0:
                 return rates[index]
-        reason = "the loss falls nowhere" if len(rates) > 1 else f"only {len(self.results['lr'])} losses are there"
+        reason = (
+            "the loss falls nowhere"
+            if len(rates) > 1
+            else f"only {len(self.results['lr'])} losses are there"
+        )
         warn_caller(
-            f"The search for a learning rate suggests none: {reason} (skip_begin={skip_begin}, skip_end={skip_end}). "
-            "Look at plot(), and try more steps or other limits.",
+            f"The search for a learning rate suggests none: {reason} (skip_begin={skip_begin}, "
+            f"skip_end={skip_end}). Look at plot(), and try more steps or other limits.",
         )
         return None
 
@@ -80,7 +89,9 @@ class LearningRateCurve:
         try:
             from matplotlib import pyplot
         except ImportError:
-            raise ConfigurationError("plot() draws with matplotlib. Install it: pip install matplotlib") from None
+            raise ConfigurationError(
+                "plot() draws with matplotlib. Install it: pip install matplotlib"
+            ) from None
         if ax is None:
             _, ax = pyplot.subplots()
         ax.plot(self.results["lr"], self.results["loss"])
@@ -89,7 +100,12 @@ class LearningRateCurve:
         ax.set_xlabel("learning rate")
         ax.set_ylabel("loss, smoothed")
         if suggest and (rate := self.suggestion()) is not None:
-            ax.plot(rate, self.results["loss"][self.results["lr"].index(rate)], "ro", label=f"{rate:.3g}")
+            ax.plot(
+                rate,
+                self.results["loss"][self.results["lr"].index(rate)],
+                "ro",
+                label=f"{rate:.3g}",
+            )
             ax.legend()
         if show:
             pyplot.show()
@@ -101,7 +117,10 @@ class LearningRateCurve:
 
 def _steepest(places: Sequence[float], losses: Sequence[float]) -> tuple[int, float]:
     """Index and slope of the steepest descent."""
-    axis, values = torch.tensor(places, dtype=torch.float64), torch.tensor(losses, dtype=torch.float64)
+    axis, values = (
+        torch.tensor(places, dtype=torch.float64),
+        torch.tensor(losses, dtype=torch.float64),
+    )
     slopes = torch.gradient(values, spacing=(axis,))[0]
     index = int(slopes.argmin())
     return index, float(slopes[index])

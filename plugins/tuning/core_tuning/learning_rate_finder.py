@@ -20,11 +20,13 @@ _NAME = "LearningRateFinder"
 
 
 class LearningRateFinder(Callback):
-    """Trains a copy of the module with growing learning rates, and takes the one at which the loss falls most steeply.
+    """Trains a copy of the module with growing learning rates, and takes the one at which the loss
+    falls most steeply.
 
-    The search runs when `fit` begins. The rate is written to the attribute `lr` or `learning_rate` of the module, or of
-    its `hparams`, from which `configure_optimizers` makes the optimizer: training is then bit-equal to one that was
-    started with it. Other parameter groups keep their ratio to the first one.
+    The search runs when `fit` begins. The rate is written to the attribute `lr` or `learning_rate`
+    of the module, or of its `hparams`, from which `configure_optimizers` makes the optimizer:
+    training is then bit-equal to one that was started with it. Other parameter groups keep their
+    ratio to the first one.
 
     A run that resumes doesn't search, and has the rate that it was begun with.
 
@@ -48,8 +50,8 @@ class LearningRateFinder(Callback):
             max_lr: the last rate.
             num_training_steps: optimizer steps, each with another rate.
             mode: whether rates grow by a factor or by a summand.
-            early_stop_threshold: after ten steps, stop when the smoothed loss is more than so many times its best since
-                then; None doesn't.
+            early_stop_threshold: after ten steps, stop when the smoothed loss is more than so many
+                times its best since then; None doesn't.
             update_attr: write the result to the module; without it, it is in `optimal_lr` only.
             attr_name: of the module's attribute; "" is `lr` or `learning_rate`.
 
@@ -57,13 +59,22 @@ class LearningRateFinder(Callback):
             ConfigurationError: arguments that can't be.
         """
         if not 0 < min_lr < max_lr:
-            raise ConfigurationError(f"{_NAME}(min_lr={min_lr!r}, max_lr={max_lr!r}): expected 0 < min_lr < max_lr.")
-        check_int(_NAME, "num_training_steps", num_training_steps, least=2, meaning="a number of steps, from 2")
+            raise ConfigurationError(
+                f"{_NAME}(min_lr={min_lr!r}, max_lr={max_lr!r}): expected 0 < min_lr < max_lr."
+            )
+        check_int(
+            _NAME,
+            "num_training_steps",
+            num_training_steps,
+            least=2,
+            meaning="a number of steps, from 2",
+        )
         if mode not in ("exponential", "linear"):
             raise ConfigurationError(f"{_NAME}(mode={mode!r}): expected 'exponential' or 'linear'.")
         if early_stop_threshold is not None and early_stop_threshold <= 1:
             raise ConfigurationError(
-                f"{_NAME}(early_stop_threshold={early_stop_threshold!r}): expected a factor above 1, or None."
+                f"{_NAME}(early_stop_threshold={early_stop_threshold!r}): expected a factor above "
+                "1, or None."
             )
         self.min_lr, self.max_lr, self.num_training_steps = min_lr, max_lr, num_training_steps
         self.mode, self.early_stop_threshold = mode, early_stop_threshold
@@ -81,12 +92,16 @@ class LearningRateFinder(Callback):
         """Restore the result."""
         self.learning_rate = state["learning_rate"]
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Give the module the rate of the run that goes on."""
         if (rate := checkpoint.get("learning_rate")) is not None:
             write_attribute([module], self._attribute(module), rate)
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
+    ) -> None:
         """Keep the rate for it."""
         checkpoint["learning_rate"] = self.learning_rate
 
@@ -106,8 +121,8 @@ class LearningRateFinder(Callback):
         curve = self.search(trainer, call)
         if self.learning_rate is not None:
             trainer.print(
-                f"{_NAME} has set {self._attribute(call.module)} to {self.learning_rate:.3g}, after "
-                f"{len(curve.results['lr'])} steps of a copy."
+                f"{_NAME} has set {self._attribute(call.module)} to {self.learning_rate:.3g}, "
+                f"after {len(curve.results['lr'])} steps of a copy."
             )
 
     def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
@@ -126,4 +141,6 @@ class LearningRateFinder(Callback):
             write_attribute([call.module], self._attribute(call.module), self.learning_rate)
 
     def _attribute(self, module: nn.Module) -> str:
-        return find_attribute(_NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"])
+        return find_attribute(
+            _NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"]
+        )

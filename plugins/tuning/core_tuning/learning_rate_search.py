@@ -1,4 +1,6 @@
-"""The callback of a search for a learning rate: raises the rate with each step, and notes the loss."""
+"""The callback of a search for a learning rate: raises the rate with each step, and notes the
+loss.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _NUM_UNSETTLED = 10  # the mean of so few losses may be low by luck
 
 
 class LearningRateSearch(Callback):
-    """Fills a curve. Its losses are means over ranks and accumulation windows, smoothed exponentially."""
+    """Fills a curve. Its losses are means over ranks and accumulation windows, smoothed
+    exponentially.
+    """
 
     def __init__(self, curve: LearningRateCurve, early_stop_threshold: float | None) -> None:
         self.curve, self._threshold = curve, early_stop_threshold
@@ -43,17 +47,21 @@ class LearningRateSearch(Callback):
         trainer.strategy.lr_schedulers = []
         if len(optimizers := trainer.strategy.optimizers) != 1:
             raise ConfigurationError(
-                f"A search for a learning rate needs one optimizer, and {type(module).__name__}.configure_optimizers "
-                f"returned {len(optimizers)}. Try values in a loop with Trainer(max_steps=100)."
+                "A search for a learning rate needs one optimizer, and "
+                f"{type(module).__name__}.configure_optimizers returned {len(optimizers)}. Try "
+                "values in a loop with Trainer(max_steps=100)."
             )
         groups = optimizers[0].param_groups
         rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
         self._groups = [
-            (group, rate / rates[0] if rates[0] else 1.0) for group, rate in zip(groups, rates, strict=True)
+            (group, rate / rates[0] if rates[0] else 1.0)
+            for group, rate in zip(groups, rates, strict=True)
         ]
         self._set_rate()
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Note a batch's loss, and after an optimizer step their mean."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):

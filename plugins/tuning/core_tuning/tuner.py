@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class Tuner:
-    """Searches for a learning rate or a batch size before `fit`, as the callbacks of these names do when it begins.
+    """Searches for a learning rate or a batch size before `fit`, as the callbacks of these names do
+    when it begins.
 
-    Both methods take the arguments of `fit`. `val_dataloaders` isn't read, since nothing is validated; of `method` and
-    `dataloaders`, which programs for other stages pass, only the defaults are possible.
+    Both methods take the arguments of `fit`. `val_dataloaders` isn't read, since nothing is
+    validated; of `method` and `dataloaders`, which programs for other stages pass, only the
+    defaults are possible.
     """
 
     learning_rate_finder: ClassVar[type[LearningRateFinder]] = LearningRateFinder
@@ -63,7 +65,8 @@ class Tuner:
         """
         finder = self.learning_rate_finder(num_training_steps=num_training, **options)
         return finder.search(
-            self._trainer, self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method)
+            self._trainer,
+            self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method),
         )
 
     def scale_batch_size(
@@ -96,7 +99,8 @@ class Tuner:
         """
         finder = self.batch_size_finder(**options)
         return finder.search(
-            self._trainer, self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method)
+            self._trainer,
+            self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method),
         )
 
     def _checked(
@@ -111,8 +115,9 @@ class Tuner:
         """The call of `fit` that a finder tries settings with."""
         if method != "fit" or dataloaders is not None:
             raise ConfigurationError(
-                f"method={method!r}, dataloaders={type(dataloaders).__name__}: settings are searched for in training "
-                "only. Leave both out, and pass train_dataloaders or datamodule."
+                f"method={method!r}, dataloaders={type(dataloaders).__name__}: settings are "
+                "searched for in training only. Leave both out, and pass train_dataloaders or "
+                "datamodule."
             )
         call = self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
         finder.check_fit(self._trainer, call.module)

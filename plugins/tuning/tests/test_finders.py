@@ -42,7 +42,10 @@ class Net(Module):
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.Sequential(
-            torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+            torch.nn.Linear(3, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(8, 1),
         )
         self.save_hyperparameters("lr")
         self.lr, self.batch_size, self.limit, self.fails = lr, 4, limit, fails
@@ -71,13 +74,20 @@ def seed(number=3):
 
 def fit(root, module, *callbacks, tuned=(), loader=None, **options):
     """Losses, weights, and random numbers that come next."""
-    trainer = make_trainer(root, *callbacks, **{"max_epochs": 2, "enable_checkpointing": False, **options})
+    trainer = make_trainer(
+        root, *callbacks, **{"max_epochs": 2, "enable_checkpointing": False, **options}
+    )
     seed()
     for method, arguments in tuned:
         getattr(Tuner(trainer), method)(module, loader, **arguments)
     trainer.fit(module, loader)
     weights = {name: value.tolist() for name, value in module.state_dict().items()}
-    return module.losses, weights, (random.random(), numpy.random.rand(), torch.rand(1).item()), trainer.global_step
+    return (
+        module.losses,
+        weights,
+        (random.random(), numpy.random.rand(), torch.rand(1).item()),
+        trainer.global_step,
+    )
 
 
 def shuffled():
@@ -85,24 +95,33 @@ def shuffled():
 
 
 @pytest.mark.parametrize(("by", "make_loader"), [("callback", lambda: None), ("method", shuffled)])
-def test_a_run_after_a_search_is_the_one_that_was_started_with_its_rate(tmp_path, by, make_loader, capsys):
+def test_a_run_after_a_search_is_the_one_that_was_started_with_its_rate(
+    tmp_path, by, make_loader, capsys
+):
     module = Net()
     if by == "callback":
         finder = LearningRateFinder(num_training_steps=30)
         found = fit(tmp_path, module, finder, loader=make_loader())
         num_steps = len(finder.optimal_lr.results["lr"])
-        said = f"LearningRateFinder has set lr to {module.lr:.3g}, after {num_steps} steps of a copy.\n"
+        said = (
+            f"LearningRateFinder has set lr to {module.lr:.3g}, after {num_steps} steps of a "
+            "copy.\n"
+        )
         assert capsys.readouterr().out == said
         assert repr(finder.optimal_lr).endswith("num_training=30)")
         assert module.lr == finder.learning_rate == finder.optimal_lr.suggestion()
     else:
-        found = fit(tmp_path, module, tuned=[("lr_find", {"num_training": 30})], loader=make_loader())
+        found = fit(
+            tmp_path, module, tuned=[("lr_find", {"num_training": 30})], loader=make_loader()
+        )
     assert module.lr != 0.003
     assert module.hparams.lr == module.lr
     assert found == fit(tmp_path, Net(module.lr), loader=make_loader())
 
 
-def test_a_run_after_a_search_for_a_batch_size_is_the_one_that_was_started_with_it(tmp_path, capsys):
+def test_a_run_after_a_search_for_a_batch_size_is_the_one_that_was_started_with_it(
+    tmp_path, capsys
+):
     module, finder = Net(limit=17), BatchSizeFinder()
     found = fit(tmp_path, module, finder)
     assert capsys.readouterr().out == "BatchSizeFinder has set batch_size to 16.\n"
@@ -121,7 +140,13 @@ def test_a_search_calls_and_writes_nothing_of_the_trainers(tmp_path):
     curve = Tuner(trainer).lr_find(module, shuffled(), num_training=12, update_attr=False)
     assert len(curve.results["lr"]) == 12
     assert [curve.results["lr"][0], curve.results["lr"][-1]] == pytest.approx([1e-8, 1])
-    assert (module.lr, called, module.losses, trainer.global_step, trainer.max_steps) == (0.003, [], [], 0, -1)
+    assert (module.lr, called, module.losses, trainer.global_step, trainer.max_steps) == (
+        0.003,
+        [],
+        [],
+        0,
+        -1,
+    )
     assert not (tmp_path / "logs").exists()
     assert all(map(torch.equal, module.state_dict().values(), before.values()))
 
@@ -147,7 +172,9 @@ def test_a_search_that_suggests_none_leaves_no_rate_of_the_one_before(tmp_path, 
 
 def test_rates_grow_by_optimizer_steps(tmp_path):
     trainer = make_trainer(tmp_path, accumulate_grad_batches=3)
-    curve = Tuner(trainer).lr_find(Net(), num_training=12, mode="linear", max_lr=0.11, min_lr=0.0001, update_attr=False)
+    curve = Tuner(trainer).lr_find(
+        Net(), num_training=12, mode="linear", max_lr=0.11, min_lr=0.0001, update_attr=False
+    )
     assert curve.results["lr"] == pytest.approx([0.0001 + 0.1099 / 11 * step for step in range(12)])
 
 
@@ -200,11 +227,19 @@ def test_the_plot_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("mode", "limit", "size", "fails"),
-    [("power", 25, 16, fill_memory), ("binsearch", 25, 25, fill_device), ("power", 99, 40, fill_memory)],
+    [
+        ("power", 25, 16, fill_memory),
+        ("binsearch", 25, 25, fill_device),
+        ("power", 99, 40, fill_memory),
+    ],
 )
 def test_the_largest_batch_that_fits(tmp_path, mode, limit, size, fails):
     module = Net(limit=limit, fails=fails)
-    assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, mode=mode) == module.batch_size == size
+    assert (
+        Tuner(make_trainer(tmp_path)).scale_batch_size(module, mode=mode)
+        == module.batch_size
+        == size
+    )
 
 
 def test_it_never_asks_for_more_than_there_is_and_stops_after_its_trials(tmp_path):
@@ -218,9 +253,15 @@ def test_it_never_asks_for_more_than_there_is_and_stops_after_its_trials(tmp_pat
             return DataLoader(data(), self.batch_size)
 
     module, source = Net(), Data()
-    assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, datamodule=source) == source.batch_size == 40
+    assert (
+        Tuner(make_trainer(tmp_path)).scale_batch_size(module, datamodule=source)
+        == source.batch_size
+        == 40
+    )
     assert asked[1:] == [2, 4, 8, 16, 32, 40]
-    assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, datamodule=Data(), max_trials=2) == 4
+    assert (
+        Tuner(make_trainer(tmp_path)).scale_batch_size(module, datamodule=Data(), max_trials=2) == 4
+    )
     with pytest.raises(DeviceError, match="Not even a batch size of 1"):
         Tuner(make_trainer(tmp_path)).scale_batch_size(Net(limit=0), datamodule=Data())
 
@@ -266,7 +307,9 @@ def test_a_resumed_run_has_the_settings_that_it_was_begun_with(tmp_path):
     make_trainer(tmp_path, *finders(), max_epochs=3).fit(rest, ckpt_path=tmp_path / "middle.ckpt")
     assert first.losses + rest.losses == whole.losses
     assert (rest.lr, rest.batch_size) == (whole.lr, whole.batch_size)
-    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in rest.state_dict().items())
+    assert all(
+        torch.equal(value, whole.state_dict()[name]) for name, value in rest.state_dict().items()
+    )
 
 
 class Manual(Net):
@@ -275,7 +318,9 @@ class Manual(Net):
 
 class Pair(Net):
     def configure_optimizers(self):
-        return [torch.optim.SGD(layers.parameters()) for layers in (self.layers[:2], self.layers[3])]
+        return [
+            torch.optim.SGD(layers.parameters()) for layers in (self.layers[:2], self.layers[3])
+        ]
 
 
 class Fixed(Net):
@@ -287,10 +332,16 @@ class Fixed(Net):
     ("search", "message"),
     [
         (lambda tuner: tuner.lr_find(Manual()), "automatic_optimization=False"),
-        (lambda tuner: tuner.lr_find(Pair()), r"needs one optimizer, and Pair\.configure_optimizers returned 2"),
+        (
+            lambda tuner: tuner.lr_find(Pair()),
+            r"needs one optimizer, and Pair\.configure_optimizers returned 2",
+        ),
         (lambda tuner: tuner.lr_find(Net(), attr_name="rate"), "found no attribute 'rate' in Net"),
         (lambda tuner: tuner.lr_find(Net(), iter([])), "an iterator that a search would use up"),
-        (lambda tuner: tuner.scale_batch_size(Net(), shuffled()), "train_dataloaders were passed as they are"),
+        (
+            lambda tuner: tuner.scale_batch_size(Net(), shuffled()),
+            "train_dataloaders were passed as they are",
+        ),
         (lambda tuner: tuner.scale_batch_size(Fixed()), "the training loader makes batches of 4"),
         (lambda tuner: tuner.lr_find(Net(), method="test"), "in training only"),
         (lambda tuner: tuner.lr_find(Net(), min_lr=1, max_lr=1), "0 < min_lr < max_lr"),
@@ -313,18 +364,24 @@ def test_a_strategy_whose_shards_are_its_own_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "MPS backend out of memory (MPS allocated: 5.00 GiB, other allocations: 1.00 MiB, max allowed: 6.80 GiB).",
+        "MPS backend out of memory (MPS allocated: 5.00 GiB, other allocations: 1.00 MiB, max "
+        "allowed: 6.80 GiB).",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a "
+        "non-contiguous input.",
         "GET was unable to find an engine to execute this computation",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ],
 )
 def test_what_gpus_say_of_too_little_memory_ends_a_trial_and_not_the_search(tmp_path, text):
-    """As torch says it, which may be a RuntimeError: what asks for memory isn't always torch's allocator."""
+    """As torch says it, which may be a RuntimeError: what asks for memory isn't always torch's
+    allocator.
+    """
 
     def run_out():
         raise RuntimeError(text)
 
     module = Net(limit=9, fails=run_out)
-    assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, steps_per_trial=1, init_val=4) == 8
+    assert (
+        Tuner(make_trainer(tmp_path)).scale_batch_size(module, steps_per_trial=1, init_val=4) == 8
+    )

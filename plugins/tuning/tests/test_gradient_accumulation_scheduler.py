@@ -12,7 +12,10 @@ def steps_by_epoch(root, scheduler, ckpt_path=None, **options):
         steps[trainer.current_epoch] = trainer.global_step
 
     trainer = make_trainer(
-        root, scheduler, LambdaCallback(on_train_epoch_end=note), **{"max_epochs": 4, "limit_val_batches": 0, **options}
+        root,
+        scheduler,
+        LambdaCallback(on_train_epoch_end=note),
+        **{"max_epochs": 4, "limit_val_batches": 0, **options},
     )
     trainer.fit(Tiny(), loader(), ckpt_path=ckpt_path)
     return steps
@@ -27,24 +30,33 @@ def test_gradients_are_averaged_over_the_window_of_an_epoch_also_of_a_run_that_i
     options = {"limit_val_batches": 0, "max_epochs": 1}
     checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=1, save_top_k=-1)
     scheduled, fixed, resumed = Tiny(), Tiny(), Tiny()
-    make_trainer(tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), **options).fit(scheduled, loader())
+    make_trainer(tmp_path, checkpoint, GradientAccumulationScheduler({0: 2}), **options).fit(
+        scheduled, loader()
+    )
     make_trainer(tmp_path, accumulate_grad_batches=2, **options).fit(fixed, loader())
     other = make_trainer(tmp_path, GradientAccumulationScheduler({0: 2}), **options)
     other.fit(resumed, loader(), ckpt_path=str(tmp_path / "c/step=1.ckpt"))
     assert other.global_step == 2
-    assert scheduled.layer.weight.tolist() == fixed.layer.weight.tolist() == resumed.layer.weight.tolist()
+    assert (
+        scheduled.layer.weight.tolist()
+        == fixed.layer.weight.tolist()
+        == resumed.layer.weight.tolist()
+    )
 
 
 def test_what_contradicts_it(tmp_path):
     with pytest.raises(
-        ConfigurationError, match=r"accumulate_grad_batches=2\) and a GradientAccumulationScheduler contra"
+        ConfigurationError,
+        match=r"accumulate_grad_batches=2\) and a GradientAccumulationScheduler contra",
     ):
         steps_by_epoch(tmp_path, GradientAccumulationScheduler({1: 2}), accumulate_grad_batches=2)
 
     class Manual(Tiny):
         automatic_optimization = False
 
-    trainer = make_trainer(tmp_path, GradientAccumulationScheduler({1: 2}), limit_val_batches=0, max_epochs=1)
+    trainer = make_trainer(
+        tmp_path, GradientAccumulationScheduler({1: 2}), limit_val_batches=0, max_epochs=1
+    )
     with pytest.raises(ConfigurationError, match=r"does nothing with automatic_optimization=False"):
         trainer.fit(Manual(), loader())
 

@@ -1,4 +1,6 @@
-"""vLLM's side: an engine of its weight updates, loaded by its workers. Nothing but tensors is read from the files."""
+"""vLLM's side: an engine of its weight updates, loaded by its workers. Nothing but tensors is read
+from the files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class VersionInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class FolderEngine(WeightTransferEngine[FolderInfo, VersionInfo]):  # type: ignore[misc]
-    """Loads files of `core_weights.FolderSink`, whose tensors have the names of a checkpoint of the model."""
+    """Loads files of `core_weights.FolderSink`, whose tensors have the names of a checkpoint of the
+    model.
+    """
 
     init_info_cls, update_info_cls = FolderInfo, VersionInfo
     _folder: Path | None = None
@@ -48,7 +52,9 @@ class FolderEngine(WeightTransferEngine[FolderInfo, VersionInfo]):  # type: igno
         """Load a version."""
         if self._folder is None:
             raise RuntimeError("No folder is known yet: init_weight_transfer_engine comes first.")
-        self.model.load_weights(self._read(self._folder / f"weights-{int(update_info.version)}.safetensors"))
+        self.model.load_weights(
+            self._read(self._folder / f"weights-{int(update_info.version)}.safetensors")
+        )
 
     def finish_weight_update(self) -> None:
         """Bring the layers into the form in which they compute."""

@@ -1,4 +1,6 @@
-"""The entry point that vLLM calls in each of its processes. Without vLLM, this module can be imported."""
+"""The entry point that vLLM calls in each of its processes. Without vLLM, this module can be
+imported.
+"""
 
 from core_vllm.vllm_sink import ENGINE
 
@@ -8,4 +10,6 @@ def register() -> None:
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
     if ENGINE not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(ENGINE, "core_vllm.folder_engine", "FolderEngine")
+        WeightTransferEngineFactory.register_engine(
+            ENGINE, "core_vllm.folder_engine", "FolderEngine"
+        )

@@ -21,16 +21,21 @@ ENGINE = "core-folder"
 
 
 class VLLMSink:
-    """Sends weights to a vLLM server by its routes for weight updates, through files in a folder that both see.
+    """Sends weights to a vLLM server by its routes for weight updates, through files in a folder
+    that both see.
 
-        core.callbacks.PushWeights(VLLMSink("http://127.0.0.1:8000", "/dev/shm/weights"), stream=PretrainedWeights)
+        core.callbacks.PushWeights(VLLMSink("http://127.0.0.1:8000", "/dev/shm/weights"),
+        stream=PretrainedWeights)
 
     The server runs with core-vllm installed, `VLLM_SERVER_DEV_MODE=1` and
-    `--weight-transfer-config '{"backend": "core-folder"}'`. A request waits while the weights are changed; what is
-    generated then, and the caches before, is the server's: `/pause` and `/resume` are there for that.
+    `--weight-transfer-config '{"backend": "core-folder"}'`. A request waits while the weights are
+    changed; what is generated then, and the caches before, is the server's: `/pause` and `/resume`
+    are there for that.
     """
 
-    def __init__(self, url: str, folder: str | Path, *, keep: int = 1, timeout: float = 300.0) -> None:
+    def __init__(
+        self, url: str, folder: str | Path, *, keep: int = 1, timeout: float = 300.0
+    ) -> None:
         """Create the sink. The server is asked for nothing before the first `send`.
 
         Args:
@@ -69,12 +74,16 @@ class VLLMSink:
         together(host.strategy.session.collectives, update)
 
     def close(self, error: BaseException | None = None, /) -> None:
-        """All ranks. Forget the server, which goes on with the weights that it has; the files stay."""
+        """All ranks. Forget the server, which goes on with the weights that it has; the files
+        stay.
+        """
         self._is_open = False
 
     def _post(self, route: str, content: dict[str, Any] | None = None) -> None:
         head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/{route}", json.dumps(content or {}).encode(), head)
+        request = urllib.request.Request(
+            f"{self.url}/{route}", json.dumps(content or {}).encode(), head
+        )
         try:
             with urllib.request.urlopen(request, timeout=self.timeout):
                 return
@@ -82,9 +91,12 @@ class VLLMSink:
             with answer:
                 text = answer.read(2000).decode(errors="replace")
             cure = (
-                f'Start it with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{{"backend": "{ENGINE}"}}\', and '
+                f'Start it with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{{"backend": '
+                f'"{ENGINE}"}}\', and '
                 "core-vllm installed there."
             )
-            raise TransferError(f"{self.url}/{route} answers {answer.code}: {text}. {cure}") from answer
+            raise TransferError(
+                f"{self.url}/{route} answers {answer.code}: {text}. {cure}"
+            ) from answer
         except OSError as error:  # no connection, or none in time
             raise TransferError(f"{self.url}/{route}: {error}. Is the server there?") from error

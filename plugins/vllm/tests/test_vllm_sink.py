@@ -1,4 +1,6 @@
-"""The sink, against a server with vLLM's routes. A real one is by hand: benchmarks/vllm_updates.py."""
+"""The sink, against a server with vLLM's routes. A real one is by hand:
+benchmarks/vllm_updates.py.
+"""
 
 import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -31,7 +33,9 @@ class Handler(BaseHTTPRequestHandler):
         if route == "init_weight_transfer_engine":
             server.folder = content["init_info"]["folder"]
         if route == "update_weights":
-            server.loaded = load_file(f"{server.folder}/weights-{content['update_info']['version']}.safetensors")
+            server.loaded = load_file(
+                f"{server.folder}/weights-{content['update_info']['version']}.safetensors"
+            )
         self.send_response(500 if route == server.refuse else 200)
         self.end_headers()
         self.wfile.write(b'{"error": "no such engine"}')
@@ -64,7 +68,11 @@ def test_each_version_is_loaded_by_the_routes(server, fabric, tmp_path):
         sink.send(fabric, stream)
         assert torch.equal(server.loaded["weight"], model.weight)
     update = ["start_weight_update", "update_weights", "finish_weight_update"]
-    assert [route for route, _ in server.requests] == ["init_weight_transfer_engine", *update, *update]
+    assert [route for route, _ in server.requests] == [
+        "init_weight_transfer_engine",
+        *update,
+        *update,
+    ]
     assert server.requests[-1] == ("finish_weight_update", {"weight_version": "2"})
     sink.close()
     sink.send(fabric, stream)
@@ -74,7 +82,9 @@ def test_each_version_is_loaded_by_the_routes(server, fabric, tmp_path):
 def test_what_the_server_says_is_an_error(server, fabric, tmp_path):
     server.refuse = "update_weights"
     stream = fabric.weights(fabric.setup(nn.Linear(2, 3)))
-    with pytest.raises(TransferError, match=r"update_weights answers 500: .*no such engine.*core-folder"):
+    with pytest.raises(
+        TransferError, match=r"update_weights answers 500: .*no such engine.*core-folder"
+    ):
         VLLMSink(server.url, tmp_path).send(fabric, stream)
 
 

@@ -1,4 +1,6 @@
-"""The conformance suites of core-wandb. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-wandb. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 from core_testing import LoggerConformance
 
@@ -10,4 +12,5 @@ class TestWandb(LoggerConformance):
     heavy_modules = ("wandb",)
     requires = "wandb"
     options = {"offline": True}
-    own_process = True  # its threads live as long as their process, and a process with threads can't be forked
+    # its threads live as long as their process, and a process with threads can't be forked
+    own_process = True

@@ -25,15 +25,16 @@ _opened: set[str] = set()
 class WandbLogger(Logger):
     """Hands metrics to the library wandb, which sends them in a process of its own.
 
-    A run that you have opened already, as a sweep's function does, is used. The end of a stage leaves the run open, so
-    that `test` and calls of yours go on in it: W&B ends it with the process, or `logger.experiment.finish()` does. A
-    stage that fails ends it as failed.
+    A run that you have opened already, as a sweep's function does, is used. The end of a stage
+    leaves the run open, so that `test` and calls of yours go on in it: W&B ends it with the
+    process, or `logger.experiment.finish()` does. A stage that fails ends it as failed.
 
     Args:
         project: in which W&B lists the run.
         name: of the run, for people; None lets W&B invent one.
         version: id of the run; one that is there already is continued. None makes a new one.
-        save_dir: holds W&B's own files, and a folder `project/version` for what else belongs to the run: checkpoints.
+        save_dir: holds W&B's own files, and a folder `project/version` for what else belongs to the
+            run: checkpoints.
         offline: send nothing; `wandb sync` does it later.
         experiment: the run, if you have opened it yourself and have several.
         options: go to `wandb.init`, such as `entity`, `group`, `tags`.
@@ -55,7 +56,9 @@ class WandbLogger(Logger):
     ) -> None:
         require_package("wandb", user="WandbLogger", install="wandb")
         if experiment is not None and not hasattr(experiment, "define_metric"):
-            raise ConfigurationError(f"experiment={experiment!r}: expected a run, as wandb.init returns it.")
+            raise ConfigurationError(
+                f"experiment={experiment!r}: expected a run, as wandb.init returns it."
+            )
         self._project, self._run_name, self._offline = project, name, offline
         self._id = experiment.id if experiment is not None else version
         self._save_dir, self._options = Path(save_dir).expanduser(), options
@@ -76,12 +79,16 @@ class WandbLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """Folder for what belongs to the run and isn't sent, such as checkpoints. It may not exist yet."""
+        """Folder for what belongs to the run and isn't sent, such as checkpoints. It may not exist
+        yet.
+        """
         return str(self._save_dir / self._project / self.version)
 
     @property
     def experiment(self) -> Any:
-        """The run (`wandb.Run`), for images, tables, artifacts and the rest. It is opened at the first use."""
+        """The run (`wandb.Run`), for images, tables, artifacts and the rest. It is opened at the
+        first use.
+        """
         if self._run is None:
             self._run = self._open()
             self._run.define_metric(STEP)
@@ -98,13 +105,18 @@ class WandbLogger(Logger):
         self._save_dir.mkdir(parents=True, exist_ok=True)
         options = {
             "mode": "offline" if self._offline else None,
-            # wandb.log and its neighbors act on the first run; those that come later stand beside it.
+            # wandb.log and its neighbors act on the first run; those that come later stand beside
+            # it.
             "reinit": None if wandb.run is None else "create_new",
             "resume": "allow",
             **self._options,
         }
         run = wandb.init(
-            project=self._project, name=self._run_name, id=self.version, dir=str(self._save_dir), **options
+            project=self._project,
+            name=self._run_name,
+            id=self.version,
+            dir=str(self._save_dir),
+            **options,
         )
         _opened.add(run.id)
         return run
@@ -119,7 +131,9 @@ class WandbLogger(Logger):
         self.experiment.config.update(dict(options), allow_val_change=True)
 
     def finalize(self, status: str) -> None:
-        """The stage is over. Ends the run if it failed, or if this process won't, being a worker that was spawned."""
+        """The stage is over. Ends the run if it failed, or if this process won't, being a worker
+        that was spawned.
+        """
         if self._run is None or not self._is_own:
             return
         exit_code = _EXIT_CODES.get(status)

@@ -1,4 +1,6 @@
-"""With the real library, offline. Each test runs a program: the library keeps a process beside the one that uses it."""
+"""With the real library, offline. Each test runs a program: the library keeps a process beside the
+one that uses it.
+"""
 
 import importlib
 import json
@@ -21,12 +23,17 @@ BLOCK, HEADER = 32768, 7
 def run(tmp_path):
     """Run a program in an empty folder, offline; the lines that it prints."""
     settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    settings["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # or each reads the metadata of all installed packages
-    return lambda program: run_in(tmp_path, f"from core.loggers import WandbLogger\n{program}", PRELOAD, **settings)
+    # or each reads the metadata of all installed packages
+    settings["WANDB_X_SAVE_REQUIREMENTS"] = "false"
+    return lambda program: run_in(
+        tmp_path, f"from core.loggers import WandbLogger\n{program}", PRELOAD, **settings
+    )
 
 
 def records(path):
-    """The records of an offline run: W&B's file is a log in LevelDB's format, of protobuf messages."""
+    """The records of an offline run: W&B's file is a log in LevelDB's format, of protobuf
+    messages.
+    """
     message = importlib.import_module("wandb.proto.wandb_internal_pb2")
     content, position, pending = path.read_bytes(), HEADER, b""
     while position + HEADER <= len(content):
@@ -45,13 +52,22 @@ def read(folder):
     """Of each run, by its id: history, configuration and exit codes."""
     found = {}
     for path in sorted(folder.rglob("*.wandb")):
-        one = found.setdefault(path.stem.removeprefix("run-"), {"history": [], "config": {}, "exits": []})
+        one = found.setdefault(
+            path.stem.removeprefix("run-"), {"history": [], "config": {}, "exits": []}
+        )
         for record in records(path):
             if record.HasField("history"):
-                items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-                one["history"].append({name: value for name, value in items.items() if not name.startswith("_")})
+                items = {
+                    item.key or item.nested_key[0]: json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                one["history"].append(
+                    {name: value for name, value in items.items() if not name.startswith("_")}
+                )
             for update in (record.config.update, record.run.config.update):
-                one["config"] |= {item.key: json.loads(item.value_json) for item in update if item.key != "_wandb"}
+                one["config"] |= {
+                    item.key: json.loads(item.value_json) for item in update if item.key != "_wandb"
+                }
             if record.HasField("exit"):
                 one["exits"].append(record.exit.exit_code)
     return found
@@ -165,5 +181,7 @@ def test_a_missing_package_is_told_before_the_run(monkeypatch):
 
 
 def test_an_experiment_that_is_none():
-    with pytest.raises(ConfigurationError, match=r"experiment='id': expected a run, as wandb\.init returns it"):
+    with pytest.raises(
+        ConfigurationError, match=r"experiment='id': expected a run, as wandb\.init returns it"
+    ):
         WandbLogger(experiment="id")

@@ -1,4 +1,5 @@
-"""Weights of a model that trains, sent to what serves it: by a callback, to a folder or to other processes.
+"""Weights of a model that trains, sent to what serves it: by a callback, to a folder or to other
+processes.
 
 from core.callbacks import PushWeights
 """

@@ -25,10 +25,12 @@ _PREFIX, _SUFFIX = "weights-", ".safetensors"
 
 
 class FolderSink:
-    """Writes each version to a file of safetensors, `weights-12.safetensors`, to which `latest.safetensors` leads.
+    """Writes each version to a file of safetensors, `weights-12.safetensors`, to which
+    `latest.safetensors` leads.
 
-    Both get their names when the file is complete, so that a reader never sees half of one. The version stands in the
-    file's metadata too. Rank 0 writes one tensor after the other, as it comes. One run at a time writes to a folder.
+    Both get their names when the file is complete, so that a reader never sees half of one. The
+    version stands in the file's metadata too. Rank 0 writes one tensor after the other, as it
+    comes. One run at a time writes to a folder.
     """
 
     def __init__(self, folder: str | Path, *, keep: int = 1) -> None:
@@ -36,7 +38,8 @@ class FolderSink:
 
         Args:
             folder: local to rank 0.
-            keep: files that stay, the newest. A reader that has opened a file can read it to its end all the same.
+            keep: files that stay, the newest. A reader that has opened a file can read it to its
+                end all the same.
 
         Raises:
             ConfigurationError: nothing would stay.
@@ -57,7 +60,12 @@ class FolderSink:
     def close(self, error: BaseException | None = None, /) -> None:
         """Nothing to release: the files stay."""
 
-    def _write(self, version: int, described: list[WeightDescription], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def _write(
+        self,
+        version: int,
+        described: list[WeightDescription],
+        tensors: Iterator[tuple[str, Tensor]],
+    ) -> None:
         path = self.folder / f"{_PREFIX}{version}{_SUFFIX}"
         file, link = self.folder / f".{_PREFIX}partial", self.folder / ".latest-partial"
         try:
@@ -78,7 +86,9 @@ class FolderSink:
             file.unlink(missing_ok=True)
 
     def _remove_old(self, newest: Path) -> None:
-        """Remove all but the newest as they were written: a run that was resumed may write lower versions."""
+        """Remove all but the newest as they were written: a run that was resumed may write lower
+        versions.
+        """
         files = [path for path in self.folder.glob(f"{_PREFIX}*{_SUFFIX}") if path != newest]
         files.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in files[self.keep - 1 :]:

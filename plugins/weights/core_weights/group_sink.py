@@ -1,4 +1,6 @@
-"""Weights sent to other processes, through a process group that they share with rank 0 of the trainer."""
+"""Weights sent to other processes, through a process group that they share with rank 0 of the
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +30,32 @@ JOINED = "joined"
 
 
 class GroupSink:
-    """Sends each version to receivers: other processes, each with a `WeightReceiver`, which need no strategy.
+    """Sends each version to receivers: other processes, each with a `WeightReceiver`, which need no
+    strategy.
 
-    Rank 0 has a store at an address and a group of its own, on Gloo; the trainer's process group doesn't know of it. A
-    tensor is sent when all receivers have asked for it, so that they and the trainer are never more than a version
-    apart. Nothing that is sent is unpickled.
+    Rank 0 has a store at an address and a group of its own, on Gloo; the trainer's process group
+    doesn't know of it. A tensor is sent when all receivers have asked for it, so that they and the
+    trainer are never more than a version apart. Nothing that is sent is unpickled.
     """
 
     def __init__(
-        self, port: int = 0, *, receivers: int = 1, host: str = "127.0.0.1", timeout: timedelta = timedelta(minutes=4)
+        self,
+        port: int = 0,
+        *,
+        receivers: int = 1,
+        host: str = "127.0.0.1",
+        timeout: timedelta = timedelta(minutes=4),
     ) -> None:
         """Create the sink; it opens with the first version, or when `address` is read.
 
         Args:
             port: of the store; 0 for a free one.
             receivers: number of them. The first version waits for all.
-            host: rank 0's machine, as receivers reach it. Gloo's connections take the interface that
-                `GLOO_SOCKET_IFNAME` names, or that of the machine's own name.
-            timeout: for all receivers to come, and for each to ask for a tensor. The watch over several ranks ends a
-                standstill after 5 minutes: for more, raise `WatchdogOptions(end_after=...)` too.
+            host: rank 0's machine, as receivers reach it. Gloo's connections take the interface
+                that `GLOO_SOCKET_IFNAME` names, or that of the machine's own name.
+            timeout: for all receivers to come, and for each to ask for a tensor. The watch over
+                several ranks ends a standstill after 5 minutes: for more, raise
+                `WatchdogOptions(end_after=...)` too.
 
         Raises:
             ConfigurationError: no receivers.
@@ -71,7 +80,8 @@ class GroupSink:
         write_on_rank_zero(host, stream, self._write)
 
     def close(self, error: BaseException | None = None, /) -> None:
-        """All ranks. Wait until each receiver knows that nothing follows, and close all connections.
+        """All ranks. Wait until each receiver knows that nothing follows, and close all
+        connections.
 
         Args:
             error: if not None, close at once, which is an error for the receivers.
@@ -85,12 +95,21 @@ class GroupSink:
         finally:
             self._group = self._store = None
 
-    def _write(self, version: int, described: list[WeightDescription], tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def _write(
+        self,
+        version: int,
+        described: list[WeightDescription],
+        tensors: Iterator[tuple[str, Tensor]],
+    ) -> None:
         try:
             if self._group is None:
                 self._group = self._join()
-            rows = [[name, str(dtype).removeprefix("torch."), shape] for name, dtype, shape in described]
-            text = torch.frombuffer(bytearray(json.dumps([version, rows]).encode()), dtype=torch.uint8)
+            rows = [
+                [name, str(dtype).removeprefix("torch."), shape] for name, dtype, shape in described
+            ]
+            text = torch.frombuffer(
+                bytearray(json.dumps([version, rows]).encode()), dtype=torch.uint8
+            )
             self._to_all(torch.tensor([len(text)]), f"version {version}")
             self._to_all(text, f"version {version}")
             for name, tensor in tensors:
@@ -102,7 +121,9 @@ class GroupSink:
 
     def _opened_store(self) -> TCPStore:
         if self._store is None:
-            self._store = TCPStore(self.host, self.port, None, True, self.timeout, wait_for_workers=False)
+            self._store = TCPStore(
+                self.host, self.port, None, True, self.timeout, wait_for_workers=False
+            )
             self._store.set(NUM_RECEIVERS, str(self.receivers))
         return self._store
 
@@ -111,8 +132,9 @@ class GroupSink:
             return join(self._opened_store(), 0, 1 + self.receivers, self.timeout)
         except RuntimeError as error:
             raise TransferError(
-                f"Of {self.receivers} receivers, {self._opened_store().add(JOINED, 0)} have come to {self.address} "
-                f"within {self.timeout}, or one of them has died. Start each with WeightReceiver({self.address!r})."
+                f"Of {self.receivers} receivers, {self._opened_store().add(JOINED, 0)} have come "
+                f"to {self.address} within {self.timeout}, or one of them has died. Start each "
+                f"with WeightReceiver({self.address!r})."
             ) from error
 
     def _to_all(self, data: Tensor, what: str) -> None:
@@ -128,8 +150,8 @@ class GroupSink:
                 works[rank - 1].wait()
         except RuntimeError as error:
             raise TransferError(
-                f"Receiver {rank} of {self.receivers} has died, or has not asked for {what} within {self.timeout}. Its "
-                "own output says why; GroupSink(timeout=...) waits longer."
+                f"Receiver {rank} of {self.receivers} has died, or has not asked for {what} within "
+                f"{self.timeout}. Its own output says why; GroupSink(timeout=...) waits longer."
             ) from error
         finally:
             works.clear()  # they keep the connections open, and the error's traceback keeps them

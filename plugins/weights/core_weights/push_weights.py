@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class PushWeights(Callback):
-    """Sends the module's weights to a sink: when `fit` begins or goes on, and every so many optimizer steps.
+    """Sends the module's weights to a sink: when `fit` begins or goes on, and every so many
+    optimizer steps.
 
     The sink is closed with `fit`. A `fast_dev_run` sends too.
     """
@@ -35,18 +36,22 @@ class PushWeights(Callback):
         Args:
             to: where they go: `FolderSink`, `GroupSink`, or another `Sink`.
             every_n_steps: optimizer steps from one version to the next.
-            dtype: of floating-point tensors there, but for those kept in float32; None keeps each one's.
-            stream: makes the stream, such as `core_transformers.PretrainedWeights`; None for `trainer.weights()`.
+            dtype: of floating-point tensors there, but for those kept in float32; None keeps each
+                one's.
+            stream: makes the stream, such as `core_transformers.PretrainedWeights`; None for
+                `trainer.weights()`.
 
         Raises:
             ConfigurationError: such a number of steps, or both `dtype` and `stream`.
         """
         if every_n_steps < 1:
-            raise ConfigurationError(f"PushWeights(every_n_steps={every_n_steps}): expected 1 or more.")
+            raise ConfigurationError(
+                f"PushWeights(every_n_steps={every_n_steps}): expected 1 or more."
+            )
         if dtype is not None and stream is not None:
             raise ConfigurationError(
-                "PushWeights(dtype=..., stream=...): the stream has a dtype of its own. Expected one of the two, such "
-                "as stream=partial(PretrainedWeights, dtype=torch.bfloat16)."
+                "PushWeights(dtype=..., stream=...): the stream has a dtype of its own. Expected "
+                "one of the two, such as stream=partial(PretrainedWeights, dtype=torch.bfloat16)."
             )
         self.to, self.every_n_steps, self.dtype, self.stream = to, every_n_steps, dtype, stream
         self._opened: WeightSource | None = None
@@ -54,10 +59,16 @@ class PushWeights(Callback):
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """All ranks. Send what training begins with."""
-        self._opened = trainer.weights(dtype=self.dtype) if self.stream is None else self.stream(trainer, module)
+        self._opened = (
+            trainer.weights(dtype=self.dtype)
+            if self.stream is None
+            else self.stream(trainer, module)
+        )
         self._send(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. Send the weights if enough steps have been made since."""
         if trainer.global_step >= self._sent_step + self.every_n_steps:
             self._send(trainer)

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 class SafetensorsFile:
-    """A file of safetensors, in which one tensor after the other gets its bytes. Used by one process."""
+    """A file of safetensors, in which one tensor after the other gets its bytes. Used by one
+    process.
+    """
 
     def __init__(self, path: Path, described: Iterable[WeightDescription], **metadata: str) -> None:
-        """Write the head, with a place for each tensor: wide dtypes first, which keeps all of them aligned.
+        """Write the head, with a place for each tensor: wide dtypes first, which keeps all of them
+        aligned.
 
         Args:
             path: local; its folder is made, and a file that is there is replaced.
@@ -41,10 +44,18 @@ class SafetensorsFile:
             places[name], size = end, dtype.itemsize * math.prod(shape)
             end += size
             try:
-                spec = TensorSpec(dtype=str(dtype).removeprefix("torch."), shape=shape, data_ptr=0, data_len=size)
+                spec = TensorSpec(
+                    dtype=str(dtype).removeprefix("torch."), shape=shape, data_ptr=0, data_len=size
+                )
             except SafetensorError as error:
-                raise ConfigurationError(f"{name!r} is of {dtype}, which files of safetensors don't have.") from error
-            head[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [end - size, end]}
+                raise ConfigurationError(
+                    f"{name!r} is of {dtype}, which files of safetensors don't have."
+                ) from error
+            head[name] = {
+                "dtype": spec.dtype,
+                "shape": spec.shape,
+                "data_offsets": [end - size, end],
+            }
         text = json.dumps(head).encode()
         text += b" " * (-len(text) % 8)
         self._path, self._places, self._begin = path, places, 8 + len(text)

@@ -1,4 +1,6 @@
-"""A sink of weights, the streams that it takes, and what sinks have in common in which rank 0 alone writes."""
+"""A sink of weights, the streams that it takes, and what sinks have in common in which rank 0 alone
+writes.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def write_on_rank_zero(
     stream: WeightSource,
     write: Callable[[int, list[WeightDescription], Iterator[tuple[str, Tensor]]], None],
 ) -> None:
-    """All ranks. Pass a stream to a function on rank 0; the other ranks give their parts, also after an error.
+    """All ranks. Pass a stream to a function on rank 0; the other ranks give their parts, also
+    after an error.
 
     Args:
         host: the Fabric or Trainer of the stream.
@@ -96,7 +99,9 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _begin(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, of which the first is asked for at once: by then the stream knows its version."""
+    """The same tensors, of which the first is asked for at once: by then the stream knows its
+    version.
+    """
     kept = [pair for pair in (next(tensors, None),) if pair is not None]
 
     def resume() -> Iterator[tuple[str, Tensor]]:
@@ -114,8 +119,8 @@ def _as_described(
         name, tensor = next(tensors, ("nothing", torch.empty(0)))
         if (name, tensor.dtype, tuple(tensor.shape)) != expected:
             raise ModuleError(
-                f"The stream's metadata() has {expected.name!r}, {expected.dtype}, {expected.shape}, and it yields "
-                f"{name!r}, {tensor.dtype}, {tuple(tensor.shape)}."
+                f"The stream's metadata() has {expected.name!r}, {expected.dtype}, "
+                f"{expected.shape}, and it yields {name!r}, {tensor.dtype}, {tuple(tensor.shape)}."
             )
         yield name, tensor
         del tensor  # before the next one is made

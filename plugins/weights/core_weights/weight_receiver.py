@@ -41,7 +41,8 @@ class WeightReceiver:
 
         Args:
             address: of the `GroupSink`, `host:port`.
-            timeout: for the trainer to come, and for each tensor. A training step must not take longer.
+            timeout: for the trainer to come, and for each tensor. A training step must not take
+                longer.
 
         Raises:
             TransferError: nobody is there in time.
@@ -65,7 +66,8 @@ class WeightReceiver:
         self._store: TCPStore | None = store
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, whole tensor) of the next version, on the CPU; nothing if the trainer has closed the sink.
+        """Yield (name, whole tensor) of the next version, on the CPU; nothing if the trainer has
+        closed the sink.
 
         Raises:
             TransferError: the trainer has died or is too slow.
@@ -74,10 +76,11 @@ class WeightReceiver:
         yield from self._tensors(self._next_version())
 
     def load_into(self, module: nn.Module) -> bool:
-        """Copy the next version into a module's state. True if there was one, False if the trainer has closed the sink.
+        """Copy the next version into a module's state. True if there was one, False if the trainer
+        has closed the sink.
 
-        Names are those of its `state_dict()`; of several that share a tensor, one is enough. The module keeps its
-        dtypes. After an error it may have some of the new weights.
+        Names are those of its `state_dict()`; of several that share a tensor, one is enough. The
+        module keeps its dtypes. After an error it may have some of the new weights.
 
         Raises:
             TransferError: the trainer has died or is too slow.
@@ -86,11 +89,16 @@ class WeightReceiver:
         described = self._next_version()
         if self.has_ended:
             return False
-        state = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+        state = {
+            name: value
+            for name, value in module.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
         if problems := _differences(described, state):
             self.close()
             raise ModuleError(
-                f"{type(module).__name__} isn't what the trainer sends: {'; '.join(problems[:_MOST_NAMED])}"
+                f"{type(module).__name__} isn't what the trainer sends: "
+                f"{'; '.join(problems[:_MOST_NAMED])}"
                 f"{'; and more' if len(problems) > _MOST_NAMED else ''}."
             )
         with torch.no_grad():
@@ -104,7 +112,9 @@ class WeightReceiver:
 
     def _next_version(self) -> list[WeightDescription]:
         if self._is_within:
-            raise ConfigurationError("receive() was left before its end. Iterate over all tensors of a version.")
+            raise ConfigurationError(
+                "receive() was left before its end. Iterate over all tensors of a version."
+            )
         if self.has_ended:
             return []
         size = self._take(torch.zeros(1, dtype=torch.int64))
@@ -115,7 +125,10 @@ class WeightReceiver:
         text = self._take(torch.empty(int(size), dtype=torch.uint8))
         self.version, rows = json.loads(bytes(text.tolist()))
         self._is_within = True
-        return [WeightDescription(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in rows]
+        return [
+            WeightDescription(name, getattr(torch, dtype), tuple(shape))
+            for name, dtype, shape in rows
+        ]
 
     def _tensors(self, described: list[WeightDescription]) -> Iterator[tuple[str, Tensor]]:
         for name, dtype, shape in described:
@@ -138,8 +151,8 @@ class WeightReceiver:
 
     def _lost(self) -> TransferError:
         return TransferError(
-            f"The trainer at {self._address} has died, or has sent nothing within {self._timeout}. Its own output says "
-            "why; WeightReceiver(timeout=...) waits longer."
+            f"The trainer at {self._address} has died, or has sent nothing within {self._timeout}. "
+            "Its own output says why; WeightReceiver(timeout=...) waits longer."
         )
 
 
@@ -147,7 +160,13 @@ def _differences(described: list[WeightDescription], state: dict[str, Tensor]) -
     problems = [f"it has no {name!r}" for name, _, _ in described if name not in state]
     for name, _, shape in described:
         if name in state and (state[name].shape != shape or state[name].is_meta):
-            what = "on the meta device" if state[name].is_meta else f"of shape {tuple(state[name].shape)}, not {shape}"
+            what = (
+                "on the meta device"
+                if state[name].is_meta
+                else f"of shape {tuple(state[name].shape)}, not {shape}"
+            )
             problems.append(f"{name!r} is {what}")
     filled = {state[name].data_ptr() for name, _, _ in described if name in state}
-    return problems + [f"{name!r} doesn't come" for name, own in state.items() if own.data_ptr() not in filled]
+    return problems + [
+        f"{name!r} doesn't come" for name, own in state.items() if own.data_ptr() not in filled
+    ]

@@ -24,10 +24,17 @@ class Source:
     """A stream of tensors that a test gives, whose version it sets."""
 
     def __init__(self, version=0, midway=lambda: None, **tensors):
-        self.version, self.midway, self.tensors = version, midway, tensors or {"weight": torch.ones(2)}
+        self.version, self.midway, self.tensors = (
+            version,
+            midway,
+            tensors or {"weight": torch.ones(2)},
+        )
 
     def metadata(self):
-        return [WeightDescription(name, each.dtype, tuple(each.shape)) for name, each in self.tensors.items()]
+        return [
+            WeightDescription(name, each.dtype, tuple(each.shape))
+            for name, each in self.tensors.items()
+        ]
 
     def __iter__(self):
         for name, tensor in self.tensors.items():
@@ -68,12 +75,20 @@ def test_a_file_has_the_bits_of_each_tensor(fabric, tmp_path):
 
 
 def test_tensors_are_aligned(fabric, tmp_path):
-    source = Source(flags=torch.ones(3, dtype=torch.bool), half=torch.ones(1).half(), wide=torch.ones(2).double())
+    source = Source(
+        flags=torch.ones(3, dtype=torch.bool),
+        half=torch.ones(1).half(),
+        wide=torch.ones(2).double(),
+    )
     FolderSink(tmp_path).send(fabric, source)
     data = (tmp_path / "latest.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     assert size % 8 == 0
-    places = {name: row["data_offsets"] for name, row in json.loads(data[8 : 8 + size]).items() if name[0] != "_"}
+    places = {
+        name: row["data_offsets"]
+        for name, row in json.loads(data[8 : 8 + size]).items()
+        if name[0] != "_"
+    }
     assert places == {"wide": [0, 16], "half": [16, 18], "flags": [18, 21]}
 
 
@@ -104,7 +119,9 @@ def test_a_reader_never_sees_half_of_a_file(fabric, tmp_path):
     assert seen == [["1", "1"], ["1", "1"]]
     with safe_open(tmp_path / "latest.safetensors", "pt") as opened:
         sink.send(fabric, Source(3))
-        assert torch.equal(opened.get_tensor("b"), torch.ones(1000)), "an opened file can be read to its end"
+        assert torch.equal(opened.get_tensor("b"), torch.ones(1000)), (
+            "an opened file can be read to its end"
+        )
 
 
 def test_what_a_killed_process_left_is_replaced(fabric, tmp_path):
@@ -134,11 +151,14 @@ def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
     """Rank 1 has to give its parts of the tensors that rank 0 can't write, or both would wait."""
 
     def send_to_a_full_disk(rank, folder):
-        """Send a version, another while rank 0 can't write so much, and one more. What each rank raised."""
+        """Send a version, another while rank 0 can't write so much, and one more. What each rank
+        raised.
+        """
         fabric = rank.fabric()
         model = fabric.setup(nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))))
         stream, sink = fabric.weights(model), FolderSink(folder)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)  # of both ranks: they are in one process
+        # of both ranks: they are in one process
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         sink.send(fabric, stream)
         if fabric.is_global_zero:
             resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
@@ -152,7 +172,9 @@ def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
         sink.send(fabric, stream)
         return caught
 
-    results = Backend(lambda: "fsdp", num_processes=2, in_process=True).run(send_to_a_full_disk, tmp_path)
+    results = Backend(lambda: "fsdp", num_processes=2, in_process=True).run(
+        send_to_a_full_disk, tmp_path
+    )
     for rank, (kind, text, names) in enumerate(results):
         assert kind is CheckpointError
         assert text.startswith("On rank 0: " if rank else "The checkpoint ")
@@ -164,9 +186,21 @@ def test_a_full_disk_is_one_error_on_all_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "described", "text"),
     [
-        ({"a": torch.ones(2)}, {"a": torch.ones(3)}, r"has 'a', torch.float32, \(3,\), and it yields 'a', .* \(2,\)"),
-        ({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(1)}, r"has 'b', .*, and it yields 'nothing'"),
-        ({"a": torch.ones(2), "b": torch.ones(1)}, {"a": torch.ones(2)}, r"yields 'b', which its metadata\(\) doesn't"),
+        (
+            {"a": torch.ones(2)},
+            {"a": torch.ones(3)},
+            r"has 'a', torch.float32, \(3,\), and it yields 'a', .* \(2,\)",
+        ),
+        (
+            {"a": torch.ones(2)},
+            {"a": torch.ones(2), "b": torch.ones(1)},
+            r"has 'b', .*, and it yields 'nothing'",
+        ),
+        (
+            {"a": torch.ones(2), "b": torch.ones(1)},
+            {"a": torch.ones(2)},
+            r"yields 'b', which its metadata\(\) doesn't",
+        ),
     ],
     ids=["other shape", "one less", "one more"],
 )
@@ -179,7 +213,10 @@ def test_a_stream_that_is_not_as_described_is_refused(fabric, tmp_path, tensors,
 
 
 def test_what_such_files_cannot_hold_is_refused(fabric, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"'a' is of torch.complex128, which files of safetensors don't have"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'a' is of torch.complex128, which files of safetensors don't have",
+    ):
         FolderSink(tmp_path / "new").send(fabric, Source(a=torch.ones(2, dtype=torch.complex128)))
     assert names_in(tmp_path) == []
     with pytest.raises(ConfigurationError, match=r"FolderSink\(keep=0\): expected 1 or more"):

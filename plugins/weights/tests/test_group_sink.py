@@ -25,7 +25,9 @@ AT_ONCE_S = 60
 """Far less than the timeout: that a process has died is seen by its connection."""
 
 # The tiny module can validate, and there is no need to.
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def connected(pool):
     return connect
 
 
-# processes ----------------------------------------------------------------------------------------------------------
+# processes ----------------------------------------------------------------------------------------
 
 
 def bits(tensors):
@@ -89,7 +91,9 @@ class States(Callback):
 
     def on_train_start(self, trainer, module):
         whole = trainer.strategy.get_module_state_dict(module, layout="full")
-        self.states[trainer.global_step] = bits((name, tensor.clone()) for name, tensor in whole.items())
+        self.states[trainer.global_step] = bits(
+            (name, tensor.clone()) for name, tensor in whole.items()
+        )
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.on_train_start(trainer, module)
@@ -115,14 +119,16 @@ def test_receivers_get_each_version_until_one_of_them_dies_which_is_an_error_for
         assert "of 2 has died, or has not asked for" in text
     states = results[0][0]
     for version in range(3):
-        assert [queue.get(timeout=AT_ONCE_S * slowness()) for queue in queues] == [(version, states[version])] * 2
+        assert [queue.get(timeout=AT_ONCE_S * slowness()) for queue in queues] == [
+            (version, states[version])
+        ] * 2
     last = queues[1].get(timeout=AT_ONCE_S * slowness())
     while isinstance(last, tuple):  # it may have asked for the next version earlier
         last = queues[1].get(timeout=AT_ONCE_S * slowness())
     assert last.startswith(f"The trainer at {address} has died, or has sent nothing")
 
 
-# one process --------------------------------------------------------------------------------------------------------
+# one process --------------------------------------------------------------------------------------
 
 
 def receive_all(address, module, timeout=TIMEOUT):
@@ -171,7 +177,9 @@ def test_an_error_leaves_none_either(fabric, stream):
     with ThreadPoolExecutor(2) as pool:
         received = [pool.submit(receive_one, sink.address) for _ in range(2)]
         sink.send(fabric, stream)
-        with pytest.raises(TransferError, match=r"Receiver 2 of 2 .* has not asked for .* within 0:02:00") as caught:
+        with pytest.raises(
+            TransferError, match=r"Receiver 2 of 2 .* has not asked for .* within 0:02:00"
+        ) as caught:
             sink.send(fabric, stream)
         for each in received:
             each.result()
@@ -189,21 +197,28 @@ def test_a_run_that_fails_is_an_error_for_the_receiver(fabric, stream, connected
 
 def test_nobody_comes(fabric, stream):
     sink = GroupSink(receivers=2, timeout=SOON)
-    with pytest.raises(TransferError, match=rf"Of 2 receivers, 0 have come to 127\.0\.0\.1:\d+ within {SOON}"):
+    with pytest.raises(
+        TransferError, match=rf"Of 2 receivers, 0 have come to 127\.0\.0\.1:\d+ within {SOON}"
+    ):
         sink.send(fabric, stream)
     with pytest.raises(ConfigurationError, match=r"receivers=0\): expected 1 or more"):
         GroupSink(receivers=0)
 
 
 def test_no_trainer_is_there(pool):
-    with pytest.raises(TransferError, match=r"The trainer at 127\.0\.0\.1:\d+ has died, or has sent nothing within"):
+    with pytest.raises(
+        TransferError, match=r"The trainer at 127\.0\.0\.1:\d+ has died, or has sent nothing within"
+    ):
         WeightReceiver(f"127.0.0.1:{reserve_port(pool)}", timeout=SOON)
 
 
 def test_who_waits_too_long_ends(fabric, stream, pool):
     sink = GroupSink(timeout=SOON)
     received = pool.submit(WeightReceiver, sink.address, timeout=SOON)
-    with pytest.raises(TransferError, match=f"Receiver 1 of 1 has died, or has not asked for version 1 within {SOON}"):
+    with pytest.raises(
+        TransferError,
+        match=f"Receiver 1 of 1 has died, or has not asked for version 1 within {SOON}",
+    ):
         sink.send(fabric, stream)
     received.result()
     waiting = pool.submit(receive_all, sink.address, make_net(), SOON)
@@ -215,7 +230,9 @@ def test_who_waits_too_long_ends(fabric, stream, pool):
 def test_one_receiver_too_many_is_refused(fabric, stream, connected):
     sink, received = connected(make_net())
     sink.send(fabric, stream)
-    with pytest.raises(ConfigurationError, match=r"All 1 receivers of .* have come before: GroupSink\(receivers="):
+    with pytest.raises(
+        ConfigurationError, match=r"All 1 receivers of .* have come before: GroupSink\(receivers="
+    ):
         WeightReceiver(sink.address, timeout=TIMEOUT)
     sink.close()
     assert received.result() == [1]

@@ -6,7 +6,9 @@ from core.callbacks import PushWeights
 from support.tiny import Tiny, loader, make_trainer
 
 # The tiny module can validate, and there is no need to.
-pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:\w+ has a validation_step\(\), and no validation loader was given"
+)
 
 
 class Record:
@@ -69,7 +71,10 @@ def test_a_dtype_or_a_stream_of_your_own(tmp_path):
     sink = Record()
     fit(tmp_path, PushWeights(sink, dtype=torch.bfloat16), max_steps=1)
     assert sink.dtypes == {torch.bfloat16}
-    fit(tmp_path, PushWeights(sink, stream=lambda trainer, module: trainer.weights(names=["layer.weight"])))
+    fit(
+        tmp_path,
+        PushWeights(sink, stream=lambda trainer, module: trainer.weights(names=["layer.weight"])),
+    )
     assert sink.versions == [0, 1, 0, 1, 2, 3, 4]
 
 

@@ -1,6 +1,7 @@
 """TPUs and other devices of XLA for `core`: `Trainer(accelerator="xla")`.
 
-Names are imported when they are asked for: training on another kind of device costs nothing of this package.
+Names are imported when they are asked for: training on another kind of device costs nothing of this
+package.
 """
 
 from typing import TYPE_CHECKING

@@ -23,7 +23,9 @@ _STATS = (
 
 
 class XLAAccelerator(Accelerator):
-    """The devices that torch_xla's runtime has: TPUs, or with `PJRT_DEVICE=CPU` any number that the processor plays."""
+    """The devices that torch_xla's runtime has: TPUs, or with `PJRT_DEVICE=CPU` any number that the
+    processor plays.
+    """
 
     name = "xla"
 
@@ -37,10 +39,12 @@ class XLAAccelerator(Accelerator):
         return [torch.device("xla", index) for index in indices]
 
     def parse_devices(self, devices: int | str | Sequence[int]) -> list[int]:
-        """Number the devices; those that the processor plays can be any number, unless `CPU_NUM_DEVICES` counts them.
+        """Number the devices; those that the processor plays can be any number, unless
+        `CPU_NUM_DEVICES` counts them.
 
         Raises:
-            DeviceError: more devices, or other ones, than are here; or several, and not all of them.
+            DeviceError: more devices, or other ones, than are here; or several, and not all of
+                them.
         """
         is_number = isinstance(devices, int) and devices > 0
         if is_number and detection.plays_devices() and not detection.counts_cpu_devices():
@@ -49,13 +53,16 @@ class XLAAccelerator(Accelerator):
         num_here = self.default_num_devices()
         if not detection.plays_devices() and len(indices) not in (1, num_here):
             raise DeviceError(
-                f"devices={devices!r} asks for {len(indices)} of the {num_here} TPUs that are here, and torch_xla uses "
-                f"one of them or all. Pass devices=1 or devices={num_here}."
+                f"devices={devices!r} asks for {len(indices)} of the {num_here} TPUs that are "
+                "here, and torch_xla uses one of them or all. Pass devices=1 or "
+                f"devices={num_here}."
             )
         return indices
 
     def default_strategy(self, num_devices: int, num_nodes: int) -> str:
-        """One device by itself, or one process over all of them: the form that torch_xla's authors recommend."""
+        """One device by itself, or one process over all of them: the form that torch_xla's authors
+        recommend.
+        """
         return "single_xla" if num_devices * num_nodes == 1 else "xla_spmd"
 
     def adapt_strategy(self, alias: str, num_devices: int) -> str:
@@ -72,8 +79,9 @@ class XLAAccelerator(Accelerator):
             return "xla_fsdp"
         if alias.startswith(_OF_OTHER_DEVICES):
             raise ConfigurationError(
-                f"strategy={alias!r} can't run on devices of XLA. Use 'single_xla' for one device, 'xla_spmd' for "
-                "several in one process (data and model axes, sharded parameters), or 'xla' for a process a device."
+                f"strategy={alias!r} can't run on devices of XLA. Use 'single_xla' for one device, "
+                "'xla_spmd' for several in one process (data and model axes, sharded parameters), "
+                "or 'xla' for a process a device."
             )
         return alias
 
@@ -100,7 +108,9 @@ class XLAAccelerator(Accelerator):
         return {name: float(found[key]) for name, key in _STATS if key in found}
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor:
-        """The seed from which the next graph draws. Kept on the host: reading it waits for nothing."""
+        """The seed from which the next graph draws. Kept on the host: reading it waits for
+        nothing.
+        """
         seed = library.torch_xla("core.xla_model").get_rng_state(str(device))
         return torch.tensor(list(int(seed).to_bytes(8, "little")), dtype=torch.uint8)
 

@@ -1,4 +1,6 @@
-"""The conformance suites of core-xla. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-xla. Imported by `core check` and the tests only: it needs
+pytest.
+"""
 
 import pytest
 
@@ -15,7 +17,10 @@ from core_testing import (
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true", "bf16-mixed")
 _FUSED = "torch has no fused optimizer for devices of XLA, whose graph is fused as a whole"
 _MUON = "torch.optim.Muon orthogonalizes in bfloat16, which XLA rounds at other places than the CPU"
-_VARIABLES = "torch_xla reads its options from variables as long as the process lives, and sets those that are open"
+_VARIABLES = (
+    "torch_xla reads its options from variables as long as the process lives, and sets "
+    "those that are open"
+)
 
 
 class XLAConformance(StrategyConformance):
@@ -109,7 +114,9 @@ class TestTPU(AcceleratorConformance):
     alias = "tpu"
 
 
-@pytest.mark.skip(reason="needs TPUs: torch_xla makes a process a device, and the processor's devices share one")
+@pytest.mark.skip(
+    reason="needs TPUs: torch_xla makes a process a device, and the processor's devices share one"
+)
 class TestXLALauncher(LauncherConformance):
     """torch_xla's own launch."""
 
@@ -128,6 +135,12 @@ class TestXLAEnvironment(ClusterEnvironmentConformance):
 
     alias = "xla"
     variables = {"TPU_WORKER_HOSTNAMES": "host-0,host-1", "TPU_WORKER_ID": "1"}
-    expected = {"world_size": 2, "global_rank": 1, "node_rank": 1, "main_address": "host-0", "main_port": 29500}
+    expected = {
+        "world_size": 2,
+        "global_rank": 1,
+        "node_rank": 1,
+        "main_address": "host-0",
+        "main_port": 29500,
+    }
     devices = (1, 2)
     malformed = "TPU_WORKER_ID"

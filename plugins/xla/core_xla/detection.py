@@ -1,4 +1,6 @@
-"""Looking for devices of XLA without torch_xla, which takes seconds to import and would begin to use them."""
+"""Looking for devices of XLA without torch_xla, which takes seconds to import and would begin to
+use them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     Detection: TypeAlias = Found | Absent | Broken
 
 RUNTIME = "PJRT_DEVICE"
-"""The variable that names torch_xla's runtime: `TPU`, or `CPU` for devices that the processor plays."""
+"""The variable that names torch_xla's runtime: `TPU`, or `CPU` for devices that the processor
+plays.
+"""
 
 NUM_CPU_DEVICES = "CPU_NUM_DEVICES"
 """The variable that says how many devices the processor plays."""
@@ -26,23 +30,31 @@ PRIORITY = 90
 _GOOGLE = "0x1ae0"
 _TWO_CORES = "0x0027"
 _TPUS = frozenset({_TWO_CORES, "0x005e", "0x0056", "0x0062", "0x0063", "0x006f", "0x0076"})
-"""Google's devices on the bus that are TPUs, as torch_xla knows them: v2 and v3, v4, v5, v6e, v7."""
+"""Google's devices on the bus that are TPUs, as torch_xla knows them: v2 and v3, v4, v5, v6e,
+v7.
+"""
 
 
 def detect(pci_devices: str = "/sys/bus/pci/devices") -> Detection:
-    """True if torch_xla has devices here: those that the variable `PJRT_DEVICE` chooses, or else TPUs.
+    """True if torch_xla has devices here: those that the variable `PJRT_DEVICE` chooses, or else
+    TPUs.
 
     Args:
         pci_devices: the folder in which the system lists what is on its bus.
     """
     chosen = os.environ.get(RUNTIME, "").strip().upper()
     if chosen not in ("", "CPU", "TPU"):
-        return Absent(f"{RUNTIME}={chosen!r} names a runtime that core-xla doesn't serve: it knows TPU and CPU")
+        return Absent(
+            f"{RUNTIME}={chosen!r} names a runtime that core-xla doesn't serve: it knows TPU and "
+            "CPU"
+        )
     found = Found(num_cpu_devices()) if chosen == "CPU" else detect_tpus(pci_devices)
     if not isinstance(found, Found):
         return found
     if find_spec("torch_xla") is None:
-        return Broken("its library is missing: run pip install torch_xla, for the same release as torch")
+        return Broken(
+            "its library is missing: run pip install torch_xla, for the same release as torch"
+        )
     return Found(found.count, PRIORITY)
 
 
@@ -57,11 +69,15 @@ def detect_tpus(pci_devices: str = "/sys/bus/pci/devices") -> Detection:
         return Absent(f"no TPU is on this machine's bus{hint}")
     if next(_openable_files(), None) is None:
         return Broken(
-            "TPUs are on the bus, and /dev has no file for them: load the driver, or map /dev into the container"
+            "TPUs are on the bus, and /dev has no file for them: load the driver, or map /dev into "
+            "the container"
         )
     if find_spec("libtpu") is None:
-        return Broken("TPUs are on the bus, and their library is missing: run pip install 'torch_xla[tpu]'")
-    # Before `xla`, which finds the same devices: two of one priority would be a question to the user.
+        return Broken(
+            "TPUs are on the bus, and their library is missing: run pip install 'torch_xla[tpu]'"
+        )
+    # Before `xla`, which finds the same devices: two of one priority would be a question to the
+    # user.
     return Found(count, PRIORITY + 1)
 
 
@@ -92,7 +108,9 @@ def _id_of(folder: Path) -> str:
 
 
 def _openable_files() -> Iterator[str]:
-    return (file for pattern in ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*") for file in glob.glob(pattern))
+    return (
+        file for pattern in ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*") for file in glob.glob(pattern)
+    )
 
 
 def counts_cpu_devices() -> bool:
@@ -101,5 +119,9 @@ def counts_cpu_devices() -> bool:
 
 
 def runs_devices_as_threads(pci_devices: str = "/sys/bus/pci/devices") -> bool:
-    """True if torch_xla has several devices in one process: on the processor, and on TPU v2 and v3."""
-    return plays_devices() or any(_id_of(Path(folder)) == _TWO_CORES for folder in glob.glob(f"{pci_devices}/*"))
+    """True if torch_xla has several devices in one process: on the processor, and on TPU v2 and
+    v3.
+    """
+    return plays_devices() or any(
+        _id_of(Path(folder)) == _TWO_CORES for folder in glob.glob(f"{pci_devices}/*")
+    )

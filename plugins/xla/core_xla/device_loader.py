@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 class DeviceLoader:
-    """Places the batches of a loader, some of them ahead. A transfer to a device of XLA doesn't wait.
+    """Places the batches of a loader, some of them ahead. A transfer to a device of XLA doesn't
+    wait.
 
     Attributes:
         loader: the user's, sharded.
@@ -43,9 +44,11 @@ class DeviceLoader:
 
 
 def num_ahead_of(loader: Any, wanted: int) -> int:
-    """Number of batches to ask for ahead: none where that would change what is drawn, or a position that is kept.
+    """Number of batches to ask for ahead: none where that would change what is drawn, or a position
+    that is kept.
 
-    A loader without workers makes its batches in this process, with the random numbers of this process.
+    A loader without workers makes its batches in this process, with the random numbers of this
+    process.
     """
     keeps_position = callable(getattr(loader, "state_dict", None))
     return wanted if getattr(loader, "num_workers", 0) and not keeps_position else 0

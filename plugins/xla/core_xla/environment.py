@@ -12,7 +12,8 @@ _PORT = 29500
 
 
 class XLAEnvironment(LocalEnvironment):
-    """A slice of several TPU hosts, on each of which the script was started; processes are made by the launcher.
+    """A slice of several TPU hosts, on each of which the script was started; processes are made by
+    the launcher.
 
     Variables, as a TPU runtime sets them:
         TPU_WORKER_HOSTNAMES: names of the hosts, separated by commas, in their order.
@@ -27,7 +28,11 @@ class XLAEnvironment(LocalEnvironment):
     def detect(cls) -> Found | Absent:
         """Found on a host of several. One host needs nothing but the local environment."""
         hosts = _hosts()
-        return Found(len(hosts), priority=10) if len(hosts) > 1 else Absent(f"{_HOSTS} names no several hosts")
+        return (
+            Found(len(hosts), priority=10)
+            if len(hosts) > 1
+            else Absent(f"{_HOSTS} names no several hosts")
+        )
 
     @property
     def main_address(self) -> str:
@@ -37,7 +42,11 @@ class XLAEnvironment(LocalEnvironment):
     @property
     def main_port(self) -> int:
         """`MASTER_PORT`, or 29500: all hosts have to know it."""
-        return super().main_port if os.environ.get("MASTER_PORT", "").strip() or len(_hosts()) < 2 else _PORT
+        return (
+            super().main_port
+            if os.environ.get("MASTER_PORT", "").strip() or len(_hosts()) < 2
+            else _PORT
+        )
 
     def world_size(self) -> int:
         """Number of processes; before the launcher has spoken, one for each host."""
@@ -55,9 +64,16 @@ class XLAEnvironment(LocalEnvironment):
         """
         return super().node_rank() if self._is_decided else self._number()
 
-    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
         """Set the ranks, as the launcher has numbered them."""
-        super().set_world(world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank)
+        super().set_world(
+            world_size=world_size,
+            global_rank=global_rank,
+            local_rank=local_rank,
+            node_rank=node_rank,
+        )
         self._is_set = True
 
     @property
@@ -69,7 +85,8 @@ class XLAEnvironment(LocalEnvironment):
         text, hosts = os.environ.get(_NUMBER, "").strip(), _hosts()
         if not text.isdecimal() or int(text) >= len(hosts):
             raise ConfigurationError(
-                f"{_NUMBER}={text!r}: expected the number of this host among the {len(hosts)} of {_HOSTS}, from 0."
+                f"{_NUMBER}={text!r}: expected the number of this host among the {len(hosts)} of "
+                f"{_HOSTS}, from 0."
             )
         return int(text)
 

@@ -1,4 +1,6 @@
-"""Copies of a state on the host: a canonical state is plain, whatever graph its tensors wait for."""
+"""Copies of a state on the host: a canonical state is plain, whatever graph its tensors wait
+for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from core_xla import library
 
 
 def on_host(state: Any) -> Any:
-    """The state with every tensor of a device copied to the host; sharded ones come whole. Others stay as they are.
+    """The state with every tensor of a device copied to the host; sharded ones come whole. Others
+    stay as they are.
 
     What they wait for is computed as one graph, without a step of the device's random numbers.
     """
@@ -24,7 +27,9 @@ def on_host(state: Any) -> Any:
 
     map_leaves(note, state)
     if waiting:
-        library.torch_xla()._XLAC._xla_sync_multi(waiting, devices=[], wait=True, sync_xla_data=True)
+        library.torch_xla()._XLAC._xla_sync_multi(
+            waiting, devices=[], wait=True, sync_xla_data=True
+        )
     return map_leaves(lambda leaf: leaf.detach().cpu() if _is_on_device(leaf) else leaf, state)
 
 

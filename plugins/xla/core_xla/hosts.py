@@ -1,4 +1,6 @@
-"""Several hosts that run one program over the devices of all: what they know of each other, and have in common."""
+"""Several hosts that run one program over the devices of all: what they know of each other, and
+have in common.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,17 @@ from core_xla.metrics import as_it_is, exchange_by
 
 
 class Hosts(ParallelStrategy):
-    """One process on each host. Every host runs the program of one device, and all of them together compute it once.
+    """One process on each host. Every host runs the program of one device, and all of them together
+    compute it once.
 
-    So all have one share of the data: each host's loader gives the batch of all devices, of which torch_xla sends to a
-    host's devices their parts (`ShardingUtil::ShardTensor`, without `minibatch`). Weights, random numbers, positions
-    and logged values are the same on all hosts. A tensor of the device is of all hosts, and is computed by all: none
-    may read one alone.
+    So all have one share of the data: each host's loader gives the batch of all devices, of which
+    torch_xla sends to a host's devices their parts (`ShardingUtil::ShardTensor`, without
+    `minibatch`). Weights, random numbers, positions and logged values are the same on all hosts. A
+    tensor of the device is of all hosts, and is computed by all: none may read one alone.
 
-    What hosts tell each other, objects and tensors, goes over gloo: reductions are over processes, as everywhere. Of
-    what all have in common a mean is the same, and a sum is that many times as large.
+    What hosts tell each other, objects and tensors, goes over gloo: reductions are over processes,
+    as everywhere. Of what all have in common a mean is the same, and a sum is that many times as
+    large.
     """
 
     launcher_name: str = "in_place"
@@ -41,7 +45,8 @@ class Hosts(ParallelStrategy):
     @property
     def capabilities(self) -> Capability:
         """Collectives on several hosts."""
-        # Parameters aren't declared to be replicated: a state is handed over on the host, and rank 0 has all of it.
+        # Parameters aren't declared to be replicated: a state is handed over on the host, and rank
+        # 0 has all of it.
         found = super().capabilities & ~Capability.REPLICATED_PARAMETERS
         return found if self.num_nodes > 1 else found & ~Capability.COLLECTIVES
 
@@ -66,7 +71,8 @@ class Hosts(ParallelStrategy):
         return 0
 
     def check_runtime(self) -> None:
-        """This host. See that torch_xla's runtime has the devices of all hosts, before a mesh is laid over them.
+        """This host. See that torch_xla's runtime has the devices of all hosts, before a mesh is
+        laid over them.
 
         Raises:
             ConfigurationError: it has others.
@@ -74,8 +80,9 @@ class Hosts(ParallelStrategy):
         seen = library.torch_xla("runtime").global_runtime_device_count()
         if seen != self.num_devices:
             raise ConfigurationError(
-                f"The run has {self.num_devices} devices on {self.num_nodes} host(s), and torch_xla's runtime sees "
-                f"{seen}. Start the script on every host of the slice, with num_nodes=... the number of hosts."
+                f"The run has {self.num_devices} devices on {self.num_nodes} host(s), and "
+                f"torch_xla's runtime sees {seen}. Start the script on every host of the slice, "
+                "with num_nodes=... the number of hosts."
             )
 
     def setup_distributed(self) -> None:
@@ -106,22 +113,30 @@ class Hosts(ParallelStrategy):
         """All hosts, with a batch of each. Compare them.
 
         Raises:
-            ConfigurationError: they differ: each host's devices would take their parts of another batch.
+            ConfigurationError: they differ: each host's devices would take their parts of another
+                batch.
         """
         digests = self.broadcast(self.gather_objects(_digest(batch)))
         if len(set(digests)) > 1:
             raise ConfigurationError(
                 f"The hosts' loaders give different first batches (checksums {digests}). Under "
-                f"{type(self).__name__} each host loads the batch of all devices, and all have to load the same: give "
-                "random generators the same seed on all hosts, don't divide the data by hosts yourself, and read "
-                "the same files."
+                f"{type(self).__name__} each host loads the batch of all devices, and all have to "
+                "load the same: give random generators the same seed on all hosts, don't divide "
+                "the data by hosts yourself, and read the same files."
             )
 
-    # collectives ----------------------------------------------------------------------------------------------------
+    # collectives ----------------------------------------------------------------------------------
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """All hosts. Stack over hosts. A tensor of the device through which gradients flow is the same on all."""
-        if self.num_nodes > 1 and sync_grads and tensor.requires_grad and tensor.device.type == "xla":
+        """All hosts. Stack over hosts. A tensor of the device through which gradients flow is the
+        same on all.
+        """
+        if (
+            self.num_nodes > 1
+            and sync_grads
+            and tensor.requires_grad
+            and tensor.device.type == "xla"
+        ):
             return torch.stack([tensor] * self.world_size)
         return super().all_gather(tensor, group, sync_grads)
 
@@ -129,24 +144,30 @@ class Hosts(ParallelStrategy):
         """All hosts. A tensor, or any picklable object, of host `src`.
 
         Raises:
-            ConfigurationError: `src` has a tensor of the device in it, and not all have: it is computed by all or none.
+            ConfigurationError: `src` has a tensor of the device in it, and not all have: it is
+                computed by all or none.
         """
         if not self._is_connected():
             return obj
         counts = self._counts_on_device(obj)
         if counts[src] and len(set(counts)) > 1:
             raise ConfigurationError(
-                f"broadcast of tensors of the device: the hosts have {counts} of them. All hosts compute such a tensor "
-                "together, so each has to pass its own; or pass a copy on the CPU, made on all hosts: tensor.cpu()."
+                f"broadcast of tensors of the device: the hosts have {counts} of them. All hosts "
+                "compute such a tensor together, so each has to pass its own; or pass a copy on "
+                "the CPU, made on all hosts: tensor.cpu()."
             )
         return super().broadcast(on_host(obj) if counts[src] else obj, src)
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """All hosts. On host `dst` everyone's picklable object, in the order of hosts; None elsewhere."""
+        """All hosts. On host `dst` everyone's picklable object, in the order of hosts; None
+        elsewhere.
+        """
         return super().gather_objects(on_host(obj), dst)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """All hosts. True if all say so, or with `all=False` if any does. Nothing of it is on a device."""
+        """All hosts. True if all say so, or with `all=False` if any does. Nothing of it is on a
+        device.
+        """
         return bool(self.reduce(torch.tensor(int(decision)), reduce_op="min" if all else "max"))
 
     def _counts_on_device(self, obj: Any) -> list[int]:
@@ -170,7 +191,9 @@ class Hosts(ParallelStrategy):
 
 
 def _digest(batch: Any) -> int:
-    """A checksum of a batch's tensors and numbers. Not of texts: paths of files may differ from host to host."""
+    """A checksum of a batch's tensors and numbers. Not of texts: paths of files may differ from
+    host to host.
+    """
     total = 0
 
     def add(leaf: Any) -> Any:

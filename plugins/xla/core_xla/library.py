@@ -1,4 +1,6 @@
-"""The only place that imports torch_xla: nothing of it is imported before a process begins to use its devices."""
+"""The only place that imports torch_xla: nothing of it is imported before a process begins to use
+its devices.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,14 @@ def torch_xla(part: str = "") -> Any:
         return importlib.import_module(f"torch_xla.{part}" if part else "torch_xla")
     except Exception as error:  # of another release of torch, it can't load its shared library
         raise DeviceError(
-            f"torch_xla can't be imported: {error!r}. It is built for one release of torch: install both with the same "
-            "number, such as pip install torch==2.9.1 torch_xla==2.9.0."
+            f"torch_xla can't be imported: {error!r}. It is built for one release of torch: "
+            "install both with the same number, such as pip install torch==2.9.1 torch_xla==2.9.0."
         ) from error
 
 
 def begin(num_devices: int, *, spmd: bool = False, debug: bool = False) -> None:
-    """Start the runtime in this process, with so many devices if the processor plays them; idempotent.
+    """Start the runtime in this process, with so many devices if the processor plays them;
+    idempotent.
 
     Args:
         num_devices: that this process is to see.
@@ -49,20 +52,21 @@ def begin(num_devices: int, *, spmd: bool = False, debug: bool = False) -> None:
         _spread(runtime)
     elif runtime.is_spmd() or _is_spread:
         raise ConfigurationError(
-            "This process has spread its computation over all devices (xla_spmd), which torch_xla can't undo. Go on "
-            "with strategy='xla_spmd', or train in another process."
+            "This process has spread its computation over all devices (xla_spmd), which torch_xla "
+            "can't undo. Go on with strategy='xla_spmd', or train in another process."
         )
     seen = runtime.addressable_runtime_device_count()
     _try_backward()
     if spmd and seen != num_devices:
         raise ConfigurationError(
-            f"devices={num_devices} were asked for, and this process has begun with {seen}: torch_xla counts its "
-            f"devices once. Ask for {seen}, or " + _cure(num_devices)
+            f"devices={num_devices} were asked for, and this process has begun with {seen}: "
+            f"torch_xla counts its devices once. Ask for {seen}, or " + _cure(num_devices)
         )
 
 
 def _try_backward() -> None:
-    """Note a backward on the device: torch counts its kinds of device when a process comes to its first one.
+    """Note a backward on the device: torch counts its kinds of device when a process comes to its
+    first one.
 
     Raises:
         DeviceError: that was before the runtime began.
@@ -75,8 +79,9 @@ def _try_backward() -> None:
         if "device_ready_queues" not in str(error):
             raise
         raise DeviceError(
-            "This process has computed gradients on another device already, and torch knows only the kinds of device "
-            "that were there at its first backward. Train on XLA first, or in a process of its own."
+            "This process has computed gradients on another device already, and torch knows only "
+            "the kinds of device that were there at its first backward. Train on XLA first, or in "
+            "a process of its own."
         ) from error
 
 
@@ -89,15 +94,16 @@ def _cure(num_devices: int) -> str:
 def _spread(runtime: Any) -> None:
     global _is_spread
     if _is_spread:
-        os.environ["XLA_USE_SPMD"] = "1"  # torch_xla asks this variable each time, and it may have been cleared
+        # torch_xla asks this variable each time, and it may have been cleared
+        os.environ["XLA_USE_SPMD"] = "1"
     if runtime.is_spmd():
         _is_spread = True
         return
     if has_begun():
         raise ConfigurationError(
-            "This process uses one device of XLA already, by a tensor or an earlier run, and xla_spmd has to come "
-            "before: torch_xla would leave tensors where they are. Build the model on the CPU or in configure_model, "
-            "and train on one device in another process."
+            "This process uses one device of XLA already, by a tensor or an earlier run, and "
+            "xla_spmd has to come before: torch_xla would leave tensors where they are. Build the "
+            "model on the CPU or in configure_model, and train on one device in another process."
         )
     runtime.use_spmd()
     _is_spread = True

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     Axis: TypeAlias = str | tuple[str, ...] | None
-    """The axis, or axes, of the mesh along which one dimension of a tensor is cut; None leaves it whole."""
+    """The axis, or axes, of the mesh along which one dimension of a tensor is cut; None leaves it
+    whole.
+    """
 
 DATA = "data"
 
@@ -32,12 +34,14 @@ def sizes_of(wanted: Mapping[str, int] | None, num_devices: int) -> dict[str, in
     sizes = dict(wanted or {DATA: -1})
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) == 1:
-        sizes[open_axes[0]] = num_devices // math.prod(size for size in sizes.values() if size != -1)
+        sizes[open_axes[0]] = num_devices // math.prod(
+            size for size in sizes.values() if size != -1
+        )
     if any(size < 1 for size in sizes.values()) or math.prod(sizes.values()) != num_devices:
         shown = ", ".join(f"{name!r}: {size}" for name, size in (wanted or {}).items())
         raise ConfigurationError(
-            f"mesh={{{shown}}} does not make up {num_devices} devices. The sizes of its axes, of which one may be -1, "
-            f"have to give {num_devices} when they are multiplied."
+            f"mesh={{{shown}}} does not make up {num_devices} devices. The sizes of its axes, of "
+            f"which one may be -1, have to give {num_devices} when they are multiplied."
         )
     return sizes
 
@@ -56,12 +60,16 @@ class XLAMesh:
         self.sizes = dict(sizes)
         spmd = library.torch_xla("distributed.spmd")
         num_devices = math.prod(sizes.values())
-        self.of_library: Any = spmd.Mesh(numpy.arange(num_devices), tuple(sizes.values()), tuple(sizes))
+        self.of_library: Any = spmd.Mesh(
+            numpy.arange(num_devices), tuple(sizes.values()), tuple(sizes)
+        )
         self._mark = library.torch_xla()._XLAC._xla_mark_sharding
         self._specs: dict[tuple[Axis, ...], Any] = {}
 
     def spread(self, tensor: Tensor, axes: Sequence[Axis]) -> None:
-        """Cut a tensor of a device along axes, one a dimension; what is computed from it follows."""
+        """Cut a tensor of a device along axes, one a dimension; what is computed from it
+        follows.
+        """
         key = tuple(axes)
         if key not in self._specs:
             self._specs[key] = self.of_library.get_op_sharding(key)
@@ -75,24 +83,32 @@ class XLAMesh:
 
 
 def plan_parameters(
-    module: nn.Module, patterns: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int], *, shards_over_data: bool
+    module: nn.Module,
+    patterns: Mapping[str, Sequence[Axis]],
+    sizes: Mapping[str, int],
+    *,
+    shards_over_data: bool,
 ) -> dict[str, tuple[Axis, ...]]:
     """The axes of every parameter that is cut, by its name.
 
     Args:
         module: the user's.
-        patterns: axes, one a dimension, by the pattern of names that they are for: `"layers.*.weight"`.
+        patterns: axes, one a dimension, by the pattern of names that they are for:
+            `"layers.*.weight"`.
         sizes: of the mesh.
         shards_over_data: cut what a pattern leaves whole over the axis `"data"` too.
 
     Raises:
         ConfigurationError: a pattern fits no parameter, or names an axis that isn't there.
-        ModuleError: a parameter has another number of dimensions, or one that can't be cut so often.
+        ModuleError: a parameter has another number of dimensions, or one that can't be cut so
+            often.
     """
     _check(patterns, sizes, [name for name, _ in module.named_parameters()])
     plan = {}
     for name, parameter in module.named_parameters():
-        axes = next((tuple(axes) for pattern, axes in patterns.items() if fnmatchcase(name, pattern)), ())
+        axes = next(
+            (tuple(axes) for pattern, axes in patterns.items() if fnmatchcase(name, pattern)), ()
+        )
         axes = axes or (None,) * parameter.dim()
         _check_dimensions(name, parameter, axes, sizes)
         if shards_over_data:
@@ -102,42 +118,62 @@ def plan_parameters(
     return plan
 
 
-def _check(patterns: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int], names: Iterable[str]) -> None:
+def _check(
+    patterns: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int], names: Iterable[str]
+) -> None:
     names = list(names)
     for pattern, axes in patterns.items():
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigurationError(
-                f"parameter_shardings has {pattern!r}, and no parameter has such a name. There are {', '.join(names)}."
+                f"parameter_shardings has {pattern!r}, and no parameter has such a name. There are "
+                f"{', '.join(names)}."
             )
         if unknown := [axis for axis in _flat(axes) if axis not in sizes]:
             raise ConfigurationError(
-                f"parameter_shardings cuts {pattern!r} over {unknown[0]!r}, and the mesh has {', '.join(sizes)}. "
-                "Name one of its axes, or add this one to mesh=..."
+                f"parameter_shardings cuts {pattern!r} over {unknown[0]!r}, and the mesh has "
+                f"{', '.join(sizes)}. Name one of its axes, or add this one to mesh=..."
             )
 
 
 def _flat(axes: Sequence[Axis]) -> list[str]:
-    return [name for axis in axes if axis is not None for name in ((axis,) if isinstance(axis, str) else axis)]
+    return [
+        name
+        for axis in axes
+        if axis is not None
+        for name in ((axis,) if isinstance(axis, str) else axis)
+    ]
 
 
-def _check_dimensions(name: str, parameter: Tensor, axes: Sequence[Axis], sizes: Mapping[str, int]) -> None:
+def _check_dimensions(
+    name: str, parameter: Tensor, axes: Sequence[Axis], sizes: Mapping[str, int]
+) -> None:
     if len(axes) != parameter.dim():
         raise ModuleError(
-            f"{name!r} has {parameter.dim()} dimensions, and parameter_shardings has {len(axes)} axes for it: "
-            f"{tuple(axes)}. Write one for each dimension, None for those that stay whole."
+            f"{name!r} has {parameter.dim()} dimensions, and parameter_shardings has {len(axes)} "
+            f"axes for it: {tuple(axes)}. Write one for each dimension, None for those that stay "
+            "whole."
         )
     for dim, axis in enumerate(axes):
         parts = math.prod(sizes[one] for one in _flat([axis]))
         if parameter.shape[dim] % parts:
             raise ModuleError(
-                f"{name!r} of shape {tuple(parameter.shape)} can't be cut into {parts} equal parts along dimension "
-                f"{dim}, as parameter_shardings wants. Choose another dimension or axis."
+                f"{name!r} of shape {tuple(parameter.shape)} can't be cut into {parts} equal parts "
+                f"along dimension {dim}, as parameter_shardings wants. Choose another dimension or "
+                "axis."
             )
 
 
-def _over_data(parameter: Tensor, axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[Axis, ...]:
-    """The axes with the largest dimension that is whole so far cut over the data axis; as they are if none can be."""
-    whole = [dim for dim in range(parameter.dim()) if axes[dim] is None and parameter.shape[dim] % sizes[DATA] == 0]
+def _over_data(
+    parameter: Tensor, axes: tuple[Axis, ...], sizes: Mapping[str, int]
+) -> tuple[Axis, ...]:
+    """The axes with the largest dimension that is whole so far cut over the data axis; as they are
+    if none can be.
+    """
+    whole = [
+        dim
+        for dim in range(parameter.dim())
+        if axes[dim] is None and parameter.shape[dim] % sizes[DATA] == 0
+    ]
     if not whole or DATA in _flat(axes) or not parameter.numel():
         return axes
     chosen = max(whole, key=lambda dim: parameter.shape[dim])

@@ -1,4 +1,6 @@
-"""torchmetrics' objects, whose own exchange hands tensors of the device to gloo, which takes those of the CPU only."""
+"""torchmetrics' objects, whose own exchange hands tensors of the device to gloo, which takes those
+of the CPU only.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ if TYPE_CHECKING:
 def defaults_on_host(module: nn.Module) -> Iterator[None]:
     """A context in which a module is moved, but not the values with which its metrics begin anew.
 
-    `reset` clones them, and on the device a clone shares the memory of what it is a clone of. The first change of the
-    state in place takes that memory, and the next `reset` would find nothing there.
+    `reset` clones them, and on the device a clone shares the memory of what it is a clone of. The
+    first change of the state in place takes that memory, and the next `reset` would find nothing
+    there.
     """
     kept = [
-        (part, {name: value.cpu() for name, value in part._defaults.items() if isinstance(value, Tensor)})  # type: ignore[union-attr,operator]
+        (
+            part,
+            {
+                name: value.cpu()
+                for name, value in part._defaults.items()  # type: ignore[union-attr,operator]
+                if isinstance(value, Tensor)
+            },
+        )
         for part in module.modules()
-        if hasattr(part, "_reductions") and hasattr(part, "_defaults")  # the library may not be installed
+        # the library may not be installed
+        if hasattr(part, "_reductions") and hasattr(part, "_defaults")
     ]
     yield
     for part, defaults in kept:
@@ -31,7 +42,8 @@ def defaults_on_host(module: nn.Module) -> Iterator[None]:
 
 
 def exchange_by(gather: Callable[..., list[Tensor]], module: nn.Module) -> Iterator[Any]:
-    """Make the metrics in a module gather their states by a function, but those that have a way of their own.
+    """Make the metrics in a module gather their states by a function, but those that have a way of
+    their own.
 
     Yields:
         each such metric; its `dist_sync_fn` was None.

@@ -18,14 +18,22 @@ if TYPE_CHECKING:
 
     from core import ReduceOp
 
-_IN_GRAPH = {"mean": "sum", "avg": "sum", "sum": "sum", "min": "min", "max": "max", "product": "mul"}
+_IN_GRAPH = {
+    "mean": "sum",
+    "avg": "sum",
+    "sum": "sum",
+    "min": "min",
+    "max": "max",
+    "product": "mul",
+}
 
 
 class XLAStrategy(LazyExecution, ParallelStrategy):
-    """Data parallelism with a process for each device of XLA: gradients are averaged inside of the step's graph.
+    """Data parallelism with a process for each device of XLA: gradients are averaged inside of the
+    step's graph.
 
-    Tensors of a device are combined by torch_xla in the graph, so that nothing waits. Objects, and tensors of the CPU,
-    go over gloo, as under every parallel strategy.
+    Tensors of a device are combined by torch_xla in the graph, so that nothing waits. Objects, and
+    tensors of the CPU, go over gloo, as under every parallel strategy.
     """
 
     launcher_name: str = "xla"
@@ -45,13 +53,13 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
 
         Args:
             given: any of `parts` without its name.
-            sync_module_states: all ranks begin with the weights of rank 0. False saves the exchange if all ranks build
-                the same ones.
-            prefetch_batches: batches that are on their way to the device before the step asks for them, of loaders with
-                workers; 0 for none.
+            sync_module_states: all ranks begin with the weights of rank 0. False saves the exchange
+                if all ranks build the same ones.
+            prefetch_batches: batches that are on their way to the device before the step asks for
+                them, of loaders with workers; 0 for none.
             debug: let torch_xla tell why it cuts or compiles a graph.
-            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`,
-                `timeout`.
+            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`,
+                `precision_plugin`, `timeout`.
         """
         super().__init__(*given, **{"process_group_backend": "gloo", **parts})
         self.sync_module_states = sync_module_states
@@ -62,7 +70,8 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
     def capabilities(self) -> Capability:
         """Those of every parallel strategy, and accumulation without communication.
 
-        Parameters aren't declared to be replicated: the state is handed over on the host, where rank 0 has all of it.
+        Parameters aren't declared to be replicated: the state is handed over on the host, where
+        rank 0 has all of it.
         """
         return (super().capabilities | Capability.NO_SYNC) & ~Capability.REPLICATED_PARAMETERS
 
@@ -75,7 +84,8 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
         """All ranks; idempotent. Begin to use the device, and join the group of the same ranks.
 
         Raises:
-            ConfigurationError: torch_xla's replication has another size, so that its collectives would do nothing.
+            ConfigurationError: torch_xla's replication has another size, so that its collectives
+                would do nothing.
         """
         library.begin(1, debug=self.debug)
         self.check_replication()
@@ -84,7 +94,8 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
             self._rows = in_graph.rows_of_ranks(self.global_rank, self.world_size)
 
     def check_replication(self) -> None:
-        """This rank. See that torch_xla's own count of ranks is that of the run, before anything hangs or does nothing.
+        """This rank. See that torch_xla's own count of ranks is that of the run, before anything
+        hangs or does nothing.
 
         Raises:
             ConfigurationError: it is another one.
@@ -92,10 +103,11 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
         seen = library.torch_xla("runtime").world_size()
         if seen != self.world_size:
             raise ConfigurationError(
-                f"The run has {self.world_size} processes, and torch_xla counts {seen} devices in its replication: "
-                "collectives would do nothing, without a word, and every rank would train a model of its own. Start "
-                "the ranks by the launcher of this strategy, which is torch_xla.launch, and not by torchrun, threads "
-                "or a launcher of your own; or use strategy='xla_spmd' in one process."
+                f"The run has {self.world_size} processes, and torch_xla counts {seen} devices in "
+                "its replication: collectives would do nothing, without a word, and every rank "
+                "would train a model of its own. Start the ranks by the launcher of this strategy, "
+                "which is torch_xla.launch, and not by torchrun, threads or a launcher of your "
+                "own; or use strategy='xla_spmd' in one process."
             )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -115,34 +127,56 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
             metric.dist_sync_fn = None
         self._metrics = []
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Backward, and the mean of the gradients over ranks.
 
-        What earlier backwards have left is averaged again: where it was averaged, that changes nothing.
+        What earlier backwards have left is averaged again: where it was averaged, that changes
+        nothing.
         """
         super().backward(loss, module, manual=manual, **kwargs)
         if self.world_size > 1 and not self._keeps_gradients:
             owners = self.session.handles if module is None else [self.session.handle_of(module)]
             parameters = [parameter for owner in owners for parameter in owner.module.parameters()]
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            library.torch_xla("core.xla_model").all_reduce("sum", gradients, scale=1 / self.world_size)
+            library.torch_xla("core.xla_model").all_reduce(
+                "sum", gradients, scale=1 / self.world_size
+            )
 
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+    def no_backward_sync(
+        self, module: nn.Module, enabled: bool = True
+    ) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
         return set_within(self, "_keeps_gradients", enabled)
 
-    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Tensor:
-        """All ranks. Combine over ranks: in the graph for a tensor of the device, over gloo for one of the CPU."""
+    def reduce(
+        self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean"
+    ) -> Tensor:
+        """All ranks. Combine over ranks: in the graph for a tensor of the device, over gloo for one
+        of the CPU.
+        """
         name = reduce_op.lower() if isinstance(reduce_op, str) else ""
-        if self.world_size == 1 or group is not None or tensor.device.type != "xla" or name not in _IN_GRAPH:
+        if (
+            self.world_size == 1
+            or group is not None
+            or tensor.device.type != "xla"
+            or name not in _IN_GRAPH
+        ):
             return super().reduce(tensor, group, reduce_op)
         if name in ("mean", "avg") and not tensor.is_floating_point():
             tensor = tensor.float()
-        combined: Tensor = library.torch_xla("core.xla_model").all_reduce(_IN_GRAPH[name], tensor.clone())
+        combined: Tensor = library.torch_xla("core.xla_model").all_reduce(
+            _IN_GRAPH[name], tensor.clone()
+        )
         return combined / self.world_size if name in ("mean", "avg") else combined
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """All ranks. Stack over ranks: in the graph for a tensor of the device, over gloo for one of the CPU."""
+        """All ranks. Stack over ranks: in the graph for a tensor of the device, over gloo for one
+        of the CPU.
+        """
         if self.world_size == 1 or group is not None or tensor.device.type != "xla":
             return super().all_gather(tensor, group, sync_grads)
-        return in_graph.gather(tensor if sync_grads else tensor.detach(), self.global_rank, self._rows)
+        return in_graph.gather(
+            tensor if sync_grads else tensor.detach(), self.global_rank, self._rows
+        )

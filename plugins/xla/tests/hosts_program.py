@@ -29,8 +29,12 @@ class Measured(Net):
     def training_step(self, batch, batch_idx):
         self.noise.append(torch.rand(()))
         self.num_samples += len(batch[0])
-        self.log("summed", batch[0].sum(), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
-        self.log("now", batch[0].sum(), on_step=True, on_epoch=False, reduce_fx="sum", sync_dist=True)
+        self.log(
+            "summed", batch[0].sum(), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True
+        )
+        self.log(
+            "now", batch[0].sum(), on_step=True, on_epoch=False, reduce_fx="sum", sync_dist=True
+        )
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
@@ -51,10 +55,20 @@ def train(folder, ckpt_path=None, seed=0, **options):
     with torch.no_grad():
         module.middle.bias += seed  # the weights of host 0 are everyone's
     torch.manual_seed(seed)
-    shown = {**QUIET, "enable_checkpointing": True, "logger": CSVLogger(folder), "log_every_n_steps": 1}
+    shown = {
+        **QUIET,
+        "enable_checkpointing": True,
+        "logger": CSVLogger(folder),
+        "log_every_n_steps": 1,
+    }
     saving = Saving(folder / "saved", at=12)
     trainer = Trainer(
-        **shown, callbacks=[saving], default_root_dir=folder, max_epochs=2, gradient_clip_val=0.5, **options
+        **shown,
+        callbacks=[saving],
+        default_root_dir=folder,
+        max_epochs=2,
+        gradient_clip_val=0.5,
+        **options,
     )
     loaders = [DataLoader(make_data(), batch_size=16, shuffle=not number) for number in range(2)]
     trainer.fit(module, *loaders, ckpt_path=ckpt_path)
@@ -76,10 +90,17 @@ def told_of(module, trainer):
 def collectives(fabric):
     rank, device = fabric.global_rank, fabric.device
     common = torch.arange(4.0, device=device, requires_grad=True)
-    fabric.all_gather(common, sync_grads=True).mul(torch.tensor([[1.0], [2.0]], device=device)).sum().backward()
+    fabric.all_gather(common, sync_grads=True).mul(
+        torch.tensor([[1.0], [2.0]], device=device)
+    ).sum().backward()
     own = torch.tensor(float(rank + 1), device=device)
     return {
-        "world": [rank, fabric.world_size, fabric.strategy.num_devices, fabric.strategy.data_parallel_size],
+        "world": [
+            rank,
+            fabric.world_size,
+            fabric.strategy.num_devices,
+            fabric.strategy.data_parallel_size,
+        ],
         "sum": fabric.all_reduce(own, reduce_op="sum").item(),
         "gathered": fabric.all_gather(own).tolist(),
         "gradient": common.grad.tolist(),
@@ -92,7 +113,10 @@ def collectives(fabric):
 
 def unlike_batches(fabric):
     own = torch.arange(8.0) + fabric.global_rank
-    return refusal(ConfigurationError, lambda: next(iter(fabric.setup_dataloaders(DataLoader(own, batch_size=4)))))
+    return refusal(
+        ConfigurationError,
+        lambda: next(iter(fabric.setup_dataloaders(DataLoader(own, batch_size=4)))),
+    )
 
 
 def main():
@@ -102,11 +126,15 @@ def main():
     fabric.launch()
     rank = fabric.global_rank
     told["collectives"], told["unlike batches"] = collectives(fabric), unlike_batches(fabric)
-    told["unlike modules"] = refusal(ModuleError, lambda: fabric.setup(torch.nn.Linear(2, 2 + rank)))
+    told["unlike modules"] = refusal(
+        ModuleError, lambda: fabric.setup(torch.nn.Linear(2, 2 + rank))
+    )
     fabric.teardown()
     module, trainer = train(folder, seed=rank, strategy="xla_fsdp", **HOSTS)
     told["hosts"] = told_of(module, trainer)
-    told["predictions"] = sum(len(part) for part in trainer.predict(module, DataLoader(make_data(), batch_size=16)))
+    told["predictions"] = sum(
+        len(part) for part in trainer.predict(module, DataLoader(make_data(), batch_size=16))
+    )
     told["graphs"] = two_hosts.num_graphs()
     if rank == 0:
         one = {"accelerator": "cpu", "devices": 1}

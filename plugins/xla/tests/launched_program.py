@@ -1,4 +1,5 @@
-"""Trains through torch_xla's own launch, and shows what becomes of ranks that were started in another way.
+"""Trains through torch_xla's own launch, and shows what becomes of ranks that were started in
+another way.
 
 python launched_program.py FOLDER
 """
@@ -39,14 +40,19 @@ def main():
     told["error"] = error_of_a_rank()
     told["trap"] = errors_of_threads()
     reference = train(accelerator="cpu", devices=1)[0]
-    told["trained"], told["resumed"] = (furthest_weight(one, reference) for one in (module, resumed))
+    told["trained"], told["resumed"] = (
+        furthest_weight(one, reference) for one in (module, resumed)
+    )
     print(json.dumps(told))
 
 
 def furthest_weight(module, other):
     """The largest difference between two modules' weights."""
     state = other.state_dict()
-    return max(float((value.cpu() - state[name]).abs().max()) for name, value in module.state_dict().items())
+    return max(
+        float((value.cpu() - state[name]).abs().max())
+        for name, value in module.state_dict().items()
+    )
 
 
 def error_of_a_rank():
@@ -73,7 +79,9 @@ def fall_into_the_trap(ordinal, told):
 
     environment = TwoRanks()
     environment.set_world(world_size=2, global_rank=ordinal, local_rank=ordinal, node_rank=0)
-    fabric = Fabric(accelerator="xla", devices=2, strategy=XLAStrategy(cluster_environment=environment))
+    fabric = Fabric(
+        accelerator="xla", devices=2, strategy=XLAStrategy(cluster_environment=environment)
+    )
     told.append(refusal(ConfigurationError, fabric.launch))
 
 

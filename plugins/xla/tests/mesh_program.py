@@ -1,4 +1,5 @@
-"""Trains over a mesh with a data and a model axis, then with all parameters cut; tells how tensors lie.
+"""Trains over a mesh with a data and a model axis, then with all parameters cut; tells how tensors
+lie.
 
 python mesh_program.py
 """

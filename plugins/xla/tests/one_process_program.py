@@ -1,4 +1,5 @@
-"""Trains on devices of XLA in this process, and tells what happened. Started by test_one_process.py.
+"""Trains on devices of XLA in this process, and tells what happened. Started by
+test_one_process.py.
 
 python one_process_program.py '{"strategy": "xla_spmd", "devices": 4}' FOLDER
 """
@@ -19,7 +20,9 @@ from core.loggers import CSVLogger
 
 
 class Counting(Callback):
-    """Notes after each step how often XLA has compiled so far, and how often the host has waited for a value."""
+    """Notes after each step how often XLA has compiled so far, and how often the host has waited
+    for a value.
+    """
 
     def __init__(self):
         self.counts = []
@@ -41,14 +44,19 @@ def main():
     options, folder = {"accelerator": "xla", **json.loads(sys.argv[1])}, Path(sys.argv[2])
     told, counting, each_step = {}, Counting(), Counting()
     module, _, losses = train(callbacks=[counting], gradient_clip_val=0.5, **options)
-    told["last_steps"], told["is_tied"] = counting.last_steps, module.first.weight is module.last.weight
+    told["last_steps"], told["is_tied"] = (
+        counting.last_steps,
+        module.first.weight is module.last.weight,
+    )
     train(callbacks=[each_step], logger=CSVLogger(folder / "logs"), log_every_n_steps=1, **options)
     told["last_logged_steps"] = each_step.last_steps
     told["summed"] = sums_of_epochs(folder / "summed", options)
     told["graphs_by_hand"] = graphs_of_a_cut(options)
     told["16-mixed"] = refusal(ConfigurationError, lambda: Fabric(precision="16-mixed", **options))
     # On the CPU last: torch counts its kinds of device at the first backward of a process.
-    told["furthest"] = furthest(losses, train(gradient_clip_val=0.5, accelerator="cpu", devices=1)[2])
+    told["furthest"] = furthest(
+        losses, train(gradient_clip_val=0.5, accelerator="cpu", devices=1)[2]
+    )
     print(json.dumps(told))
 
 
@@ -78,7 +86,9 @@ def sums_of_epochs(folder, options):
 
 
 def graphs_of_a_cut(options):
-    """The number of graphs that `mark_step` sends off for what was noted before, and then for nothing."""
+    """The number of graphs that `mark_step` sends off for what was noted before, and then for
+    nothing.
+    """
     import torch_xla.core.xla_model as library
     from torch_xla.debug import metrics
 
@@ -87,7 +97,12 @@ def graphs_of_a_cut(options):
     noted = torch.ones(4, device=fabric.device) * 3
     for _ in range(3):
         # Several devices have a counter of their own.
-        counts.append(sum(metrics.counter_value(f"Execute{what}") or 0 for what in ("Computation", "Replicated")))
+        counts.append(
+            sum(
+                metrics.counter_value(f"Execute{what}") or 0
+                for what in ("Computation", "Replicated")
+            )
+        )
         fabric.strategy.mark_step()
         library.wait_device_ops()
     fabric.teardown()

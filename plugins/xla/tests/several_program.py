@@ -1,4 +1,5 @@
-"""Trains in two processes of torch_xla, whose collectives go over gloo here; prints what happened on rank 0.
+"""Trains in two processes of torch_xla, whose collectives go over gloo here; prints what happened
+on rank 0.
 
 python several_program.py
 """
@@ -24,7 +25,8 @@ class Replicated(XLAStrategy):
     launcher_name = "subprocess"
 
     def check_replication(self):
-        os.environ.pop("CPU_NUM_DEVICES", None)  # of this process alone: the next run's two are of two
+        # of this process alone: the next run's two are of two
+        os.environ.pop("CPU_NUM_DEVICES", None)
         replication.install(self.global_rank, self.world_size)
         super().check_replication()
 
@@ -38,11 +40,17 @@ class Unreplicated(Replicated):
 
 
 class Measured(Net):
-    """With a metric in the module, whose states are on the device, and predictions that are gathered."""
+    """With a metric in the module, whose states are on the device, and predictions that are
+    gathered.
+    """
 
     def __init__(self):
         super().__init__()
-        self.measured, self.seen, self.gathered = torchmetrics.MeanMetric(), torchmetrics.CatMetric(), []
+        self.measured, self.seen, self.gathered = (
+            torchmetrics.MeanMetric(),
+            torchmetrics.CatMetric(),
+            [],
+        )
 
     def validation_step(self, batch, batch_idx):
         errors = (self(batch[0]) - batch[1]).square().mean(1)
@@ -92,15 +100,24 @@ def main():
     told = fabric_told(fabric)
     fabric.teardown()
     module, trainer = train(accelerator="xla", devices=WORLD_SIZE, strategy=Replicated())
-    told["measured"], told["num_seen"] = float(trainer.callback_metrics["measured"]), module.num_seen
-    told["gathered shape"], told["left"] = list(module.gathered[-1].shape), module.measured.dist_sync_fn is None
+    told["measured"], told["num_seen"] = (
+        float(trainer.callback_metrics["measured"]),
+        module.num_seen,
+    )
+    told["gathered shape"], told["left"] = (
+        list(module.gathered[-1].shape),
+        module.measured.dist_sync_fn is None,
+    )
     weights = module.state_dict()["middle.weight"]
     fabric = Fabric(accelerator="xla", devices=WORLD_SIZE, strategy=Unreplicated())
     told["unreplicated"] = refusal(ConfigurationError, fabric.launch)
     fabric.strategy.teardown()
     if trainer.is_global_zero:
         module, on_one = train(accelerator="cpu", devices=1)
-        told["measured on one"], told["num_seen on one"] = float(on_one.callback_metrics["measured"]), module.num_seen
+        told["measured on one"], told["num_seen on one"] = (
+            float(on_one.callback_metrics["measured"]),
+            module.num_seen,
+        )
         told["furthest"] = float((weights - module.state_dict()["middle.weight"]).abs().max())
         print(json.dumps(told))
 

@@ -21,7 +21,9 @@ def test_batches_are_placed_ahead_and_come_in_order():
 
 
 def test_only_loaders_with_workers_are_asked_ahead():
-    """One without draws random numbers in this process, one with a position would tell a later one."""
+    """One without draws random numbers in this process, one with a position would tell a later
+    one.
+    """
     data = TensorDataset(torch.zeros(4))
     assert num_ahead_of(DataLoader(data, num_workers=1), 2) == 2
     assert num_ahead_of(DataLoader(data), 2) == 0

@@ -1,4 +1,6 @@
-"""Two hosts that run one program over the devices of both; see `two_hosts.py` for what stands in for what."""
+"""Two hosts that run one program over the devices of both; see `two_hosts.py` for what stands in
+for what.
+"""
 
 import json
 import os
@@ -60,7 +62,9 @@ def test_hosts_draw_the_same_and_begin_with_the_weights_of_the_first(told):
 
 
 def test_no_host_computes_what_the_others_do_not(told):
-    """With loggers, checkpoints and predictions, of which rank 0 does more. On real hosts that would wait for ever."""
+    """With loggers, checkpoints and predictions, of which rank 0 does more. On real hosts that
+    would wait for ever.
+    """
     assert told[0]["graphs"] == told[1]["graphs"]
 
 
@@ -71,7 +75,12 @@ def test_a_checkpoint_of_several_hosts_goes_on_anywhere(told):
 def test_collectives_are_over_hosts(told):
     for host in told:
         values = host["collectives"]
-        assert (values["sum"], values["gathered"], values["any"], values["from 1"]) == (3.0, [1.0, 2.0], True, 2.0)
+        assert (values["sum"], values["gathered"], values["any"], values["from 1"]) == (
+            3.0,
+            [1.0, 2.0],
+            True,
+            2.0,
+        )
     assert [host["collectives"]["objects"] for host in told] == [True, False]
 
 
@@ -84,4 +93,6 @@ def test_what_hosts_do_not_have_in_common_is_an_error_on_all(told):
     for host in told:
         assert "the hosts have [1, 0] of them" in host["collectives"]["alone"]
         assert "The hosts' loaders give different first batches" in host["unlike batches"]
-        assert "'weight': (2, 2) float32 on rank 0; (3, 2) float32 on rank 1" in host["unlike modules"]
+        assert (
+            "'weight': (2, 2) float32 on rank 0; (3, 2) float32 on rank 1" in host["unlike modules"]
+        )

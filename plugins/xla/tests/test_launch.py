@@ -1,4 +1,6 @@
-"""A process a device, by torch_xla's own launch; and other ways to start ranks, in which its collectives do nothing."""
+"""A process a device, by torch_xla's own launch; and other ways to start ranks, in which its
+collectives do nothing.
+"""
 
 import pytest
 from test_one_process import run_program

@@ -23,13 +23,17 @@ def test_parameters_lie_along_the_model_axis(told):
 def test_fsdp_trains_as_one_device_with_every_parameter_cut(told):
     assert told["fsdp"] < 1e-5
     assert told["hooks"] == [0, 0, 0], "a run leaves its hooks on the user's layers"
-    assert all("devices=[4" in layout or "devices=[1,4" in layout for layout in told["cut"]), told["cut"]
+    assert all("devices=[4" in layout or "devices=[1,4" in layout for layout in told["cut"]), told[
+        "cut"
+    ]
 
 
 def test_what_does_not_fit_is_refused(told):
     assert "no parameter has such a name. There are first.weight" in told["patterns"]
     assert "cuts 'middle.weight' over 'tensor', and the mesh has data" in told["axes"]
-    assert "'middle.weight' has 2 dimensions, and parameter_shardings has 1 axes" in told["dimensions"]
+    assert (
+        "'middle.weight' has 2 dimensions, and parameter_shardings has 1 axes" in told["dimensions"]
+    )
     assert "mesh={'data': 3} does not make up 4 devices" in told["sizes"]
 
 

@@ -27,7 +27,9 @@ def run_program(name, *arguments, **variables):
 @pytest.fixture(scope="module", params=list(FORMS))
 def told(request, tmp_path_factory):
     options = FORMS[request.param]
-    return run_program("one_process_program.py", json.dumps(options), tmp_path_factory.mktemp("run"))
+    return run_program(
+        "one_process_program.py", json.dumps(options), tmp_path_factory.mktemp("run")
+    )
 
 
 def test_twenty_steps_are_those_of_one_device(told):
@@ -44,12 +46,16 @@ def test_a_metric_of_one_number_begins_anew_each_epoch(told):
 
 
 def test_a_step_neither_compiles_nor_waits(told):
-    """After warm-up, with values logged by step and epoch, gradients clipped and a scheduler, but no logger."""
+    """After warm-up, with values logged by step and epoch, gradients clipped and a scheduler, but
+    no logger.
+    """
     assert told["last_steps"] == [0, 0, 0]
 
 
 def test_a_step_that_is_logged_is_read_once(told):
-    """Its values and its loss, of which a warning looks whether it is finite, come in one transfer."""
+    """Its values and its loss, of which a warning looks whether it is finite, come in one
+    transfer.
+    """
     assert told["last_logged_steps"] == [0, 6, 0]
 
 

@@ -1,4 +1,6 @@
-"""Several processes of torch_xla; their collectives go over gloo, which is all that the stand-in replaces."""
+"""Several processes of torch_xla; their collectives go over gloo, which is all that the stand-in
+replaces.
+"""
 
 import pytest
 from test_one_process import run_program
@@ -11,7 +13,9 @@ def told():
 
 def test_tensors_of_the_device_are_gathered_in_the_order_of_ranks(told):
     """torch_xla counts the processes in another order here."""
-    assert told["gathered"] == told["over the group"] == told["on the CPU"] == [[1.0, 2.0], [2.0, 4.0]]
+    assert (
+        told["gathered"] == told["over the group"] == told["on the CPU"] == [[1.0, 2.0], [2.0, 4.0]]
+    )
     assert told["scalars"] == [0, 1]
     assert told["truths"] == [[False], [True]]
     assert told["device"] == "xla:0"
@@ -36,4 +40,7 @@ def test_metrics_and_predictions_are_those_of_one_device(told):
 
 
 def test_collectives_that_reach_others_than_the_ranks_are_an_error(told):
-    assert "torch_xla's collectives reach ranks [0, 0], and the run has 2 processes" in told["unreplicated"]
+    assert (
+        "torch_xla's collectives reach ranks [0, 0], and the run has 2 processes"
+        in told["unreplicated"]
+    )

@@ -1,4 +1,6 @@
-"""A plugin of pytest: skips by name what macOS can't run, each with its reason, as skipped_on_macos.toml lists them."""
+"""A plugin of pytest: skips by name what macOS can't run, each with its reason, as
+skipped_on_macos.toml lists them.
+"""
 
 import os
 import tomllib

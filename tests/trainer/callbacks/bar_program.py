@@ -15,7 +15,12 @@ class Talking(Tiny):
 
 if __name__ == "__main__":
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=2, logger=False, default_root_dir=sys.argv[1], num_sanity_val_steps=1
+        accelerator="cpu",
+        devices=1,
+        max_epochs=2,
+        logger=False,
+        default_root_dir=sys.argv[1],
+        num_sanity_val_steps=1,
     )
     trainer.fit(Talking([0.5, 0.25]), loader(), loader())
     trainer.test(Talking(), loader())

@@ -7,7 +7,17 @@ from core.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from support.tiny import Tiny, loader, make_trainer
 
 
-def fit(root, stopping, val_losses, *others, max_epochs=9, ckpt_path=None, num_validations=0, validate=True, **options):
+def fit(
+    root,
+    stopping,
+    val_losses,
+    *others,
+    max_epochs=9,
+    ckpt_path=None,
+    num_validations=0,
+    validate=True,
+    **options,
+):
     trainer = make_trainer(root, stopping, *others, max_epochs=max_epochs, **options)
     module = Tiny(val_losses)
     module.num_validations = num_validations
@@ -40,7 +50,8 @@ def test_what_is_not_finite_stops_with_a_word(tmp_path, value):
     with (
         pytest.warns(UserWarning, match=f"The logged loss 'val_loss' is {value}, seen at step "),
         pytest.warns(
-            UserWarning, match=f"EarlyStopping ends the run: val_loss is {value}, which is not a finite number"
+            UserWarning,
+            match=f"EarlyStopping ends the run: val_loss is {value}, which is not a finite number",
         ),
     ):
         trainer = fit(tmp_path, EarlyStopping("val_loss"), [3, value, 1])
@@ -80,11 +91,19 @@ def test_why_and_where(tmp_path, capsys):
     ],
 )
 @pytest.mark.parametrize("resumes", [False, True])
-def test_what_it_sees_before_the_least_epochs_and_steps_does_not_stop(tmp_path, losses, options, stopped, resumes):
+def test_what_it_sees_before_the_least_epochs_and_steps_does_not_stop(
+    tmp_path, losses, options, stopped, resumes
+):
     options = {**options, "max_epochs": 7}
     if resumes:
         checkpoint = ModelCheckpoint(tmp_path / "c")
-        fit(tmp_path, EarlyStopping("val_loss", patience=2), losses, checkpoint, **{**options, "max_epochs": 1})
+        fit(
+            tmp_path,
+            EarlyStopping("val_loss", patience=2),
+            losses,
+            checkpoint,
+            **{**options, "max_epochs": 1},
+        )
         options |= {
             "ckpt_path": checkpoint.best_model_path,
             "num_validations": 4 // options.get("val_check_interval", 4),
@@ -119,9 +138,24 @@ def test_a_metric_of_training(tmp_path):
     ("options", "rhythm", "losses", "steps"),
     [
         ({"patience": 1}, {"val_check_interval": 1}, [3, 2, 2.5], 3),
-        ({"patience": 1, "check_on_train_epoch_end": True}, {"val_check_interval": 1}, [3, 9, 9, 2, 9, 9, 9, 3], 8),
-        ({"patience": 2, "check_on_train_epoch_end": True}, {"check_val_every_n_epoch": 3}, [3, 2, 2.5, 2.1], 48),
-        ({"patience": 1, "check_on_train_epoch_end": False}, {"num_sanity_val_steps": 2}, [3, 2, 1, 2], 16),
+        (
+            {"patience": 1, "check_on_train_epoch_end": True},
+            {"val_check_interval": 1},
+            [3, 9, 9, 2, 9, 9, 9, 3],
+            8,
+        ),
+        (
+            {"patience": 2, "check_on_train_epoch_end": True},
+            {"check_val_every_n_epoch": 3},
+            [3, 2, 2.5, 2.1],
+            48,
+        ),
+        (
+            {"patience": 1, "check_on_train_epoch_end": False},
+            {"num_sanity_val_steps": 2},
+            [3, 2, 1, 2],
+            16,
+        ),
     ],
 )
 def test_which_checks_count(tmp_path, options, rhythm, losses, steps):
@@ -142,14 +176,19 @@ def test_each_training_epoch_counts_once_although_validation_has_its_own_rhythm(
 
 
 def test_it_may_be_missing_if_that_is_wanted(tmp_path):
-    with pytest.warns(UserWarning, match=r"'loss', which was not logged.*left out, since strict=False"):
+    with pytest.warns(
+        UserWarning, match=r"'loss', which was not logged.*left out, since strict=False"
+    ):
         trainer = fit(tmp_path, EarlyStopping("loss", strict=False), [1], max_epochs=2)
     assert trainer.current_epoch == 2
 
 
 def test_a_later_fit_begins_anew(tmp_path):
     stopping = EarlyStopping("val_loss", patience=2)
-    epochs = [fit(tmp_path, stopping, losses).current_epoch for losses in ([0.1, 1, 1, 1], [5, 4, 3, 4, 4, 4])]
+    epochs = [
+        fit(tmp_path, stopping, losses).current_epoch
+        for losses in ([0.1, 1, 1, 1], [5, 4, 3, 4, 4, 4])
+    ]
     assert (epochs, stopping.best_score.item(), stopping.stopped_epoch) == ([3, 5], 3, 4)
 
 
@@ -158,7 +197,10 @@ def test_a_later_fit_begins_anew(tmp_path):
     [
         ({"mode": "best"}, r"EarlyStopping\(mode='best'\): expected 'min'"),
         ({"patience": -1}, r"EarlyStopping\(patience=-1\): expected a number of checks"),
-        ({"min_delta": -0.1}, r"EarlyStopping\(min_delta=-0.1\): expected 0 or more, for both modes"),
+        (
+            {"min_delta": -0.1},
+            r"EarlyStopping\(min_delta=-0.1\): expected 0 or more, for both modes",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(options, message):

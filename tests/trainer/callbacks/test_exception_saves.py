@@ -35,7 +35,10 @@ def test_a_run_goes_on_from_where_it_broke(tmp_path, capsys, error, fails_at, wi
     with pytest.raises(error):
         fit(tmp_path, module, OnExceptionCheckpoint(tmp_path / "c"), accumulate_grad_batches=window)
     path = tmp_path / "c/on_exception.ckpt"
-    assert f"{error.__name__}: the state after step {step} is saved in {path}" in capsys.readouterr().out
+    assert (
+        f"{error.__name__}: the state after step {step} is saved in {path}"
+        in capsys.readouterr().out
+    )
     resumed, whole = Tiny(), Tiny()
     fit(tmp_path, resumed, ckpt_path=path, accumulate_grad_batches=window)
     fit(tmp_path / "whole", whole, accumulate_grad_batches=window)
@@ -60,7 +63,9 @@ def test_an_exception_in_evaluation_saves_nothing(tmp_path):
     def fail(*_):
         raise RuntimeError
 
-    trainer = make_trainer(tmp_path, OnExceptionCheckpoint(tmp_path), LambdaCallback(on_validation_start=fail))
+    trainer = make_trainer(
+        tmp_path, OnExceptionCheckpoint(tmp_path), LambdaCallback(on_validation_start=fail)
+    )
     with pytest.raises(RuntimeError):
         trainer.validate(Tiny(), loader())
     assert list(tmp_path.iterdir()) == []

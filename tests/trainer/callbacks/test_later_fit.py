@@ -1,4 +1,6 @@
-"""What callbacks forget when they serve a later fit. That it is asked of them, `test_model_checkpoint.py` shows."""
+"""What callbacks forget when they serve a later fit. That it is asked of them,
+`test_model_checkpoint.py` shows.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,13 @@ import torch
 from core.callbacks import ModelPruning, SpikeGuard, StragglerDetection, ThroughputMonitor
 from core_parallel import Timeline
 
-GUARD = {"values": {"highest loss": [1.0]}, "num_skipped": 2, "num_in_a_row": 1, "left_out": [], "num_ranks": 1}
+GUARD = {
+    "values": {"highest loss": [1.0]},
+    "num_skipped": 2,
+    "num_in_a_row": 1,
+    "left_out": [],
+    "num_ranks": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -14,7 +22,10 @@ GUARD = {"values": {"highest loss": [1.0]}, "num_skipped": 2, "num_in_a_row": 1,
     [
         (SpikeGuard, {**GUARD, "num_returns": 1}),
         (ThroughputMonitor, {"samples": 8, "tokens": 9}),
-        (lambda: ModelPruning("l1_unstructured"), {"masks": {"a": torch.ones(1)}, "first": {"a": torch.ones(1)}}),
+        (
+            lambda: ModelPruning("l1_unstructured"),
+            {"masks": {"a": torch.ones(1)}, "first": {"a": torch.ones(1)}},
+        ),
     ],
 )
 def test_states(make, state):
@@ -27,7 +38,10 @@ def test_states(make, state):
 
 @pytest.mark.parametrize(
     ("callback", "found"),
-    [(StragglerDetection(), {"stragglers": [1], "seconds": [{}]}), (Timeline(), {"rows": (1,), "duration_s": 1.0})],
+    [
+        (StragglerDetection(), {"stragglers": [1], "seconds": [{}]}),
+        (Timeline(), {"rows": (1,), "duration_s": 1.0}),
+    ],
 )
 def test_findings(callback, found):
     vars(callback).update(found)

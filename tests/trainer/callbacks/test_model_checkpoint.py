@@ -10,7 +10,12 @@ import torch
 
 from core import CheckpointError, ConfigurationError
 from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
-from core.checkpoint import CheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import (
+    CheckpointIO,
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+)
 from support.tiny import Tiny, loader, make_trainer
 
 
@@ -22,14 +27,16 @@ def read(path):
     return load_checkpoint(path)
 
 
-def fit(root, checkpoint, *others, val_losses=(), module=None, validate=True, ckpt_path=None, **options):
+def fit(
+    root, checkpoint, *others, val_losses=(), module=None, validate=True, ckpt_path=None, **options
+):
     trainer = make_trainer(root, checkpoint, *others, **{"max_epochs": 3, **options})
     module = module or Tiny(val_losses)
     trainer.fit(module, loader(), loader() if validate else None, ckpt_path=ckpt_path)
     return trainer
 
 
-# when ---------------------------------------------------------------------------------------------------------------
+# when ---------------------------------------------------------------------------------------------
 
 
 def test_by_default_the_newest_epoch_is_kept(tmp_path):
@@ -65,7 +72,12 @@ def test_when_it_saves(tmp_path, rhythm, options, steps):
     [
         ({}, [("step=4.ckpt", 4), ("step=8.ckpt", 8)]),
         (
-            {"monitor": "val_loss", "every_n_train_steps": 4, "save_last": True, "enable_version_counter": False},
+            {
+                "monitor": "val_loss",
+                "every_n_train_steps": 4,
+                "save_last": True,
+                "enable_version_counter": False,
+            },
             [("last.ckpt", 4), ("step=4.ckpt", 4), ("last.ckpt", 8), ("step=8.ckpt", 8)],
         ),
     ],
@@ -83,15 +95,22 @@ def test_what_is_due_is_written_once(tmp_path, options, expected):
     assert saves == expected
 
 
-@pytest.mark.parametrize("options", [{"save_last": True}, {"filename": "one", "enable_version_counter": False}])
-@pytest.mark.parametrize(("first", "later", "kind"), [(None, "torch", "file"), ("torch", None, "folder")])
-def test_a_checkpoint_of_another_form_in_the_way_is_named_before_the_first_step(tmp_path, options, first, later, kind):
+@pytest.mark.parametrize(
+    "options", [{"save_last": True}, {"filename": "one", "enable_version_counter": False}]
+)
+@pytest.mark.parametrize(
+    ("first", "later", "kind"), [(None, "torch", "file"), ("torch", None, "folder")]
+)
+def test_a_checkpoint_of_another_form_in_the_way_is_named_before_the_first_step(
+    tmp_path, options, first, later, kind
+):
     fit(tmp_path, ModelCheckpoint(tmp_path / "c", **options), plugins=first, max_epochs=1)
     path = tmp_path / "c" / ("last.ckpt" if "save_last" in options else "one.ckpt")
     module = Tiny()
     resumed = {"module": module, "plugins": later, "max_epochs": 2}
     with pytest.raises(
-        ConfigurationError, match=rf"would save '{path}' as a {kind}, and .*Move it, and go on from there"
+        ConfigurationError,
+        match=rf"would save '{path}' as a {kind}, and .*Move it, and go on from there",
     ):
         fit(tmp_path, ModelCheckpoint(tmp_path / "c", **options), ckpt_path=path, **resumed)
     assert not any(parameter.grad is not None for parameter in module.parameters())
@@ -104,12 +123,16 @@ def test_nothing_is_saved_in_a_sanity_check_or_without_a_step(tmp_path):
     assert checkpoint.best_model_path == checkpoint.last_model_path == ""
 
 
-# which --------------------------------------------------------------------------------------------------------------
+# which --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "best", "other", "score"), [("min", 3, 1, 1.0), ("max", 2, 0, 4.0)])
+@pytest.mark.parametrize(
+    ("mode", "best", "other", "score"), [("min", 3, 1, 1.0), ("max", 2, 0, 4.0)]
+)
 def test_the_best_are_kept(tmp_path, mode, best, other, score):
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", mode=mode, save_top_k=2)
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", "{epoch}", monitor="val_loss", mode=mode, save_top_k=2
+    )
     fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 4.0, 1.0], max_epochs=4)
     assert names(tmp_path / "c") == [f"epoch={other}.ckpt", f"epoch={best}.ckpt"]
     assert checkpoint.best_model_path == str(tmp_path / f"c/epoch={best}.ckpt")
@@ -140,7 +163,10 @@ def test_the_last_one_is_written_also_when_it_is_not_among_the_best(tmp_path, sa
     fit(tmp_path, checkpoint, val_losses=[1.0, 2.0, 3.0])
     assert names(tmp_path / "c") == ["epoch=0.ckpt", "last.ckpt"]
     assert not (tmp_path / "c/last.ckpt").is_symlink()
-    assert [read(tmp_path / "c" / name)["progress"]["epoch"] for name in names(tmp_path / "c")] == [1, 3]
+    assert [read(tmp_path / "c" / name)["progress"]["epoch"] for name in names(tmp_path / "c")] == [
+        1,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("base", [TorchCheckpointIO, DistributedCheckpointIO])
@@ -153,13 +179,19 @@ def test_the_link_moves_before_what_it_led_to_goes(tmp_path, base):
             super().remove_checkpoint(path, collectives=collectives)
             assert last.exists(), "killed now, it leaves a link to nothing"
 
-    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}", save_last="link"), plugins=[Watching()])
-    assert removed == [(f"epoch={n}.ckpt", [f"epoch={n}.ckpt", f"epoch={n + 1}.ckpt", "last.ckpt"]) for n in (0, 1)]
+    fit(
+        tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}", save_last="link"), plugins=[Watching()]
+    )
+    assert removed == [
+        (f"epoch={n}.ckpt", [f"epoch={n}.ckpt", f"epoch={n + 1}.ckpt", "last.ckpt"]) for n in (0, 1)
+    ]
     assert os.readlink(last) == "epoch=2.ckpt"
     assert names(tmp_path / "c") == ["epoch=2.ckpt", "last.ckpt"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed = fit(tmp_path / "resumed", ModelCheckpoint(), max_epochs=4, ckpt_path=last, plugins=[base()])
+        resumed = fit(
+            tmp_path / "resumed", ModelCheckpoint(), max_epochs=4, ckpt_path=last, plugins=[base()]
+        )
     assert resumed.global_step == 16
 
 
@@ -167,12 +199,24 @@ def test_an_old_one_stays_until_the_window_in_which_it_was_replaced_has_ended(tm
     seen = []
 
     def note(trainer, module, outputs, batch, batch_idx):
-        seen.append((trainer.current_epoch, batch_idx, names(tmp_path / "c") if (tmp_path / "c").exists() else []))
+        seen.append(
+            (
+                trainer.current_epoch,
+                batch_idx,
+                names(tmp_path / "c") if (tmp_path / "c").exists() else [],
+            )
+        )
 
     # Validation comes after the third batch, within the second window.
     checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss")
     options = {"val_check_interval": 3, "accumulate_grad_batches": 2, "max_epochs": 2}
-    fit(tmp_path, checkpoint, LambdaCallback(on_train_batch_end=note), val_losses=[3.0, 2.0], **options)
+    fit(
+        tmp_path,
+        checkpoint,
+        LambdaCallback(on_train_batch_end=note),
+        val_losses=[3.0, 2.0],
+        **options,
+    )
     assert (0, 3, []) in seen
     assert (1, 3, ["epoch=0-step=1.ckpt"]) in seen
     assert names(tmp_path / "c") == ["epoch=1-step=3.ckpt"]
@@ -181,7 +225,12 @@ def test_an_old_one_stays_until_the_window_in_which_it_was_replaced_has_ended(tm
 
 def test_what_the_run_began_from_stays(tmp_path):
     fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=1)
-    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=3, ckpt_path=str(tmp_path / "c/epoch=0.ckpt"))
+    fit(
+        tmp_path,
+        ModelCheckpoint(tmp_path / "c", "{epoch}"),
+        max_epochs=3,
+        ckpt_path=str(tmp_path / "c/epoch=0.ckpt"),
+    )
     assert names(tmp_path / "c") == ["epoch=0.ckpt", "epoch=2.ckpt"]
 
 
@@ -190,14 +239,19 @@ class GoneError(Exception):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"monitor": "train_loss"}, {"monitor": "train_loss", "save_top_k": 2}, {"save_top_k": -1}]
+    "options",
+    [{}, {"monitor": "train_loss"}, {"monitor": "train_loss", "save_top_k": 2}, {"save_top_k": -1}],
 )
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_a_run_that_goes_on_leaves_as_many_files_as_an_undisturbed_one(tmp_path, monkeypatch, options, is_removed):
+def test_a_run_that_goes_on_leaves_as_many_files_as_an_undisturbed_one(
+    tmp_path, monkeypatch, options, is_removed
+):
     """Also if the one before was killed between a save and the removal of what it replaced."""
 
     def train(name, *others, **more):
-        checkpoint = ModelCheckpoint(tmp_path / name, "{step}", every_n_train_steps=2, save_last=True, **options)
+        checkpoint = ModelCheckpoint(
+            tmp_path / name, "{step}", every_n_train_steps=2, save_last=True, **options
+        )
         fit(tmp_path, checkpoint, *others, max_epochs=3, **more)
         return [os.path.basename(path) for path in checkpoint.best_k_models]
 
@@ -220,7 +274,7 @@ def test_a_run_that_goes_on_leaves_as_many_files_as_an_undisturbed_one(tmp_path,
     assert names(tmp_path / "parts") == names(tmp_path / "whole")
 
 
-# names --------------------------------------------------------------------------------------------------------------
+# names --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,10 +300,16 @@ def test_a_pattern(tmp_path, pattern, options, expected):
     assert os.path.exists(checkpoint.best_model_path)
 
 
-@pytest.mark.parametrize(("counts", "versions", "epoch"), [(True, ["-v1", "-v2", ""], 1), (False, [""], 3)])
-def test_what_others_have_written_is_overwritten_only_without_versions(tmp_path, counts, versions, epoch):
+@pytest.mark.parametrize(
+    ("counts", "versions", "epoch"), [(True, ["-v1", "-v2", ""], 1), (False, [""], 3)]
+)
+def test_what_others_have_written_is_overwritten_only_without_versions(
+    tmp_path, counts, versions, epoch
+):
     for epochs in (1, 2, 3):
-        checkpoint = ModelCheckpoint(tmp_path / "c", "fixed", save_last=True, enable_version_counter=counts)
+        checkpoint = ModelCheckpoint(
+            tmp_path / "c", "fixed", save_last=True, enable_version_counter=counts
+        )
         fit(tmp_path, checkpoint, max_epochs=epochs)
     assert names(tmp_path / "c") == [f"{n}{v}.ckpt" for n in ("fixed", "last") for v in versions]
     assert read(tmp_path / "c/fixed.ckpt")["progress"]["epoch"] == epoch
@@ -277,12 +337,16 @@ def test_a_url(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"filename": "{vall_loss}"}, r"has the field 'vall_loss', which was not logged; known are 'epoch', "),
+        (
+            {"filename": "{vall_loss}"},
+            r"has the field 'vall_loss', which was not logged; known are 'epoch', ",
+        ),
         ({"filename": "{val_loss:d}"}, r"formats 'val_loss' by 'd', and Unknown format code"),
         (
             {"monitor": "vall_loss"},
-            r"ModelCheckpoint monitors 'vall_loss', which was not logged; logged was 'epoch', 'step', 'train_loss', "
-            r"'val_loss'\. Did you mean 'val_loss'\? Call self\.log\('vall_loss', \.\.\.\)",
+            r"ModelCheckpoint monitors 'vall_loss', which was not logged; logged was 'epoch', "
+            r"'step', 'train_loss', 'val_loss'\. Did you mean 'val_loss'\? Call "
+            r"self\.log\('vall_loss', \.\.\.\)",
         ),
     ],
 )
@@ -291,27 +355,40 @@ def test_names_that_were_not_logged(tmp_path, options, message):
         fit(tmp_path, ModelCheckpoint(**options))
 
 
-# monitors -----------------------------------------------------------------------------------------------------------
+# monitors -----------------------------------------------------------------------------------------
 
 
 def scores(checkpoint):
-    return {os.path.basename(path): round(float(score), 6) for path, score in checkpoint.best_k_models.items()}
+    return {
+        os.path.basename(path): round(float(score), 6)
+        for path, score in checkpoint.best_k_models.items()
+    }
 
 
 @pytest.mark.parametrize(
     ("rhythm", "options", "expected"),
     [
         ({"every_n_train_steps": 2}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
-        ({"every_n_train_steps": 2}, {"val_check_interval": 2}, {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5, 10: 0.4, 12: 0.3}),
+        (
+            {"every_n_train_steps": 2},
+            {"val_check_interval": 2},
+            {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5, 10: 0.4, 12: 0.3},
+        ),
         ({"every_n_train_steps": 3}, {"val_check_interval": 2}, {4: 2.0, 6: 1.0, 10: 0.4, 12: 0.3}),
         ({"every_n_train_steps": 3}, {"num_sanity_val_steps": 1}, {4: 3.0, 8: 2.0, 12: 1.0}),
         ({"train_time_interval": timedelta(0)}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
-        ({"save_on_train_epoch_end": True}, {"check_val_every_n_epoch": 2, "max_epochs": 4}, {8: 3.0, 16: 2.0}),
+        (
+            {"save_on_train_epoch_end": True},
+            {"check_val_every_n_epoch": 2, "max_epochs": 4},
+            {8: 3.0, 16: 2.0},
+        ),
         ({"every_n_train_steps": 2, "save_top_k": 1}, {}, {12: 1.0}),
     ],
 )
 def test_what_is_due_is_saved_as_it_is_validated_next(tmp_path, rhythm, options, expected):
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", **{"save_top_k": -1, **rhythm})
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", "{step}", monitor="val_loss", **{"save_top_k": -1, **rhythm}
+    )
     fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 1.0, 0.5, 0.4, 0.3], **options)
     assert scores(checkpoint) == {f"step={step}.ckpt": score for step, score in expected.items()}
     for step in expected:
@@ -325,20 +402,27 @@ def test_the_mean_of_a_training_epoch_is_waited_for(tmp_path, validate):
             self.log("mean", float(self.current_epoch), on_step=False, on_epoch=True)
             return super().training_step(batch, batch_idx)
 
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="mean", every_n_train_steps=2, save_top_k=-1)
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", "{step}", monitor="mean", every_n_train_steps=2, save_top_k=-1
+    )
     fit(tmp_path, checkpoint, module=Counting(), max_epochs=2, validate=validate)
     assert scores(checkpoint) == {"step=4.ckpt": 0.0, "step=8.ckpt": 1.0}
 
 
 def test_what_no_validation_has_judged_before_the_end_is_told(tmp_path):
     options = {"val_losses": [1.0], "max_steps": 7}
-    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_top_k=-1)
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_top_k=-1
+    )
     with pytest.warns(
-        UserWarning, match=r"not kept what was due before training ended with step 7: no validation came"
+        UserWarning,
+        match=r"not kept what was due before training ended with step 7: no validation came",
     ):
         fit(tmp_path, checkpoint, **options)
     assert scores(checkpoint) == {"step=4.ckpt": 1.0}
-    checkpoint = ModelCheckpoint(tmp_path / "d", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+    checkpoint = ModelCheckpoint(
+        tmp_path / "d", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(tmp_path, checkpoint, **options)
@@ -348,7 +432,9 @@ def test_what_no_validation_has_judged_before_the_end_is_told(tmp_path):
 
 def test_a_run_goes_on_with_a_save_that_waits(tmp_path):
     def make():
-        return ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+        return ModelCheckpoint(
+            tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True
+        )
 
     never = r"has kept nothing as the best: it monitors 'val_loss', which was not logged"
     with pytest.warns(UserWarning, match=never):
@@ -366,19 +452,32 @@ def test_counters_may_be_monitored(tmp_path):
     assert checkpoint.best_model_score == 12
 
 
-# state --------------------------------------------------------------------------------------------------------------
+# state --------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_of_another_folder_are_not_touched(tmp_path):
-    fit(tmp_path, ModelCheckpoint(tmp_path / "a", "{epoch}", monitor="val_loss"), val_losses=[1.0], max_epochs=1)
+    fit(
+        tmp_path,
+        ModelCheckpoint(tmp_path / "a", "{epoch}", monitor="val_loss"),
+        val_losses=[1.0],
+        max_epochs=1,
+    )
     resumed = ModelCheckpoint(tmp_path / "b", "{epoch}", monitor="val_loss")
-    fit(tmp_path, resumed, val_losses=[0.5], max_epochs=2, ckpt_path=str(tmp_path / "a/epoch=0.ckpt"))
+    fit(
+        tmp_path,
+        resumed,
+        val_losses=[0.5],
+        max_epochs=2,
+        ckpt_path=str(tmp_path / "a/epoch=0.ckpt"),
+    )
     assert names(tmp_path / "a") == ["epoch=0.ckpt"]
     assert names(tmp_path / "b") == ["epoch=1.ckpt"]
 
 
 def test_two_that_cannot_be_told_apart(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"Two callbacks have the state key .*Override state_key"):
+    with pytest.raises(
+        ConfigurationError, match=r"Two callbacks have the state key .*Override state_key"
+    ):
         make_trainer(tmp_path, ModelCheckpoint("a"), ModelCheckpoint("b"))
 
 
@@ -405,7 +504,9 @@ def test_checkpoints_hold_what_callbacks_after_them_in_the_list_have_reached(tmp
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_each_of_two_knows_what_the_other_has_judged(tmp_path, monkeypatch, is_behind, is_killed):
-    """From the file of either a run goes on with what both had; also if it was killed between the two files."""
+    """From the file of either a run goes on with what both had; also if it was killed between the
+    two files.
+    """
 
     def make():
         first = ModelCheckpoint(tmp_path / "newest", "{epoch}", save_last=True)
@@ -429,7 +530,14 @@ def test_each_of_two_knows_what_the_other_has_judged(tmp_path, monkeypatch, is_b
     module = Tiny(losses)
     module.num_validations = 2
     name = "newest/epoch=1.ckpt" if is_behind else "best/epoch=1.ckpt"
-    fit(tmp_path, *both, module=module, max_epochs=3, ckpt_path=str(tmp_path / name), plugins=[TorchCheckpointIO()])
+    fit(
+        tmp_path,
+        *both,
+        module=module,
+        max_epochs=3,
+        ckpt_path=str(tmp_path / name),
+        plugins=[TorchCheckpointIO()],
+    )
     assert scores(second) == {"epoch=1.ckpt": 1.0}
     assert read(second.best_model_path)["progress"]["epoch"] == 2
     assert names(tmp_path / "best") == ["epoch=1.ckpt", "last.ckpt"]
@@ -438,7 +546,9 @@ def test_each_of_two_knows_what_the_other_has_judged(tmp_path, monkeypatch, is_b
 
 def test_equal_names_of_two_get_versions_before_anything_is_written(tmp_path):
     """Validation comes within the accumulation window, at whose end both are written."""
-    both = [ModelCheckpoint(tmp_path / "c", monitor="val_loss", mode=mode) for mode in ("min", "max")]
+    both = [
+        ModelCheckpoint(tmp_path / "c", monitor="val_loss", mode=mode) for mode in ("min", "max")
+    ]
     fit(tmp_path, *both, val_check_interval=3, accumulate_grad_batches=2, max_epochs=1)
     assert both[0].best_model_path != both[1].best_model_path
     assert names(tmp_path / "c") == sorted(os.path.basename(each.best_model_path) for each in both)
@@ -453,7 +563,10 @@ def test_two_with_one_file(tmp_path, is_known):
     """Before work, or where names differ until they are filled."""
     one = overwriting(tmp_path / "c", "epoch=0", "val_loss")
     other = overwriting(tmp_path / "c", "epoch=0" if is_known else "{epoch}", "train_loss")
-    with pytest.raises(ConfigurationError, match=r"would write .*epoch=0.*: each would replace what the other keeps"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"would write .*epoch=0.*: each would replace what the other keeps",
+    ):
         fit(tmp_path, one, other, max_epochs=1)
     assert not (tmp_path / "c").exists()
 
@@ -476,7 +589,9 @@ def test_an_exception_does_not_replace_the_best(tmp_path):
 
     with pytest.raises(GoneError):
         fit(tmp_path, checkpoint, LambdaCallback(on_train_batch_end=end))
-    steps = [read(tmp_path / name)["progress"]["global_step"] for name in ("best.ckpt", "best-v1.ckpt")]
+    steps = [
+        read(tmp_path / name)["progress"]["global_step"] for name in ("best.ckpt", "best-v1.ckpt")
+    ]
     assert steps == [4, 5]
 
 
@@ -495,7 +610,9 @@ def test_a_later_fit_begins_anew(tmp_path):
 
 
 def test_states_are_found_wherever_the_classes_stand(tmp_path):
-    """A class that was pickled by value, as cloudpickle does it, has another `__qualname__` where it is unpickled."""
+    """A class that was pickled by value, as cloudpickle does it, has another `__qualname__` where
+    it is unpickled.
+    """
     loaded = []
 
     def callbacks(where):
@@ -520,7 +637,7 @@ def test_states_are_found_wherever_the_classes_stand(tmp_path):
     assert loaded == [{"is": "kept"}, "saves"]
 
 
-# weights only -------------------------------------------------------------------------------------------------------
+# weights only -------------------------------------------------------------------------------------
 
 
 def test_weights_only(tmp_path):
@@ -532,19 +649,23 @@ def test_weights_only(tmp_path):
     other.layer.weight.data.fill_(9.0)
     trainer.validate(other, loader(), ckpt_path=checkpoint.best_model_path)
     assert torch.equal(other.layer.weight, saved["model"]["layer.weight"])
-    with pytest.raises(CheckpointError, match=r"holds weights only, so training can't go on from it"):
+    with pytest.raises(
+        CheckpointError, match=r"holds weights only, so training can't go on from it"
+    ):
         fit(tmp_path, ModelCheckpoint(), ckpt_path=checkpoint.best_model_path, max_epochs=9)
 
 
 def test_verbose(tmp_path, capsys):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", verbose=True)
     fit(tmp_path, checkpoint, max_epochs=1)
-    assert f"ModelCheckpoint: step 4 is saved in {tmp_path}/c/epoch=0.ckpt" in capsys.readouterr().out
+    assert (
+        f"ModelCheckpoint: step 4 is saved in {tmp_path}/c/epoch=0.ckpt" in capsys.readouterr().out
+    )
     fit(tmp_path, ModelCheckpoint(tmp_path / "quiet"), max_epochs=1)
     assert capsys.readouterr().out == ""
 
 
-# bad input ----------------------------------------------------------------------------------------------------------
+# bad input ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -559,7 +680,10 @@ def test_verbose(tmp_path, capsys):
             {"every_n_epochs": 1, "every_n_train_steps": 5},
             r"got every_n_train_steps and every_n_epochs; expected one of them",
         ),
-        ({"train_time_interval": "1:00"}, r"train_time_interval='1:00': expected a timedelta, .* or 'DD:HH:MM:SS'"),
+        (
+            {"train_time_interval": "1:00"},
+            r"train_time_interval='1:00': expected a timedelta, .* or 'DD:HH:MM:SS'",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(options, message):
@@ -568,5 +692,7 @@ def test_arguments_that_cannot_be(options, message):
 
 
 def test_one_that_was_switched_off(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"enable_checkpointing=False, and callbacks has a ModelCheckpoint"):
+    with pytest.raises(
+        ConfigurationError, match=r"enable_checkpointing=False, and callbacks has a ModelCheckpoint"
+    ):
         make_trainer(tmp_path, ModelCheckpoint(), enable_checkpointing=False)

@@ -80,13 +80,25 @@ def test_units_where_there_are_some(tmp_path, capsys):
 def test_with_an_example_sizes_and_operations_too(tmp_path, capsys):
     lines = summary_of(tmp_path, capsys, WithExample())
     assert lines[0].split() == ["name", "type", "params", "mode", "FLOPs", "in", "out"]
-    assert lines[2].split() == ["0", "layer", "Linear", "3", "train", "20", "[5,", "2]", "[5,", "1]"]
+    assert lines[2].split() == [
+        "0",
+        "layer",
+        "Linear",
+        "3",
+        "train",
+        "20",
+        "[5,",
+        "2]",
+        "[5,",
+        "1]",
+    ]
     # 2 * batch * in * out operations a layer
     assert "140       floating-point operations in a forward of the example" in lines
 
 
 @pytest.mark.parametrize(
-    "example", [(torch.zeros(1, 2), torch.zeros(1, 2)), {"y": torch.zeros(1, 2), "x": torch.zeros(1, 2)}]
+    "example",
+    [(torch.zeros(1, 2), torch.zeros(1, 2)), {"y": torch.zeros(1, 2), "x": torch.zeros(1, 2)}],
 )
 def test_examples_of_several_arguments(tmp_path, capsys, example):
     class Two(Tiny):
@@ -95,11 +107,14 @@ def test_examples_of_several_arguments(tmp_path, capsys, example):
         def forward(self, x, y=None):
             return self.layer(x if y is None else x + y)
 
-    assert "4         floating-point operations in a forward of the example" in summary_of(tmp_path, capsys, Two())
+    assert "4         floating-point operations in a forward of the example" in summary_of(
+        tmp_path, capsys, Two()
+    )
 
 
 @pytest.mark.parametrize(
-    ("depth", "names"), [(0, []), (1, ["layer", "body"]), (-1, ["layer", "body", "body.0", "body.1", "body.2"])]
+    ("depth", "names"),
+    [(0, []), (1, ["layer", "body"]), (-1, ["layer", "body", "body.0", "body.1", "body.2"])],
 )
 def test_depth(tmp_path, capsys, depth, names):
     lines = summary_of(tmp_path, capsys, Nested(), ModelSummary(max_depth=depth))
@@ -142,14 +157,25 @@ def test_a_rich_table_for_a_terminal():
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.0 K"), (1_234_567, "1.2 M"), (7e9, "7.0 B"), (10**18, "1000.0 P")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.0 K"),
+        (1_234_567, "1.2 M"),
+        (7e9, "7.0 B"),
+        (10**18, "1000.0 P"),
+    ],
 )
 def test_shorten(number, text):
     assert shorten(int(number)) == text
 
 
 def test_what_contradicts_it(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"enable_model_summary=False, and callbacks has a ModelSummary"):
+    with pytest.raises(
+        ConfigurationError, match=r"enable_model_summary=False, and callbacks has a ModelSummary"
+    ):
         make_trainer(tmp_path, ModelSummary())
-    with pytest.raises(ConfigurationError, match=r"ModelSummary\(max_depth=-2\): expected 0 or more, or -1"):
+    with pytest.raises(
+        ConfigurationError, match=r"ModelSummary\(max_depth=-2\): expected 0 or more, or -1"
+    ):
         ModelSummary(max_depth=-2)

@@ -43,7 +43,7 @@ def fit(root, bar, *others, module=None, **options):
     return trainer
 
 
-# redrawn ------------------------------------------------------------------------------------------------------------
+# redrawn ------------------------------------------------------------------------------------------
 
 
 def test_bars_and_a_table(tmp_path):
@@ -53,12 +53,24 @@ def test_bars_and_a_table(tmp_path):
     trainer.test(Tiny(), loader())
     trainer.validate(Tiny([0.125]), loader())
     text = text_of(console)
-    for shown in ("Sanity check", "Epoch 0/1", "Epoch 1/1", "Validation", "Test", "4/4", "it/s", "━"):
+    for shown in (
+        "Sanity check",
+        "Epoch 0/1",
+        "Epoch 1/1",
+        "Validation",
+        "Test",
+        "4/4",
+        "it/s",
+        "━",
+    ):
         assert shown in text
     lines = [line.split() for line in text.splitlines()]
     assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in lines
     rows = [line for line in lines if len(line) == 6 and line[:1] in (["0"], ["1"])]
-    assert [(row[0], row[1], row[5]) for row in rows] == [("0", "4", "0.5000"), ("1", "8", "0.2500")]
+    assert [(row[0], row[1], row[5]) for row in rows] == [
+        ("0", "4", "0.5000"),
+        ("1", "8", "0.2500"),
+    ]
     assert any(line.startswith("Test: test_loss 0.") for line in text.splitlines())
     assert "Validation: val_loss 0.1250" in text.splitlines()
 
@@ -71,7 +83,10 @@ def test_the_screen_is_left_in_order(tmp_path):
         console = terminal()
         with pytest.raises(RuntimeError):
             fit(tmp_path, RichProgressBar(console=console), LambdaCallback(**{hook: fail}))
-        shown, hidden = console.file.getvalue().count("\x1b[?25h"), console.file.getvalue().count("\x1b[?25l")
+        shown, hidden = (
+            console.file.getvalue().count("\x1b[?25h"),
+            console.file.getvalue().count("\x1b[?25l"),
+        )
         assert shown == hidden > 0, "the cursor is visible again"
     assert type(sys.stdout).__name__ != "FileProxy"
 
@@ -83,9 +98,15 @@ def test_metrics_that_do_not_fit_are_cut(tmp_path):
             return super().training_step(batch, batch_idx)
 
     console = terminal(width=70)
-    fit(tmp_path, RichProgressBar(console=console, refresh_interval_s=1e-9, leave=False), module=Many())
+    fit(
+        tmp_path,
+        RichProgressBar(console=console, refresh_interval_s=1e-9, leave=False),
+        module=Many(),
+    )
     lengths = [len(line) for part in text_of(console).split("\r") for line in part.splitlines()]
-    assert max(lengths) <= 70 - len("^C"), "with what a terminal writes there, a line is cleared as one"
+    assert max(lengths) <= 70 - len("^C"), (
+        "with what a terminal writes there, a line is cleared as one"
+    )
     assert not any(line.startswith("epoch") for line in text_of(console).splitlines())
 
 
@@ -114,13 +135,16 @@ def test_a_loader_without_a_length(tmp_path):
         def predict_step(self, batch, batch_idx, dataloader_idx=0):
             return self(batch[0])
 
-    make_trainer(tmp_path, bar, enable_progress_bar=True).predict(Predicting(), [Endless(), loader()])
+    make_trainer(tmp_path, bar, enable_progress_bar=True).predict(
+        Predicting(), [Endless(), loader()]
+    )
     counts = re.findall(r"Prediction \S+ (\d+) ", text_of(console).replace("\r", "\n"))
     assert max(map(int, counts)) == 4, "of the first, nobody knows how many there are"
 
 
 def test_a_bar_of_unknown_length_is_empty():
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)  # draws what is done alone
+    # draws what is done alone
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
     for total in (float("inf"), 4):
         view, task = LiveView(console, 1), ProgressTask("Epoch", total)
         view.begin(task)
@@ -133,8 +157,15 @@ def test_a_bar_of_unknown_length_is_empty():
 @pytest.mark.slow
 def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
     leader, follower = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen([sys.executable, PROGRAM, tmp_path], stdout=follower, stderr=follower, env=environment)
+    environment = {
+        **os.environ,
+        "TERM": "xterm",
+        "COLUMNS": "80",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, PROGRAM, tmp_path], stdout=follower, stderr=follower, env=environment
+    )
     os.close(follower)
     written = b""
     try:
@@ -154,7 +185,7 @@ def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
     assert "trainable parameters" in text
 
 
-# lines --------------------------------------------------------------------------------------------------------------
+# lines --------------------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_the_table_is_plain_and_rich_stays_out(tmp_path):
@@ -166,7 +197,10 @@ def test_without_a_terminal_the_table_is_plain_and_rich_stays_out(tmp_path):
     assert "Epoch" not in out.stdout
     lines = [line.split() for line in out.stdout.splitlines()]
     assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in lines
-    assert [line[:2] for line in lines if len(line) == 6 and line[0] in "01"] == [["0", "4"], ["1", "8"]]
+    assert [line[:2] for line in lines if len(line) == 6 and line[0] in "01"] == [
+        ["0", "4"],
+        ["1", "8"],
+    ]
     told, is_imported = out.stdout.splitlines()[-2:]
     assert told.startswith("Test: test_loss ")
     assert is_imported == "False"
@@ -178,18 +212,26 @@ def test_a_long_epoch_has_lines_in_between(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     epochs = [line for line in lines if line.startswith("Epoch 0/0  ")]
     assert [line.split()[2] for line in epochs] == ["1/4", "2/4", "3/4", "4/4"]
-    assert re.fullmatch(r"Epoch 0/0  4/4  \S+ (it/s|s/it)  \d:\d\d < \d:\d\d  train_loss \d.*", epochs[-1])
+    assert re.fullmatch(
+        r"Epoch 0/0  4/4  \S+ (it/s|s/it)  \d:\d\d < \d:\d\d  train_loss \d.*", epochs[-1]
+    )
     assert any(line.startswith("Validation  3/4") for line in lines)
     assert any(line.startswith("Sanity check  1/1") for line in lines)
 
 
 def test_columns_that_come_later_bring_a_new_header(tmp_path, capsys):
-    fit(tmp_path, RichProgressBar(), max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0)
-    headers = [line.split()[4:] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    fit(
+        tmp_path, RichProgressBar(), max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0
+    )
+    headers = [
+        line.split()[4:]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("epoch")
+    ]
     assert headers == [["train_loss"], ["train_loss", "val_loss"]]
 
 
-# what it costs ------------------------------------------------------------------------------------------------------
+# what it costs ------------------------------------------------------------------------------------
 
 
 def test_metrics_are_read_only_when_something_is_drawn(tmp_path):
@@ -210,7 +252,7 @@ def test_metrics_are_read_only_when_something_is_drawn(tmp_path):
     assert reads == [4, 8]
 
 
-# which one ----------------------------------------------------------------------------------------------------------
+# which one ----------------------------------------------------------------------------------------
 
 
 def test_a_bar_of_the_users_own_replaces_it(tmp_path):
@@ -283,7 +325,8 @@ def test_long_names_stand_on_few_lines_where_there_is_room(monkeypatch, columns,
     heads, width = heads_of(NAMES)
     assert len(heads) == height
     assert width <= columns
-    assert set(re.findall("[a-z]+", " ".join(heads))) >= set(re.findall("[a-z]+", " ".join(NAMES)))  # none is broken
+    # none is broken
+    assert set(re.findall("[a-z]+", " ".join(heads))) >= set(re.findall("[a-z]+", " ".join(NAMES)))
 
 
 def test_a_file_has_room(monkeypatch):
@@ -293,12 +336,17 @@ def test_a_file_has_room(monkeypatch):
 
 
 def test_what_contradicts_it(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"enable_progress_bar=False, and callbacks has a RichProgressBar"):
+    with pytest.raises(
+        ConfigurationError, match=r"enable_progress_bar=False, and callbacks has a RichProgressBar"
+    ):
         make_trainer(tmp_path, RichProgressBar())
-    with pytest.raises(ConfigurationError, match=r"callbacks has RichProgressBar and RichProgressBar; expected one"):
+    with pytest.raises(
+        ConfigurationError, match=r"callbacks has RichProgressBar and RichProgressBar; expected one"
+    ):
         make_trainer(tmp_path, RichProgressBar(), RichProgressBar(), enable_progress_bar=True)
     with pytest.raises(
-        ConfigurationError, match=r"RichProgressBar\(refresh_interval_s=0\): expected a positive number"
+        ConfigurationError,
+        match=r"RichProgressBar\(refresh_interval_s=0\): expected a positive number",
     ):
         RichProgressBar(refresh_interval_s=0)
 
@@ -308,7 +356,7 @@ def test_it_pickles():
     assert bar.line_interval_s == 7
 
 
-# numbers ------------------------------------------------------------------------------------------------------------
+# numbers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.9, "1:05"), (3661, "1:01:01")])
@@ -318,7 +366,14 @@ def test_seconds(seconds, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.5, "0.5000"), (3.0, "3"), (1234.56, "1235"), (1e-7, "1.000e-07"), (float("nan"), "nan"), (float("inf"), "inf")],
+    [
+        (0.5, "0.5000"),
+        (3.0, "3"),
+        (1234.56, "1235"),
+        (1e-7, "1.000e-07"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
 )
 def test_values(value, text):
     assert format_value(value) == text
@@ -328,7 +383,7 @@ def test_nobody_knows_how_long_an_endless_loader_takes():
     assert ProgressTask("Epoch", float("inf")).remaining_s is None
 
 
-# in a notebook ------------------------------------------------------------------------------------------------------
+# in a notebook ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -359,13 +414,18 @@ print(next(each.choice for each in fit(False) if each.subject == "strategy"))
 
         def process_message(self, message, cell, cell_index):
             if message["msg_type"] in ("display_data", "update_display_data"):
-                self.__dict__.setdefault("updates", []).append((cell_index, message["content"]["data"]["text/plain"]))
+                self.__dict__.setdefault("updates", []).append(
+                    (cell_index, message["content"]["data"]["text/plain"])
+                )
             return super().process_message(message, cell, cell_index)
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # else in the home
+    # else in the home
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(part) for part in (ranks, "fit(True)")])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(part) for part in (ranks, "fit(True)")]
+    )
     client = Watching(notebook, timeout=int(100 * slowness()), allow_errors=True)
     client.execute()
     of_ranks, of_error = (cell.outputs for cell in notebook.cells)
@@ -375,9 +435,14 @@ print(next(each.choice for each in fit(False) if each.subject == "strategy"))
     assert done[0] == 0
     assert len(done) > 2
     (shown,) = (output.data for output in of_ranks if output.output_type == "display_data")
-    assert shown == {"text/plain": "", "text/html": ""}, "the bar is gone at the end, and takes no room"
+    assert shown == {"text/plain": "", "text/html": ""}, (
+        "the bar is gone at the end, and takes no room"
+    )
     printed = "".join(output.text for output in of_ranks if output.output_type == "stream")
-    assert [line.split()[:2] for line in printed.splitlines()[-3:-1]] == [["epoch", "step"], ["0", "6"]]
+    assert [line.split()[:2] for line in printed.splitlines()[-3:-1]] == [
+        ["epoch", "step"],
+        ["0", "6"],
+    ]
     assert printed.splitlines()[-1] == "ddp_notebook"
     (error,) = (output for output in of_error if output.output_type == "error")
     assert re.search(r"Rank .*KeyError: 'a bug'", "\n".join(error.traceback).splitlines()[-1])

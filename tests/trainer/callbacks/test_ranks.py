@@ -10,13 +10,21 @@ import pytest
 import torch
 
 from core import WorkerError
-from core.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
+from core.callbacks import (
+    EarlyStopping,
+    ModelCheckpoint,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    Timer,
+)
 from core_testing import in_one_process
 from support.tiny import Tiny, loader, make_trainer
 
 
 class Torn(Tiny):
-    """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no `x`."""
+    """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no
+    `x`.
+    """
 
     def validation_step(self, batch, batch_idx):
         rank, epoch = self.global_rank, self.current_epoch
@@ -29,8 +37,11 @@ class Torn(Tiny):
 def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
-    checkpoint, stopping = pickle.loads(pickle.dumps((checkpoint, stopping)))  # as on the way to spawned ranks
-    trainer = make_trainer(tmp_path, checkpoint, stopping, strategy="ddp_fork", devices=2, max_epochs=5)
+    # as on the way to spawned ranks
+    checkpoint, stopping = pickle.loads(pickle.dumps((checkpoint, stopping)))
+    trainer = make_trainer(
+        tmp_path, checkpoint, stopping, strategy="ddp_fork", devices=2, max_epochs=5
+    )
     trainer.fit(Torn(), loader(16), loader())
     assert (trainer.current_epoch, trainer.global_step) == (4, 16)
     names = sorted(name for name in os.listdir(tmp_path / "c") if not name.endswith(".digest"))
@@ -58,7 +69,9 @@ def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_pat
 
         def configure_optimizers(self):
             optimizer = super().configure_optimizers()
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=0, factor=0.5
+            )
             return {
                 "optimizer": optimizer,
                 "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "own"},
@@ -73,7 +86,10 @@ def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_pat
 
 def test_they_stop_by_rank_0s_clock(tmp_path):
     def train():
-        timer, checkpoint = Timer({"seconds": 0.3}), ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(0))
+        timer, checkpoint = (
+            Timer({"seconds": 0.3}),
+            ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(0)),
+        )
         module = fit(Torn(), tmp_path, timer, checkpoint, max_epochs=-1, limit_val_batches=0)
         assert timer.time_elapsed() >= 0.3
         assert os.path.exists(checkpoint.best_model_path)
@@ -101,7 +117,9 @@ def test_they_have_the_same_average_and_statistics(tmp_path):
 
 
 def test_one_of_them_draws(tmp_path, capsys):
-    in_one_process(lambda: fit(Tiny(), tmp_path, RichProgressBar(), enable_progress_bar=True, max_epochs=1))
+    in_one_process(
+        lambda: fit(Tiny(), tmp_path, RichProgressBar(), enable_progress_bar=True, max_epochs=1)
+    )
     assert capsys.readouterr().out.count("train_loss") == 1
 
 
@@ -121,4 +139,7 @@ def test_an_exception_in_one_of_them_saves_nothing_and_says_so(tmp_path, capfd):
     with pytest.raises(WorkerError, match="broken"):
         fit(Broken(), tmp_path, saver, strategy="ddp_fork", max_epochs=2)
     assert not (tmp_path / "c").exists()
-    assert "RuntimeError came in a run of 2 processes, which can't be brought to save" in capfd.readouterr().err
+    assert (
+        "RuntimeError came in a run of 2 processes, which can't be brought to save"
+        in capfd.readouterr().err
+    )

@@ -61,11 +61,17 @@ def test_a_later_fit_begins_anew(tmp_path):
 
 
 def test_arguments_that_cannot_be():
-    with pytest.raises(ConfigurationError, match=r"Timer\(interval='batch'\): expected 'step' or 'epoch'"):
+    with pytest.raises(
+        ConfigurationError, match=r"Timer\(interval='batch'\): expected 'step' or 'epoch'"
+    ):
         Timer(interval="batch")
-    with pytest.raises(ConfigurationError, match=r"duration='1h': expected a timedelta, a dict such as"):
+    with pytest.raises(
+        ConfigurationError, match=r"duration='1h': expected a timedelta, a dict such as"
+    ):
         Timer("1h")
     with pytest.raises(ConfigurationError, match=r"duration=datetime.timedelta.*: expected"):
         Timer(timedelta(seconds=-1))
-    with pytest.raises(ConfigurationError, match=r"A Timer has no stage 'fit'; expected one of 'train'"):
+    with pytest.raises(
+        ConfigurationError, match=r"A Timer has no stage 'fit'; expected one of 'train'"
+    ):
         Timer().time_elapsed("fit")

@@ -39,7 +39,7 @@ def without(name, base=Missing):
     return type("Missing", (base,), {key: value for key, value in methods.items() if key != name})()
 
 
-# what spawned processes need ----------------------------------------------------------------------------------------
+# what spawned processes need ----------------------------------------------------------------------
 
 
 class LeavesOut:
@@ -50,7 +50,9 @@ class LeavesOut:
         return {}
 
 
-@pytest.mark.parametrize("place", ["module.helper.lock", "callbacks[0].lock", "module.helper['lock']"])
+@pytest.mark.parametrize(
+    "place", ["module.helper.lock", "callbacks[0].lock", "module.helper['lock']"]
+)
 def test_what_cannot_be_pickled_is_named_by_its_attribute(place):
     net, callback, lock = Net(), Callback(), threading.Lock()
     callback.left_out = LeavesOut()
@@ -58,25 +60,33 @@ def test_what_cannot_be_pickled_is_named_by_its_attribute(place):
         callback.lock = lock
     else:
         net.helper = {"lock": lock} if "[" in place else SimpleNamespace(lock=lock)
-    message = rf"need, and run\.{re.escape(place)} can't be pickled: cannot pickle '_thread\.lock' object\."
+    message = (
+        rf"need, and run\.{re.escape(place)} can't be pickled: cannot pickle '_thread\.lock' "
+        r"object\."
+    )
     with pytest.raises(LaunchError, match=message):
         fit(net, strategy="ddp_spawn", devices=2, callbacks=[callback])
 
 
-# the module ---------------------------------------------------------------------------------------------------------
+# the module ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
 @pytest.mark.parametrize("base", [Missing, Module])
 def test_a_missing_method(name, base):
-    with pytest.raises(ModuleError, match=rf"Missing has no {name}\(\), which fit needs. Define it\.$"):
+    with pytest.raises(
+        ModuleError, match=rf"Missing has no {name}\(\), which fit needs. Define it\.$"
+    ):
         fit(without(name, base))
 
 
 def test_a_misspelt_method():
     module = without("training_step")
     type(module).trainning_step = lambda self, batch: None
-    with pytest.raises(ModuleError, match=r"has no training_step\(\).* There is trainning_step\(\): was that meant\?"):
+    with pytest.raises(
+        ModuleError,
+        match=r"has no training_step\(\).* There is trainning_step\(\): was that meant\?",
+    ):
         fit(module)
 
 
@@ -89,12 +99,17 @@ def test_a_misspelt_method():
     ],
 )
 def test_something_that_is_no_module(given, described):
-    with pytest.raises(ModuleError, match=rf"fit got {described}.*; expected a core.Module, or another nn.Module, and"):
+    with pytest.raises(
+        ModuleError,
+        match=rf"fit got {described}.*; expected a core.Module, or another nn.Module, and",
+    ):
         fit(given)
 
 
 def test_a_missing_validation_step():
-    with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validation during fit needs"):
+    with pytest.raises(
+        ModuleError, match=r"Net has no validation_step\(\), which validation during fit needs"
+    ):
         fit(Net(), batches(), batches())
     with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validate needs"):
         quiet_trainer().validate(Net(), batches())
@@ -105,7 +120,10 @@ def test_a_validation_step_without_data():
         def validation_step(self, batch):
             pass
 
-    with pytest.warns(UserWarning, match=r"Validating has a validation_step\(\), and no validation loader was given"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Validating has a validation_step\(\), and no validation loader was given",
+    ):
         fit(Validating())
     fit(Validating(), limit_val_batches=0)
 
@@ -118,11 +136,17 @@ class Fixed(Net):
 def test_training_without_an_optimizer():
     module = Fixed()
     before = module.layer.weight.clone()
-    with pytest.warns(UserWarning, match="Fixed.configure_optimizers returned no optimizer: training without one, no"):
+    with pytest.warns(
+        UserWarning,
+        match="Fixed.configure_optimizers returned no optimizer: training without one, no",
+    ):
         trainer = fit(module)
     assert torch.equal(module.layer.weight, before)
     assert trainer.global_step == 0
-    with pytest.raises(ConfigurationError, match=r"max_steps=5 counts optimizer steps, and .* returned no optimizer"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"max_steps=5 counts optimizer steps, and .* returned no optimizer",
+    ):
         fit(Fixed(), max_steps=5, max_epochs=-1)
 
 
@@ -140,9 +164,18 @@ def test_without_an_optimizer_nor_a_graph():
         (1.5, "float 1.5.*; expected a scalar tensor, a dict"),
         ({"los": torch.ones(())}, r"a dict with \['los'\].*; expected a scalar tensor, a dict"),
         ({"loss": 2}, r"dict {'loss': 2}.*; expected a scalar tensor, a dict"),
-        (torch.ones(3, requires_grad=True), r"a tensor of shape \(3,\).*; expected a scalar tensor, a dict"),
-        ({"loss": torch.ones(2, 2, requires_grad=True)}, r"a tensor of shape \(2, 2\).*; expected a scalar tensor"),
-        (torch.ones(()), r"a loss without a graph, so that nothing can be learned.*don't detach it"),
+        (
+            torch.ones(3, requires_grad=True),
+            r"a tensor of shape \(3,\).*; expected a scalar tensor, a dict",
+        ),
+        (
+            {"loss": torch.ones(2, 2, requires_grad=True)},
+            r"a tensor of shape \(2, 2\).*; expected a scalar tensor",
+        ),
+        (
+            torch.ones(()),
+            r"a loss without a graph, so that nothing can be learned.*don't detach it",
+        ),
     ],
 )
 def test_a_wrong_return_type(output, described):
@@ -155,7 +188,9 @@ def test_a_wrong_return_type(output, described):
 def test_a_step_of_the_modules_own_in_automatic_optimization():
     module = Net()
     module.training_step = lambda batch: module.optimizers().step()
-    with pytest.raises(ModuleError, match=r"training_step steps an optimizer, and so does the loop"):
+    with pytest.raises(
+        ModuleError, match=r"training_step steps an optimizer, and so does the loop"
+    ):
         fit(module)
 
 
@@ -178,18 +213,28 @@ class Skipping(Net):
 
 
 def test_none_skips_a_batch():
-    with pytest.warns(UserWarning, match="Skipping.training_step returned None for batch 1 of epoch 0: the") as caught:
+    with pytest.warns(
+        UserWarning, match="Skipping.training_step returned None for batch 1 of epoch 0: the"
+    ) as caught:
         assert fit(Skipping(1, 2), max_epochs=2).global_step == 2
     assert len(caught) == 1
     assert "If that isn't meant, end it with `return loss`" in str(caught[0].message)
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"max_epochs": -1, "max_steps": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2}, {"max_epochs": -1, "max_steps": 3}]
+)
 def test_a_forgotten_return(options):
-    seen = "Skipping.training_step returned None for all 3 batches of epoch 0, so that nothing was learned. Expected"
+    seen = (
+        "Skipping.training_step returned None for all 3 batches of epoch 0, so that nothing was "
+        "learned. Expected"
+    )
     with (
         pytest.warns(UserWarning, match="returned None for batch 0 of epoch 0"),
-        pytest.raises(ModuleError, match=f"{seen} a scalar tensor.* `return loss`; or set self.automatic_optimization"),
+        pytest.raises(
+            ModuleError,
+            match=f"{seen} a scalar tensor.* `return loss`; or set self.automatic_optimization",
+        ),
     ):
         fit(Skipping(0, 1, 2), **options)
 
@@ -200,7 +245,9 @@ def evaluating(module):
 
 
 def test_none_for_an_optimizer_that_evaluates_the_loss():
-    with pytest.raises(ModuleError, match="None for batch 1 of epoch 0, and LBFGS evaluates the loss inside of its"):
+    with pytest.raises(
+        ModuleError, match="None for batch 1 of epoch 0, and LBFGS evaluates the loss inside of its"
+    ):
         fit(evaluating(Skipping(1)))
 
 
@@ -209,7 +256,10 @@ class Manual(Net):
 
 
 def test_manual_optimization_that_steps_nothing():
-    message = "No optimizer has updated parameters in the 3 batches of epoch 0: Manual has automatic_optimization = Fal"
+    message = (
+        "No optimizer has updated parameters in the 3 batches of epoch 0: Manual has "
+        "automatic_optimization = Fal"
+    )
     with pytest.warns(UserWarning, match=message) as caught:
         fit(Manual(), max_epochs=2)
     assert len(caught) == 1
@@ -225,7 +275,7 @@ def test_none_where_nothing_could_be_learned():
     assert len(caught) == 1
 
 
-# callbacks ----------------------------------------------------------------------------------------------------------
+# callbacks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,7 +294,7 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
     assert begun == []
 
 
-# arguments ----------------------------------------------------------------------------------------------------------
+# arguments ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,16 +306,35 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
         ),
         ({"deterministic": "yes"}, "deterministic='yes': expected True, False, or 'warn'"),
         ({"gradient_clip_val": -1}, "gradient_clip_val=-1: expected a positive number, or None"),
-        ({"gradient_clip_algorithm": "max"}, "gradient_clip_algorithm='max': expected 'norm' or 'value'"),
-        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0: expected an integer of at least 1"),
+        (
+            {"gradient_clip_algorithm": "max"},
+            "gradient_clip_algorithm='max': expected 'norm' or 'value'",
+        ),
+        (
+            {"accumulate_grad_batches": 0},
+            "accumulate_grad_batches=0: expected an integer of at least 1",
+        ),
         (
             {"precision": "16-mixed"},
-            "precision='16-mixed' is for GPUs, and this run is on a CPU.* Use precision='bf16-mixed'",
+            "precision='16-mixed' is for GPUs, and this run is on a CPU.* Use "
+            "precision='bf16-mixed'",
         ),
-        ({"compile": "max-autotune"}, "compile='max-autotune': expected True, False, or a dict of torch.compile's"),
-        ({"compile": {"mod": "default"}}, "compile has 'mod', which torch.compile doesn't take. Did you mean 'mode'"),
-        ({"compile": {"region": "units", "mod": 1}}, "compile has 'mod', .*; and core takes 'region'"),
-        ({"compile": {"mode": "default", "options": {"a": 1}}}, "compile has both 'mode' and 'options'"),
+        (
+            {"compile": "max-autotune"},
+            "compile='max-autotune': expected True, False, or a dict of torch.compile's",
+        ),
+        (
+            {"compile": {"mod": "default"}},
+            "compile has 'mod', which torch.compile doesn't take. Did you mean 'mode'",
+        ),
+        (
+            {"compile": {"region": "units", "mod": 1}},
+            "compile has 'mod', .*; and core takes 'region'",
+        ),
+        (
+            {"compile": {"mode": "default", "options": {"a": 1}}},
+            "compile has both 'mode' and 'options'",
+        ),
         (
             {"callbacks": "early", "strategy": "auto"},
             r"Unknown event hooks 'early'.* Callbacks are passed as instances",
@@ -296,26 +365,41 @@ def test_arguments_that_cannot_be_met(options, message):
     ],
 )
 def test_barebones_and_something_else(name, value):
-    with pytest.raises(ConfigurationError, match=rf"barebones=True leaves out everything .*, and {name}={value!r} was"):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"barebones=True leaves out everything .*, and {name}={value!r} was",
+    ):
         Trainer(accelerator="cpu", barebones=True, **{name: value})
 
 
 def test_sync_batchnorm_on_a_cpu():
-    with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True with DDPStrategy on the CPU: .*SyncBatchNorm"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"sync_batchnorm=True with DDPStrategy on the CPU: .*SyncBatchNorm",
+    ):
         quiet_trainer(sync_batchnorm=True, strategy="ddp", devices=1)
     assert fit(Net(), sync_batchnorm=True).global_step == 3  # one device has nothing to synchronize
 
 
 def test_an_optimizer_that_evaluates_the_loss_repeatedly():
-    with pytest.raises(ConfigurationError, match="accumulate_grad_batches=2, and LBFGS evaluates the loss several tim"):
+    with pytest.raises(
+        ConfigurationError,
+        match="accumulate_grad_batches=2, and LBFGS evaluates the loss several tim",
+    ):
         fit(evaluating(Net()), accumulate_grad_batches=2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2, and Manual has automatic_optimization=False"),
-        ({"gradient_clip_val": 1.0}, r"gradient_clip_val=1.0, and Manual .* Call self.clip_gradients\(optimizer"),
+        (
+            {"accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2, and Manual has automatic_optimization=False",
+        ),
+        (
+            {"gradient_clip_val": 1.0},
+            r"gradient_clip_val=1.0, and Manual .* Call self.clip_gradients\(optimizer",
+        ),
     ],
 )
 def test_manual_optimization_and_what_belongs_to_automatic(options, message):
@@ -323,7 +407,7 @@ def test_manual_optimization_and_what_belongs_to_automatic(options, message):
         fit(Manual(), **options)
 
 
-# capabilities -------------------------------------------------------------------------------------------------------
+# capabilities -------------------------------------------------------------------------------------
 
 
 class Limited(Strategy):
@@ -370,11 +454,13 @@ def test_what_needs_a_capability(module, options, message, capability):
 )
 def test_an_override_of_what_the_strategy_does_itself(capability, name):
     module = type("Own", (Net,), {name: print})()
-    with pytest.raises(UnsupportedError, match=f"Own overrides {name}, and Limited does that inside its own step"):
+    with pytest.raises(
+        UnsupportedError, match=f"Own overrides {name}, and Limited does that inside its own step"
+    ):
         fit(module, strategy=Limited(capability))
 
 
-# what nothing trains ------------------------------------------------------------------------------------------------
+# what nothing trains ------------------------------------------------------------------------------
 
 
 class Holding(Net):
@@ -387,7 +473,9 @@ class Holding(Net):
 
     def configure_optimizers(self):
         named = self.named_parameters()
-        return torch.optim.SGD([value for name, value in named if name.startswith(self.trained)], lr=0.1)
+        return torch.optim.SGD(
+            [value for name, value in named if name.startswith(self.trained)], lr=0.1
+        )
 
 
 def hidden(place):
@@ -404,7 +492,9 @@ def hidden(place):
     ],
 )
 def test_layers_that_parameters_does_not_find_are_named(hold):
-    with pytest.warns(UserWarning, match=r"Holding will not train 'blocks': .* nn.ModuleList or .*\(False\)") as caught:
+    with pytest.warns(
+        UserWarning, match=r"Holding will not train 'blocks': .* nn.ModuleList or .*\(False\)"
+    ) as caught:
         fit(Holding(hold))
     assert len(caught) == 1
 
@@ -424,7 +514,9 @@ def test_parameters_that_come_after_the_optimizers_are_named():
                 self.late = nn.Linear(1, 1)
             return super().training_step(batch, batch_idx) + self.late(torch.ones(1)).sum()
 
-    with pytest.warns(UserWarning, match=r"Late has made 'late.weight', 'late.bias' after its optimizers") as caught:
+    with pytest.warns(
+        UserWarning, match=r"Late has made 'late.weight', 'late.bias' after its optimizers"
+    ) as caught:
         fit(Late())
     assert len(caught) == 1
 

@@ -9,7 +9,9 @@ from support.small_nets import Net, batches, quiet_trainer
 
 
 class Logging(Net):
-    """Logs names in training, in each validation and, of `late`, where a run is beyond its beginning."""
+    """Logs names in training, in each validation and, of `late`, where a run is beyond its
+    beginning.
+    """
 
     def __init__(self, train=("train_loss",), validation=("val_loss",), late=(), monitor=None):
         super().__init__()
@@ -28,7 +30,11 @@ class Logging(Net):
         optimizer = super().configure_optimizers()
         if self.monitor is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": ReduceLROnPlateau(optimizer), "monitor": self.monitor}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": ReduceLROnPlateau(optimizer),
+            "monitor": self.monitor,
+        }
 
 
 class Composing(Logging):
@@ -41,11 +47,16 @@ class Composing(Logging):
 
 
 def fit(module, *callbacks, **options):
-    trainer = quiet_trainer(**{"num_sanity_val_steps": 1, "max_epochs": 1, **options}, callbacks=list(callbacks))
+    trainer = quiet_trainer(
+        **{"num_sanity_val_steps": 1, "max_epochs": 1, **options}, callbacks=list(callbacks)
+    )
     trainer.fit(module, batches(2), batches(1))
 
 
-WATCHING = {"EarlyStopping": EarlyStopping, "ModelCheckpoint": lambda monitor: ModelCheckpoint(monitor=monitor)}
+WATCHING = {
+    "EarlyStopping": EarlyStopping,
+    "ModelCheckpoint": lambda monitor: ModelCheckpoint(monitor=monitor),
+}
 
 
 @pytest.mark.parametrize("who", ["EarlyStopping", "ModelCheckpoint", "A scheduler"])
@@ -63,7 +74,9 @@ def test_a_misspelt_one_is_told_of_before_its_error(who, monitor, meant, options
     callbacks = [WATCHING[who](monitor)] if who in WATCHING else []
     module = Logging(monitor=None if callbacks else monitor)
     hint = rf"{who} monitors '{monitor}', which nothing has logged so far. Did you mean '{meant}'\?"
-    error = pytest.raises((ConfigurationError, ModuleError), match=rf"Did you mean '{meant}(_step|_epoch)?'\?")
+    error = pytest.raises(
+        (ConfigurationError, ModuleError), match=rf"Did you mean '{meant}(_step|_epoch)?'\?"
+    )
     with pytest.warns(UserWarning, match=hint), error:
         fit(module, *callbacks, enable_checkpointing=None, **options)
 
@@ -97,7 +110,9 @@ def make_batches():
 )
 def test_an_iterator_for_several_epochs_is_refused_before_the_first_step(train, validation):
     trainer = quiet_trainer(max_epochs=2)
-    with pytest.raises(ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"):
+    with pytest.raises(
+        ConfigurationError, match=r"which can be iterated over once, and max_epochs=2 asks for more"
+    ):
         trainer.fit(Logging(), train(), validation())
     assert trainer.global_step == 0
 

@@ -1,4 +1,6 @@
-"""Warnings and errors that lead to the user's own line: the method that they are about, or the call."""
+"""Warnings and errors that lead to the user's own line: the method that they are about, or the
+call.
+"""
 
 import inspect
 import warnings
@@ -56,7 +58,10 @@ class Validating(Net):
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(Logging, "The logged loss 'train_loss' is inf"), (Validating, "The validation loader shuffles")],
+    [
+        (Logging, "The logged loss 'train_loss' is inf"),
+        (Validating, "The validation loader shuffles"),
+    ],
 )
 def test_without_a_method_the_call_is_quoted(kind, text):
     loaders = [batches()] + [DataLoader([torch.ones(4)] * 2, shuffle=True)] * (kind is Validating)

@@ -38,7 +38,10 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_points = "[core.hooks]\nacme = acme_hooks\ndull = dull_hooks\n"
     make_distribution(
-        tmp_path, "acme-hooks", entry_points_text=entry_points, modules={"acme_hooks": SOURCE, "dull_hooks": ""}
+        tmp_path,
+        "acme-hooks",
+        entry_points_text=entry_points,
+        modules={"acme_hooks": SOURCE, "dull_hooks": ""},
     )
     plugin_manager().refresh()
     yield
@@ -68,7 +71,9 @@ def test_a_failing_hook_is_attributed_to_its_plugin():
 
     with pytest.raises(RuntimeError, match="out of luck") as raised:
         fit(callbacks=hook_callback("broken", Broken()))
-    assert raised.value.__notes__ == ["It was raised in on_train_epoch_end of the event hooks 'broken'."]
+    assert raised.value.__notes__ == [
+        "It was raised in on_train_epoch_end of the event hooks 'broken'."
+    ]
 
 
 def test_it_goes_to_spawned_workers(installed):
@@ -79,7 +84,10 @@ def test_it_goes_to_spawned_workers(installed):
 
 
 def test_neither_a_callback_nor_a_name():
-    with pytest.raises(ConfigurationError, match=r"expected instances of core\.Callback, or names of installed event"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected instances of core\.Callback, or names of installed event",
+    ):
         fit(callbacks=[types.SimpleNamespace()])
     with pytest.raises(ConfigurationError, match="'nobody'"):
         fit(callbacks="nobody")

@@ -1,4 +1,6 @@
-"""The cost of a step in calls of Python and C, the same in every run: a run that asks for nothing pays for nothing."""
+"""The cost of a step in calls of Python and C, the same in every run: a run that asks for nothing
+pays for nothing.
+"""
 
 import gc
 import itertools

@@ -42,7 +42,10 @@ def run(hooks=HOOKS, **options):
             events.append("module.configure_optimizers")
             return super().configure_optimizers()
 
-    callback, module = listening(Callback, events, "callback", hooks)(), listening(Steps, events, "module", hooks)()
+    callback, module = (
+        listening(Callback, events, "callback", hooks)(),
+        listening(Steps, events, "module", hooks)(),
+    )
     trainer = quiet_trainer(callbacks=callback, **options)
     return trainer, module, events
 
@@ -53,7 +56,8 @@ def both(*names):
 
 def test_the_page_tells_the_same(tmp_path):
     page = (DOCS / "hooks.md").read_text(encoding="utf-8")
-    listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]  # configure_callbacks isn't noted
+    # configure_callbacks isn't noted
+    listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]
     told = [
         event
         for line in listed
@@ -96,7 +100,9 @@ def test_an_exception(tmp_path):
     assert events[-4:] == both("on_exception", "teardown")
 
 
-@pytest.mark.parametrize(("stage", "step"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize(
+    ("stage", "step"), [("validate", "validation"), ("test", "test"), ("predict", "predict")]
+)
 def test_evaluation(stage, step):
     trainer, module, events = run()
     module.test_step = module.predict_step = lambda batch: None
@@ -104,7 +110,12 @@ def test_evaluation(stage, step):
     assert [event for event in events if not event.endswith("_step")] == [
         *both("setup"),
         "module.configure_model",
-        *both(f"on_{step}_start", f"on_{step}_epoch_start", f"on_{step}_batch_start", f"on_{step}_batch_end"),
+        *both(
+            f"on_{step}_start",
+            f"on_{step}_epoch_start",
+            f"on_{step}_batch_start",
+            f"on_{step}_batch_end",
+        ),
         *both(f"on_{step}_epoch_end", f"on_{step}_end", "teardown"),
     ]
 
@@ -165,7 +176,9 @@ def test_arguments_at_the_end_may_be_left_out():
     ],
 )
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(stage, own, of_one, of_two):
+def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(
+    stage, own, of_one, of_two
+):
     name = {"validate": "validation_step"}.get(stage, f"{stage}_step")
     module = type("Open", (Net,), {name: own})()
     seen.clear()
@@ -175,7 +188,11 @@ def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(
 
 
 seen = []
-INDEXED = [f"on_{stage}_batch_{edge}" for stage in ("validation", "test", "predict") for edge in ("start", "end")]
+INDEXED = [
+    f"on_{stage}_batch_{edge}"
+    for stage in ("validation", "test", "predict")
+    for edge in ("start", "end")
+]
 TRANSFERS = ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
 
 
@@ -219,9 +236,21 @@ def test_the_number_of_the_loader_may_be_left_out_for_the_base_class(name):
             {"optimizer_step": lambda self, optimizer: None},
             r"it gets \(epoch, batch_idx, optimizer, optimizer_closure\)\.",
         ),
-        (Net, {"training_step": lambda self: None}, r"Broken.training_step\(\) can't be called; it gets \(batch, "),
-        (Net, {"training_step": lambda self, a, b, c: None}, "of which those at the end may be left out"),
-        (Net, {"on_after_batch_transfer": lambda self, batch: batch}, r"it gets \(batch, dataloader_idx\)"),
+        (
+            Net,
+            {"training_step": lambda self: None},
+            r"Broken.training_step\(\) can't be called; it gets \(batch, ",
+        ),
+        (
+            Net,
+            {"training_step": lambda self, a, b, c: None},
+            "of which those at the end may be left out",
+        ),
+        (
+            Net,
+            {"on_after_batch_transfer": lambda self, batch: batch},
+            r"it gets \(batch, dataloader_idx\)",
+        ),
         (Net, {"on_fit_start": lambda self, *, why: None}, r"\(\*, why\) can't be called"),
     ],
 )
@@ -244,7 +273,8 @@ def fit_with(one):
         (Net, "training_epoch_end", "on_train_epoch_end"),
         (Net, "validaton_step", "validation_step"),
         (Net, "on_validation_model_eval", "on_validation_start"),
-        (Net, "configure_optimizer", None),  # the right one is there too, so this is a method of the user's own
+        # the right one is there too, so this is a method of the user's own
+        (Net, "configure_optimizer", None),
         (Net, "on_the_way", None),
         (Callback, "on_training_batch_end", "on_train_batch_end"),
         (Callback, "on_batch_end", "on_train_batch_end"),
@@ -313,5 +343,8 @@ def test_the_callbacks_of_a_module_replace_those_of_their_type():
         trainer.fit(Net(), batches())
     assert trainer.callbacks == [replaced, kept]
     module.configure_callbacks = lambda: ["checkpoint"]
-    with pytest.raises(ModuleError, match=r"Net.configure_callbacks returned str 'checkpoint'; expected a core.Call"):
+    with pytest.raises(
+        ModuleError,
+        match=r"Net.configure_callbacks returned str 'checkpoint'; expected a core.Call",
+    ):
         trainer.fit(module, batches())

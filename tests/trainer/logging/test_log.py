@@ -1,4 +1,6 @@
-"""The values that `self.log` takes, the places where it is called, and the metrics that come of it."""
+"""The values that `self.log` takes, the places where it is called, and the metrics that come of
+it.
+"""
 
 import math
 import warnings
@@ -58,11 +60,15 @@ def in_validation(act):
 
 
 def log_in_step(**options):
-    return in_training(lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options))
+    return in_training(
+        lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options)
+    )
 
 
 def log_in_validation(**options):
-    return in_validation(lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options))
+    return in_validation(
+        lambda module, batch, batch_idx: module.log("value", float(batch_idx), **options)
+    )
 
 
 def fit(module, *, num_batches=3, validation=None, **options):
@@ -75,7 +81,7 @@ def values_of(trainer):
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
-# defaults -----------------------------------------------------------------------------------------------------------
+# defaults -----------------------------------------------------------------------------------------
 
 BY_STEP = [
     "on_train_batch_start",
@@ -131,7 +137,8 @@ def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
 def test_a_hook_in_which_nothing_is_collected(hook):
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
     message = (
-        r"self.log\('value'\) was called outside of the training, validation or test that a Trainer runs, where noth"
+        r"self.log\('value'\) was called outside of the training, validation or test that a "
+        r"Trainer runs, where noth"
         r".* Log in a training, validation or test step, or in a hook betw"
     )
     with pytest.raises(ModuleError, match=message):
@@ -141,7 +148,9 @@ def test_a_hook_in_which_nothing_is_collected(hook):
 def test_outside_of_a_run():
     """A word, once, before a run and after it: a step that is called by hand goes on."""
     module, other = log_in_step(), log_in_step()
-    with pytest.warns(UserWarning, match=r"self.log\('value'\) records nothing, since no Trainer runs the module"):
+    with pytest.warns(
+        UserWarning, match=r"self.log\('value'\) records nothing, since no Trainer runs the module"
+    ):
         module.log("value", 1.0)
     module.log("value", 1.0)
     trainer = fit(other)
@@ -155,22 +164,30 @@ def test_during_prediction():
         def predict_step(self, batch):
             self.log("value", 1.0)
 
-    with pytest.raises(ModuleError, match=r"self.log\('value'\) was called while predicting, which has no metrics"):
+    with pytest.raises(
+        ModuleError, match=r"self.log\('value'\) was called while predicting, which has no metrics"
+    ):
         quiet_trainer().predict(Predicting(), batches())
 
 
-# options ------------------------------------------------------------------------------------------------------------
+# options ------------------------------------------------------------------------------------------
 
 
 def test_step_and_epoch():
     recorder = Recorder()
     trainer = fit(log_in_step(on_step=True, on_epoch=True), logger=recorder)
-    assert [values.get("value_step", values.get("value_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+    assert [values.get("value_step", values.get("value_epoch")) for _, values in recorder.rows] == [
+        0.0,
+        1.0,
+        2.0,
+        1.0,
+    ]
     assert values_of(trainer) == {"value_step": 2.0, "value_epoch": 1.0, "value": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("reduction", "expected"), [("mean", 1.0), ("min", 0.0), (torch.sum, 3.0), (torch.amax, 2.0), (max, 2.0)]
+    ("reduction", "expected"),
+    [("mean", 1.0), ("min", 0.0), (torch.sum, 3.0), (torch.amax, 2.0), (max, 2.0)],
 )
 def test_reductions(reduction, expected):
     trainer = fit(log_in_step(on_step=False, on_epoch=True, reduce_fx=reduction))
@@ -207,24 +224,31 @@ def test_a_size_that_cannot_be_told(make, expected, message):
         results = quiet_trainer().validate(log_in_validation(), [make(3), make(1)])
     assert results == [{"value": expected}]
     assert [str(each.message).count("batch_size=number of samples") for each in warned] == [1]
-    quiet_trainer().validate(log_in_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
+    # where no size is needed, nobody asks
+    quiet_trainer().validate(log_in_validation(reduce_fx="sum"), [make(3)])
     quiet_trainer().validate(log_in_validation(batch_size=3), [make(3)])
 
 
 def test_a_batch_of_no_samples_counts_for_nothing():
     module = in_validation(lambda module, batch, batch_idx: module.log("value", batch.mean()))
-    assert quiet_trainer().validate(module, [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
+    assert quiet_trainer().validate(module, [torch.ones(2, 4), torch.ones(0, 4)]) == [
+        {"value": 1.0}
+    ]
 
 
-# digits -------------------------------------------------------------------------------------------------------------
+# digits -------------------------------------------------------------------------------------------
 
 
 def validated(values, **options):
     """The result of one value in each validation step."""
-    module = in_validation(lambda module, batch, batch_idx: module.log("value", values[batch_idx], **options))
+    module = in_validation(
+        lambda module, batch, batch_idx: module.log("value", values[batch_idx], **options)
+    )
     trainer = quiet_trainer()
     (result,) = trainer.validate(module, batches(len(values)))
-    assert trainer.callback_metrics["value"].item() == pytest.approx(result["value"], rel=0, abs=0, nan_ok=True)
+    assert trainer.callback_metrics["value"].item() == pytest.approx(
+        result["value"], rel=0, abs=0, nan_ok=True
+    )
     return result["value"]
 
 
@@ -271,10 +295,14 @@ def test_extremes_keep_their_digits(reduction, expected):
     assert validated([torch.tensor(LARGE), 0.1, 1.0, TENTHS], reduce_fx=reduction) == expected
 
 
-@pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("min", 1.0), ("max", 3.0), ("mean", 2.0)])
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("sum", 6.0), ("min", 1.0), ("max", 3.0), ("mean", 2.0)]
+)
 def test_a_tensor_that_changes_after_it_was_logged(reduction, expected):
     count = torch.zeros((), dtype=torch.float64)
-    module = in_validation(lambda module, *_: module.log("value", count.add_(1), reduce_fx=reduction))
+    module = in_validation(
+        lambda module, *_: module.log("value", count.add_(1), reduce_fx=reduction)
+    )
     assert quiet_trainer().validate(module, batches(3)) == [{"value": expected}]
 
 
@@ -293,7 +321,9 @@ def test_a_loss_that_is_scaled_after_it_was_logged(options, name):
     assert not any(value.requires_grad for value in trainer.callback_metrics.values())
 
 
-@pytest.mark.parametrize("values", [[math.nan, 1.0], [1.0, math.nan], [1.0, torch.tensor(math.nan)]])
+@pytest.mark.parametrize(
+    "values", [[math.nan, 1.0], [1.0, math.nan], [1.0, torch.tensor(math.nan)]]
+)
 @pytest.mark.parametrize("reduction", ["min", "max", "mean"])
 def test_an_epoch_with_nan_is_nan(reduction, values):
     assert math.isnan(validated(values, reduce_fx=reduction))
@@ -309,11 +339,17 @@ STEP_TENSORS = [
 ]
 
 
-@pytest.mark.parametrize("value", [0.1, LARGE, True, np.float32(0.1), np.float64(0.1), *STEP_TENSORS])
+@pytest.mark.parametrize(
+    "value", [0.1, LARGE, True, np.float32(0.1), np.float64(0.1), *STEP_TENSORS]
+)
 def test_a_step_keeps_its_digits(value):
     module = in_training(lambda module, *_: module.log("value", value, prog_bar=True))
     trainer = fit(module, logger=(recorder := Recorder()))
-    assert trainer.callback_metrics["value"].item() == trainer.progress_bar_metrics["value"] == float(value)
+    assert (
+        trainer.callback_metrics["value"].item()
+        == trainer.progress_bar_metrics["value"]
+        == float(value)
+    )
     assert recorder.rows[-1][1]["value"] == float(value)
     if isinstance(value, torch.Tensor):
         assert trainer.callback_metrics["value"].dtype is value.dtype
@@ -324,7 +360,7 @@ def test_a_device_without_float64():
     assert widest_float("mps") is torch.float32  # there, and where there is none
 
 
-# who sees it --------------------------------------------------------------------------------------------------------
+# who sees it --------------------------------------------------------------------------------------
 
 
 def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
@@ -337,7 +373,10 @@ def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
     trainer = fit(module, validation=batches(1), logger=recorder)
     assert trainer.progress_bar_metrics == {"shown": 1.0, "both": 2.0}
     assert recorder.rows[-2][1] == {"epoch": 0.0, "logged": 3.0}
-    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {"logged": 3.0, "val": 4.0}
+    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {
+        "logged": 3.0,
+        "val": 4.0,
+    }
 
 
 def test_several_loaders():
@@ -347,10 +386,13 @@ def test_several_loaders():
             self.log("all", float(dataloader_idx), add_dataloader_idx=False)
 
     results = quiet_trainer().validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
-    assert results == [{"own/dataloader_idx_0": 0.0, "all": 0.5}, {"own/dataloader_idx_1": 1.0, "all": 0.5}]
+    assert results == [
+        {"own/dataloader_idx_0": 0.0, "all": 0.5},
+        {"own/dataloader_idx_1": 1.0, "all": 0.5},
+    ]
 
 
-# what is seen when ---------------------------------------------------------------------------------------------------
+# what is seen when --------------------------------------------------------------------------------
 
 
 class Seeing(Net):
@@ -417,7 +459,7 @@ def test_nothing_of_the_sanity_check_is_seen():
     assert module.seen[2] == ("batch start", {})
 
 
-# mistakes -----------------------------------------------------------------------------------------------------------
+# mistakes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -425,10 +467,15 @@ def test_nothing_of_the_sanity_check_is_seen():
     [
         (
             torch.ones(3),
-            r"got a tensor of shape \(3,\); expected one number. Reduce it first, for example with .mean\(\)",
+            r"got a tensor of shape \(3,\); expected one number. Reduce it first, for example with "
+            r".mean\(\)",
         ),
         (torch.ones(0), r"got a tensor of shape \(0,\); expected one number"),
-        ("1.0", "got str; expected a number, a tensor with one element, or a torchmetrics Metric. For several"),
+        (
+            "1.0",
+            "got str; expected a number, a tensor with one element, or a torchmetrics Metric. For "
+            "several",
+        ),
         ({"a": 1.0}, "got dict; expected a number, .* For several values use self.log_dict"),
         (None, "got NoneType; expected a number"),
         (np.ones(2), "got ndarray; expected a number"),
@@ -444,7 +491,10 @@ def test_a_value_that_is_no_number(value, message):
     ("options", "message"),
     [
         ({"reduce_fx": "median"}, r"reduce_fx='median'\): expected one of mean, sum, min, max"),
-        ({"on_step": False, "on_epoch": False}, "on_step and on_epoch are both False. Expected at least one True"),
+        (
+            {"on_step": False, "on_epoch": False},
+            "on_step and on_epoch are both False. Expected at least one True",
+        ),
     ],
 )
 def test_options_that_cannot_be_met(options, message):
@@ -463,7 +513,11 @@ def test_a_name_logged_in_two_ways():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in another in one stage"),
+        (
+            {},
+            "on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in "
+            "another in one stage",
+        ),
         ({"on_step": True, "on_epoch": False}, "on_step=None and on_step=True"),
     ],
 )
@@ -483,7 +537,7 @@ def test_another_module_may_log_in_another_way():
     assert trainer.progress_bar_metrics == {"value_step": 2.0, "value_epoch": 1.0}
 
 
-# torchmetrics -------------------------------------------------------------------------------------------------------
+# torchmetrics -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_samples", [50, 8])
@@ -496,7 +550,9 @@ def test_metric_objects_on_two_ranks(num_samples):
         def __init__(self):
             super().__init__()
             self.mean, self.late, self.later = (torchmetrics.MeanMetric() for _ in range(3))
-            self.several = torchmetrics.MetricCollection({"least": torchmetrics.MinMetric()}, prefix="val_")
+            self.several = torchmetrics.MetricCollection(
+                {"least": torchmetrics.MinMetric()}, prefix="val_"
+            )
 
         def validation_step(self, batch, batch_idx):
             self.mean(batch)
@@ -518,9 +574,13 @@ def test_metric_objects_on_two_ranks(num_samples):
     expected = {"mean": values.mean().item(), "val_least": values.min().item()}
 
     def validate():
-        return quiet_trainer(strategy="ddp", devices=2).validate(MeasuringLate(), DataLoader(values, 8))
+        return quiet_trainer(strategy="ddp", devices=2).validate(
+            MeasuringLate(), DataLoader(values, 8)
+        )
 
-    assert in_one_process(validate) == [[pytest.approx({**expected, "late": 7.0, "later": 2.0})]] * 2
+    assert (
+        in_one_process(validate) == [[pytest.approx({**expected, "late": 7.0, "later": 2.0})]] * 2
+    )
 
 
 @pytest.mark.parametrize("is_logged_first", [True, False])
@@ -536,12 +596,19 @@ def test_the_newest_value_of_a_metric_object(is_logged_first):
     module, recorder = in_training(act), Recorder()
     module.mean = torchmetrics.MeanMetric()
     trainer = fit(module, logger=recorder)
-    assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+    assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [
+        0.0,
+        1.0,
+        2.0,
+        1.0,
+    ]
     assert values_of(trainer) == {"mean_step": 2.0, "mean_epoch": 1.0, "mean": 1.0}
 
 
 class SharedMean(Net):
-    """One object, logged in some stages under names of their own, and in evaluation for one loader or several."""
+    """One object, logged in some stages under names of their own, and in evaluation for one loader
+    or several.
+    """
 
     def __init__(self, stages, **options):
         super().__init__()
@@ -567,26 +634,38 @@ class SharedMean(Net):
 def test_a_metric_object_of_two_stages_of_one_run(sanity_steps):
     trainer = quiet_trainer(num_sanity_val_steps=sanity_steps)
     with pytest.raises(
-        ModuleError, match=r"MeanMetric that was logged as '.*' in another stage of this run: .* Make an"
+        ModuleError,
+        match=r"MeanMetric that was logged as '.*' in another stage of this run: .* Make an",
     ):
         trainer.fit(SharedMean(["train", "val"]), batches(2), batches(2))
 
 
 def test_a_metric_object_of_two_loaders():
-    with pytest.raises(ModuleError, match=r"'val/dataloader_idx_1'.* as 'val/dataloader_idx_0' in another loader: .*"):
-        quiet_trainer().validate(SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))])
+    with pytest.raises(
+        ModuleError,
+        match=r"'val/dataloader_idx_1'.* as 'val/dataloader_idx_0' in another loader: .*",
+    ):
+        quiet_trainer().validate(
+            SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))]
+        )
     joined = SharedMean(["val"], add_dataloader_idx=False)
     loaders = [DataLoader(torch.zeros(1, 4)), DataLoader(torch.zeros(3, 4))]
     assert quiet_trainer().validate(joined, loaders) == [{"val": 5.75}, {"val": 5.75}]
 
 
-@pytest.mark.parametrize("options", [{"on_step": True, "on_epoch": False}, {"on_step": False, "on_epoch": True}])
+@pytest.mark.parametrize(
+    "options", [{"on_step": True, "on_epoch": False}, {"on_step": False, "on_epoch": True}]
+)
 @pytest.mark.parametrize("has_another_trainer", [False, True])
-def test_a_metric_object_begins_anew_in_the_stage_after_an_unfinished_epoch(options, has_another_trainer):
+def test_a_metric_object_begins_anew_in_the_stage_after_an_unfinished_epoch(
+    options, has_another_trainer
+):
     module = SharedMean(["train", "test"], **options)
     trainer = quiet_trainer(max_steps=1, limit_val_batches=0)
     trainer.fit(module, batches(3))
-    assert (quiet_trainer() if has_another_trainer else trainer).test(module, batches(2)) == [{"test": 9.0}]
+    assert (quiet_trainer() if has_another_trainer else trainer).test(module, batches(2)) == [
+        {"test": 9.0}
+    ]
 
 
 @pytest.mark.parametrize("late", [0.0, 5.0])
@@ -622,9 +701,13 @@ def test_a_metric_object_and_something_else():
 
     module = in_validation(log_both)
     module.mean = torchmetrics.MeanMetric()
-    with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and a number now. Log one kind"):
+    with pytest.raises(
+        ModuleError, match=r"'mean'\) got MeanMetric before, and a number now. Log one kind"
+    ):
         quiet_trainer().validate(module, batches(2))
-    with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"):
+    with pytest.raises(
+        ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"
+    ):
         quiet_trainer().validate(in_validation(log_another), batches(2))
 
 
@@ -642,12 +725,13 @@ def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
     metric.update(1.0)
     module = in_training(lambda module, *_: module.log("a", metric))
     with pytest.raises(
-        ModuleError, match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)"
+        ModuleError,
+        match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)",
     ):
         fit(module)
 
 
-# several ranks ------------------------------------------------------------------------------------------------------
+# several ranks ------------------------------------------------------------------------------------
 
 
 def test_values_of_two_ranks():

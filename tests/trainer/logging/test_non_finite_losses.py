@@ -1,4 +1,6 @@
-"""A loss that is NaN or infinite is told of once, where losses are read anyway, or ends the run if that is wanted."""
+"""A loss that is NaN or infinite is told of once, where losses are read anyway, or ends the run if
+that is wanted.
+"""
 
 import io
 import math
@@ -21,7 +23,9 @@ class Silent(Logger):
 
 
 class Diverging(Net):
-    """Its loss is multiplied by `factor` in batch 1, and handed over and logged as the test wants."""
+    """Its loss is multiplied by `factor` in batch 1, and handed over and logged as the test
+    wants.
+    """
 
     def __init__(self, factor=math.nan, wrap=lambda loss: loss, log=None):
         super().__init__()
@@ -47,15 +51,18 @@ def told(module, **options):
         warnings.simplefilter("always")
         fit(module, **options)
     texts = [str(warning.message) for warning in caught]
-    return [text for text in texts if "terminate_on_nan" in text or "requires_grad" in text]  # the second is torch's
+    # the second is torch's
+    return [text for text in texts if "terminate_on_nan" in text or "requires_grad" in text]
 
 
 def drawing():
-    bar = RichProgressBar(console=Console(file=io.StringIO(), force_terminal=True), refresh_interval_s=1e-9)
+    bar = RichProgressBar(
+        console=Console(file=io.StringIO(), force_terminal=True), refresh_interval_s=1e-9
+    )
     return {"callbacks": [bar], "enable_progress_bar": True}
 
 
-# by default ---------------------------------------------------------------------------------------------------------
+# by default ---------------------------------------------------------------------------------------
 
 RETURNED = "Diverging.training_step returned a loss of nan, seen at step"
 
@@ -79,7 +86,11 @@ RETURNED = "Diverging.training_step returned a loss of nan, seen at step"
             {"logger": Silent(), "log_every_n_steps": 2},
             "The logged loss 'train_loss' is nan, seen at step 2, in epoch 0.",
         ),
-        ({"log": {"prog_bar": True}}, drawing(), "The logged loss 'train_loss' is nan, seen at step 2, in epoch 0."),
+        (
+            {"log": {"prog_bar": True}},
+            drawing(),
+            "The logged loss 'train_loss' is nan, seen at step 2, in epoch 0.",
+        ),
     ],
 )
 def test_told_once_where_it_is_read(module, options, expected):
@@ -92,8 +103,12 @@ def test_told_once_where_it_is_read(module, options, expected):
 def test_the_class_has_the_name_that_its_author_gave_it():
     module = Diverging()
     # As `fully_shard` does.
-    module.__class__ = type("FSDPDiverging", (Diverging,), {"__module__": "torch.distributed.fsdp._fully_shard"})
-    with pytest.raises(NonFiniteLossError, match=r"^Diverging\.training_step returned a loss of nan"):
+    module.__class__ = type(
+        "FSDPDiverging", (Diverging,), {"__module__": "torch.distributed.fsdp._fully_shard"}
+    )
+    with pytest.raises(
+        NonFiniteLossError, match=r"^Diverging\.training_step returned a loss of nan"
+    ):
         fit(module, terminate_on_nan=True)
 
 
@@ -102,7 +117,11 @@ def test_the_class_has_the_name_that_its_author_gave_it():
     [
         ([3, 4, 5, 6, 7, 8], {}, "since step 4 or before"),
         ([7, 8], {}, "since step 8 at the latest, and not before step 4"),
-        ([7, 8], {"logger": Silent(), "log_every_n_steps": 1}, "since step 7 at the latest, and not before step 6"),
+        (
+            [7, 8],
+            {"logger": Silent(), "log_every_n_steps": 1},
+            "since step 7 at the latest, and not before step 6",
+        ),
         ([2, 3], {"logger": Silent(), "log_every_n_steps": 1}, ""),
     ],
 )
@@ -116,7 +135,10 @@ def test_a_line_at_the_end_of_a_training_that_ends_with_nan(steps, options, expe
             return loss + torch.full((), math.nan if self.global_step + 1 in steps else 0.0)
 
     fit(DivergingFrom(), **options)
-    line = f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it is saved.\n"
+    line = (
+        f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it "
+        "is saved.\n"
+    )
     assert capsys.readouterr().err == (line if expected else "")
 
 
@@ -137,8 +159,14 @@ def test_what_to_go_on_from_is_finite_and_from_before(tmp_path, capsys, storage)
         return capsys.readouterr().err.partition("useless. ")[2]
 
     path = str(tmp_path / "step=2.ckpt")
-    assert told_to(-1) == f"The checkpoint of step 2 has finite weights: ckpt_path={path!r} goes on from it.\n"
-    assert told_to(0, path) == f"It began with finite weights: ckpt_path={path!r} begins there again.\n"
+    assert (
+        told_to(-1)
+        == f"The checkpoint of step 2 has finite weights: ckpt_path={path!r} goes on from it.\n"
+    )
+    assert (
+        told_to(0, path)
+        == f"It began with finite weights: ckpt_path={path!r} begins there again.\n"
+    )
     assert told_to(1) == "No checkpoint from before is known to have finite weights.\n"
 
 
@@ -161,7 +189,7 @@ def test_nothing_is_told_of_good_losses():
     assert told(Diverging(1.0, log={"prog_bar": True}), **drawing()) == []
 
 
-# if it shall end the run --------------------------------------------------------------------------------------------
+# if it shall end the run --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
@@ -175,7 +203,10 @@ def test_the_run_ends_before_anything_is_learned(factor, options):
             self.exception = exception
 
     module, keeping = Diverging(factor), Keeping()
-    message = f"training_step returned a loss of {factor} for batch 1 of epoch 0, after 1 optimizer steps, and"
+    message = (
+        f"training_step returned a loss of {factor} for batch 1 of epoch 0, after 1 "
+        "optimizer steps, and"
+    )
     with pytest.raises(NonFiniteLossError, match=message) as caught:
         fit(module, terminate_on_nan=True, callbacks=[keeping], **options)
     assert keeping.exception is caught.value
@@ -185,7 +216,7 @@ def test_the_run_ends_before_anything_is_learned(factor, options):
     assert isinstance(copy, ArithmeticError)
 
 
-# manual optimization ------------------------------------------------------------------------------------------------
+# manual optimization ------------------------------------------------------------------------------
 
 
 class Manual(Diverging):
@@ -201,7 +232,8 @@ class Manual(Diverging):
 def test_a_loss_of_manual_optimization_that_is_not_returned_ends_the_run():
     module = Manual(math.nan)
     with pytest.raises(
-        NonFiniteLossError, match=r"Manual.manual_backward got a loss of nan for batch 1 of epoch 0, after 1"
+        NonFiniteLossError,
+        match=r"Manual.manual_backward got a loss of nan for batch 1 of epoch 0, after 1",
     ):
         fit(module, terminate_on_nan=True)
     assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
@@ -210,4 +242,6 @@ def test_a_loss_of_manual_optimization_that_is_not_returned_ends_the_run():
 
 def test_a_logged_loss_that_is_shown_nowhere_is_told_at_the_end_of_the_epoch():
     [message] = told(Manual(math.nan, log={"logger": False, "on_epoch": True}))
-    assert message.startswith("The logged loss 'train_loss_epoch' is nan, seen at step 4, in epoch 0.")
+    assert message.startswith(
+        "The logged loss 'train_loss_epoch' is nan, seen at step 4, in epoch 0."
+    )

@@ -1,4 +1,6 @@
-"""Samples with different numbers of items, a module that learns from them, and what one device makes of all."""
+"""Samples with different numbers of items, a module that learns from them, and what one device
+makes of all.
+"""
 
 import torch
 from torch import nn
@@ -14,7 +16,9 @@ class Samples(Dataset):
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)
-        self.items = torch.randn(NUM_SAMPLES, MOST_ITEMS, 4, generator=generator, dtype=torch.float64)
+        self.items = torch.randn(
+            NUM_SAMPLES, MOST_ITEMS, 4, generator=generator, dtype=torch.float64
+        )
         counts = torch.randint(0, MOST_ITEMS + 1, (NUM_SAMPLES,), generator=generator)
         self.masks = torch.arange(MOST_ITEMS) < counts.unsqueeze(1)
 
@@ -58,7 +62,9 @@ def weights_of(module):
 
 
 def by_hand(window_size, num_epochs=2, **options):
-    """A loop over whole windows on one device: weights, and the mean over the items of each epoch."""
+    """A loop over whole windows on one device: weights, and the mean over the items of each
+    epoch.
+    """
     module = Net(**options)
     optimizer, means = module.configure_optimizers(), []
     for _ in range(num_epochs):

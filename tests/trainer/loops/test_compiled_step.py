@@ -1,4 +1,6 @@
-"""A strategy whose step is one compiled program: what the core hands over to it, counts, and refuses."""
+"""A strategy whose step is one compiled program: what the core hands over to it, counts, and
+refuses.
+"""
 
 from functools import partial
 
@@ -106,7 +108,11 @@ def fit(strategy, *, module=None, ckpt_path=None, make=lambda loader: loader, **
     trainer = quiet_trainer(strategy=strategy, **{"max_epochs": 2, **options})
     module = module or Learning()
     torch.manual_seed(5)
-    trainer.fit(module, make(DataLoader(TensorDataset(data), batch_size=4, shuffle=True)), ckpt_path=ckpt_path)
+    trainer.fit(
+        module,
+        make(DataLoader(TensorDataset(data), batch_size=4, shuffle=True)),
+        ckpt_path=ckpt_path,
+    )
     return trainer, module
 
 
@@ -120,18 +126,26 @@ def test_windows_are_handed_over_whole_and_updates_counted():
 
 def test_limits_and_estimates_follow_the_updates(tmp_path):
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-    trainer, module = fit(CompiledStrategy(), max_steps=8, enable_checkpointing=True, callbacks=saves)
+    trainer, module = fit(
+        CompiledStrategy(), max_steps=8, enable_checkpointing=True, callbacks=saves
+    )
     assert (module.estimated, trainer.global_step) == (8, 8)
-    # 3 lies between 2 and 4: what is due within a batch is done at its end. The last one is saved when training ends.
+    # 3 lies between 2 and 4: what is due within a batch is done at its end. The last one is saved
+    # when training ends.
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["step=4", "step=6", "step=8"]
 
 
 @pytest.mark.parametrize("make", [lambda loader: loader, list], ids=["in samples", "in batches"])
 @pytest.mark.parametrize(
     ("first", "num_batches", "second"),
-    [(CompiledStrategy, 2, SingleDeviceStrategy), (SingleDeviceStrategy, 2 * UPDATES, CompiledStrategy)],
+    [
+        (CompiledStrategy, 2, SingleDeviceStrategy),
+        (SingleDeviceStrategy, 2 * UPDATES, CompiledStrategy),
+    ],
 )
-def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(first, num_batches, second, make, tmp_path):
+def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(
+    first, num_batches, second, make, tmp_path
+):
     """The position counts samples, or batches of the user's loader, however many are joined."""
     path = tmp_path / "checkpoint"
     fit(first(), callbacks=saves_and_stops(path, num_batches), max_epochs=1, make=make)
@@ -141,15 +155,22 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(first, num_batches, s
 
 
 def test_a_place_between_the_joined_ones_is_entered_by_samples_only(tmp_path):
-    """After three updates there is no way to eight, two at a time; nor to a batch of two of a list's."""
+    """After three updates there is no way to eight, two at a time; nor to a batch of two of a
+    list's.
+    """
     path = tmp_path / "checkpoint"
     saves = saves_and_stops(path, 3)
     fit("single_device", callbacks=saves)
-    with pytest.raises(ConfigurationError, match=r"max_steps=8, .* 2 updates .* from step 3 on, .* Use max_steps=9\."):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"max_steps=8, .* 2 updates .* from step 3 on, .* Use max_steps=9\.",
+    ):
         fit(CompiledStrategy(), ckpt_path=path, max_steps=8)
     assert fit(CompiledStrategy(), ckpt_path=path, max_steps=9)[0].global_step == 9
     fit("single_device", callbacks=saves, make=list)
-    with pytest.raises(CheckpointError, match=r"saved after 3 batches .* this strategy takes 2 at once .* list"):
+    with pytest.raises(
+        CheckpointError, match=r"saved after 3 batches .* this strategy takes 2 at once .* list"
+    ):
         fit(CompiledStrategy(), ckpt_path=path, make=list)
 
 
@@ -167,7 +188,10 @@ class Scheduled(Learning):
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 @pytest.mark.parametrize(
@@ -185,8 +209,16 @@ class Scheduled(Learning):
         ),
         ({"module": Overriding}, UnsupportedError, "Overriding overrides optimizer_step"),
         ({"gradient_clip_val": 0.5}, UnsupportedError, r"gradient_clip_val=0\.5: CompiledStrategy"),
-        ({"max_steps": 3}, ConfigurationError, "max_steps=3, and CompiledStrategy makes 2 updates in each batch"),
-        ({"module": Scheduled}, ConfigurationError, "interval='step', and CompiledStrategy makes 2 updates"),
+        (
+            {"max_steps": 3},
+            ConfigurationError,
+            "max_steps=3, and CompiledStrategy makes 2 updates in each batch",
+        ),
+        (
+            {"module": Scheduled},
+            ConfigurationError,
+            "interval='step', and CompiledStrategy makes 2 updates",
+        ),
         ({"callbacks": EMA}, UnsupportedError, "EMA reads weights between two steps"),
     ],
     ids=["hook", "callback", "override", "clipping", "max_steps", "scheduler", "average"],
@@ -199,7 +231,10 @@ def test_what_no_compiled_step_can_do_is_refused(options, error, text):
 
 def test_a_loop_by_hand_can_not_train_it():
     fabric, module = Fabric(strategy=CompiledStrategy(), accelerator="cpu"), Net()
-    with pytest.raises(UnsupportedError, match=r"CompiledStrategy runs forward, .* no training in a loop of your own"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"CompiledStrategy runs forward, .* no training in a loop of your own",
+    ):
         fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
 
 
@@ -208,5 +243,7 @@ def test_a_weight_of_a_loss_is_refused_by_name():
         def _program(self, call):
             return lambda *arguments: {"loss": call(*arguments).detach(), "weight": 3}
 
-    with pytest.raises(UnsupportedError, match="a loss with a weight, and Weighing has stepped by then"):
+    with pytest.raises(
+        UnsupportedError, match="a loss with a weight, and Weighing has stepped by then"
+    ):
         fit(Weighing())

@@ -34,7 +34,7 @@ def fit_on_ranks(tmp_path, module, options):
     make_trainer(tmp_path, strategy="ddp", devices=2, **options).fit(module, loader(20), loader(8))
 
 
-# limits of epochs and steps -------------------------------------------------------------------------------------------
+# limits of epochs and steps -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,24 @@ def test_the_limit_that_is_reached_first(tmp_path, options, epochs, steps):
 
 def test_without_any_limit_it_is_a_thousand_epochs(tmp_path):
     assert make_trainer(tmp_path, max_epochs=None).options.max_epochs == 1000
-    assert make_trainer(tmp_path, max_epochs=None, max_time="00:00:01:00").options.max_epochs is None
+    assert (
+        make_trainer(tmp_path, max_epochs=None, max_time="00:00:01:00").options.max_epochs is None
+    )
 
 
-# limits of batches ----------------------------------------------------------------------------------------------------
+# limits of batches --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "batches"), [(2, 2), (0.5, 4), (1.0, 8), (1, 1), (100, 8), (None, 8)])
+@pytest.mark.parametrize(
+    ("limit", "batches"), [(2, 2), (0.5, 4), (1.0, 8), (1, 1), (100, 8), (None, 8)]
+)
 def test_limits(tmp_path, limit, batches):
-    names = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    names = (
+        "limit_train_batches",
+        "limit_val_batches",
+        "limit_test_batches",
+        "limit_predict_batches",
+    )
     trainer = make_trainer(tmp_path, **dict.fromkeys(names, limit))
     module = Validating(tmp_path)
     trainer.fit(module, loader(8, 1), loader(8, 1))
@@ -74,23 +83,30 @@ def test_limits(tmp_path, limit, batches):
     assert len(trainer.predict(module, loader(8, 1))) == batches
 
 
-@pytest.mark.parametrize("name", ["limit_predict_batches", "overfit_batches", "limit_train_batches"])
+@pytest.mark.parametrize(
+    "name", ["limit_predict_batches", "overfit_batches", "limit_train_batches"]
+)
 @pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
 def test_what_is_no_limit(tmp_path, name, value):
     with pytest.raises(
-        ConfigurationError, match=rf"{name}=.*expected a number of batches \(int, 0 or more\), a fraction"
+        ConfigurationError,
+        match=rf"{name}=.*expected a number of batches \(int, 0 or more\), a fraction",
     ):
         make_trainer(tmp_path, **{name: value})
 
 
 def test_a_fraction_of_nobody_knows_what(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"limit_train_batches=0\.5 is a fraction, and the data set"):
+    with pytest.raises(
+        ConfigurationError, match=r"limit_train_batches=0\.5 is a fraction, and the data set"
+    ):
         fit(tmp_path, stream(), limit_train_batches=0.5)
-    with pytest.raises(ConfigurationError, match=r"limit_predict_batches=0\.1 of 3 batches is less than"):
+    with pytest.raises(
+        ConfigurationError, match=r"limit_predict_batches=0\.1 of 3 batches is less than"
+    ):
         make_trainer(tmp_path, limit_predict_batches=0.1).predict(Recorder(tmp_path), loader())
 
 
-# overfit_batches ------------------------------------------------------------------------------------------------------
+# overfit_batches ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,7 @@ def test_two_ranks_overfit_on_their_shares(tmp_path):
     assert [len(seen(tmp_path, "validation", rank)) for rank in (0, 1)] == [2, 2]
 
 
-# fast_dev_run ---------------------------------------------------------------------------------------------------------
+# fast_dev_run -------------------------------------------------------------------------------------
 
 
 class Writing(Logger):
@@ -146,7 +162,9 @@ def test_fast_dev_run(tmp_path, capsys, value, batches):
     module = Validating(tmp_path)
     trainer.fit(module, loader(20), loader(20))
     trainer.test(module, loader(20))
-    assert [len(seen(tmp_path, stage)) for stage in ("train", "validation", "test")] == [batches] * 3
+    assert [len(seen(tmp_path, stage)) for stage in ("train", "validation", "test")] == [
+        batches
+    ] * 3
     assert len(trainer.predict(module, loader(20))) == batches
     assert (trainer.callbacks, rhythm.at, saving.best_model_path) == ([rhythm], [batches], "")
     assert f"fast_dev_run: {batches} batch" in capsys.readouterr().out
@@ -158,7 +176,9 @@ def test_a_quick_run_takes_what_a_module_tells_its_logger(tmp_path):
             self.logger.experiment.add_image("x", torch.zeros(1))
             self.trainer.logger.log_metrics({"x": 1.0}, 0)
 
-    trainer = make_trainer(tmp_path, fast_dev_run=True, log_every_n_steps=1, logger=Writing(tmp_path))
+    trainer = make_trainer(
+        tmp_path, fast_dev_run=True, log_every_n_steps=1, logger=Writing(tmp_path)
+    )
     trainer.fit(Talking(tmp_path), loader())
     assert not (tmp_path / "logged").exists()
 
@@ -168,7 +188,7 @@ def test_a_quick_run_of_two_ranks_says_it_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("fast_dev_run: 1 batch of each stage") == 1
 
 
-# when validation runs -------------------------------------------------------------------------------------------------
+# when validation runs -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,7 +225,9 @@ def test_rhythm_without_a_length(tmp_path, options, expected):
 
 @pytest.mark.parametrize(("steps", "batches"), [(0, 0), (2, 2), (-1, 5), (100, 5)])
 def test_sanity_check(tmp_path, steps, batches):
-    trainer = make_trainer(tmp_path, num_sanity_val_steps=steps, limit_train_batches=1, check_val_every_n_epoch=9)
+    trainer = make_trainer(
+        tmp_path, num_sanity_val_steps=steps, limit_train_batches=1, check_val_every_n_epoch=9
+    )
     trainer.fit(Validating(tmp_path), loader(), loader(5, 1))
     assert len(seen(tmp_path, "validation")) == batches
 
@@ -234,7 +256,9 @@ def test_the_time_is_the_first_ranks(tmp_path, monkeypatch, late):
 
     schedule = validation_schedule.ValidationSchedule
     monkeypatch.setattr(schedule, "_is_late_here", lambda self: self._strategy.global_rank == late)
-    in_one_process(fit_on_ranks, tmp_path, Noting(tmp_path), {"val_check_interval": timedelta(hours=1)})
+    in_one_process(
+        fit_on_ranks, tmp_path, Noting(tmp_path), {"val_check_interval": timedelta(hours=1)}
+    )
     assert seen(tmp_path, "at", 0) == seen(tmp_path, "at", 1)
     assert bool(seen(tmp_path, "at")) is (late == 0)
 
@@ -242,17 +266,29 @@ def test_the_time_is_the_first_ranks(tmp_path, monkeypatch, late):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val_check_interval": 0}, "val_check_interval=0: expected at least 1, or a fraction above 0.0"),
+        (
+            {"val_check_interval": 0},
+            "val_check_interval=0: expected at least 1, or a fraction above 0.0",
+        ),
         ({"val_check_interval": 1.5}, "val_check_interval=1.5: expected a number of batches"),
-        ({"val_check_interval": "1 hour"}, "val_check_interval='1 hour': expected a timedelta, a dict such as"),
+        (
+            {"val_check_interval": "1 hour"},
+            "val_check_interval='1 hour': expected a timedelta, a dict such as",
+        ),
         ({"val_check_interval": timedelta(0)}, "expected a time above 0"),
         ({"fast_dev_run": -1}, "fast_dev_run=-1: expected True for one batch, a number of batches"),
-        ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0: expected an integer of at least 1"),
+        (
+            {"check_val_every_n_epoch": 0},
+            "check_val_every_n_epoch=0: expected an integer of at least 1",
+        ),
         (
             {"check_val_every_n_epoch": None},
             "check_val_every_n_epoch=None counts batches over epochs, and val_check_int",
         ),
-        ({"check_val_every_n_epoch": None, "val_check_interval": 0.5}, "isn't a number of them. Pass an int"),
+        (
+            {"check_val_every_n_epoch": None, "val_check_interval": 0.5},
+            "isn't a number of them. Pass an int",
+        ),
         (
             {"reload_dataloaders_every_n_epochs": -1},
             "reload_dataloaders_every_n_epochs=-1: expected an integer of at l",
@@ -269,9 +305,13 @@ def test_mistakes(tmp_path, options, message):
 
 
 def test_an_interval_that_no_epoch_reaches(tmp_path):
-    message = "val_check_interval=9 is more than the 8 batches of an epoch, so validation would never run"
+    message = (
+        "val_check_interval=9 is more than the 8 batches of an epoch, so validation would never run"
+    )
     with pytest.raises(ConfigurationError, match=message):
         rhythm(tmp_path, val_check_interval=9)
     assert rhythm(tmp_path, val_check_interval=9, limit_val_batches=0) == []
-    with pytest.raises(ConfigurationError, match=r"val_check_interval=0\.5 is a fraction, and the data"):
+    with pytest.raises(
+        ConfigurationError, match=r"val_check_interval=0\.5 is a fraction, and the data"
+    ):
         rhythm(tmp_path, stream(8, 1), val_check_interval=0.5)

@@ -10,22 +10,31 @@ def test_a_list_of_batches(tmp_path):
     predictions = make_trainer(tmp_path).predict(Recorder(tmp_path), loader(5))
     assert numbers(predictions) == [[0, 10], [20, 30], [40]]
     assert all(not prediction.requires_grad for prediction in predictions)
-    assert make_trainer(tmp_path).predict(Recorder(tmp_path), loader(), return_predictions=False) is None
+    assert (
+        make_trainer(tmp_path).predict(Recorder(tmp_path), loader(), return_predictions=False)
+        is None
+    )
 
 
 def test_several_loaders_give_a_list_of_lists(tmp_path):
-    predictions = make_trainer(tmp_path).predict(Recorder(tmp_path), {"a": loader(3), "b": loader(2, start=5)})
+    predictions = make_trainer(tmp_path).predict(
+        Recorder(tmp_path), {"a": loader(3), "b": loader(2, start=5)}
+    )
     assert numbers(predictions) == [[[0, 10], [20]], [[50, 60]]]
 
 
 @pytest.mark.parametrize("num_samples", [8, 7, 1])
-def test_the_first_of_two_ranks_has_the_order_of_the_data_set_and_the_other_its_own(tmp_path, num_samples):
+def test_the_first_of_two_ranks_has_the_order_of_the_data_set_and_the_other_its_own(
+    tmp_path, num_samples
+):
     def predict():
         trainer = make_trainer(tmp_path, strategy="ddp", devices=2)
         return numbers(trainer.predict(Recorder(tmp_path), [loader(num_samples), loader(3)]))
 
     first, second = in_one_process(predict)
-    assert list(map(flat, first)) == [[10 * number for number in range(num)] for num in (num_samples, 3)]
+    assert list(map(flat, first)) == [
+        [10 * number for number in range(num)] for num in (num_samples, 3)
+    ]
     assert flat(second) == [10 * number for number in (2, 3, 6, 7) if number < num_samples] + [20]
 
 
@@ -55,5 +64,7 @@ def test_hooks_of_a_batch_get_its_outputs(tmp_path):
 
 
 def test_a_module_that_cannot_predict(tmp_path):
-    with pytest.raises(ModuleError, match=r"Linear has no predict_step\(\), which predict needs. Define it"):
+    with pytest.raises(
+        ModuleError, match=r"Linear has no predict_step\(\), which predict needs. Define it"
+    ):
         make_trainer(tmp_path).predict(nn.Linear(1, 1), loader())

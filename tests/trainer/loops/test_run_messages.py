@@ -1,4 +1,6 @@
-"""The lines about a run as a whole: from where it goes on, why it ends early, and what is saved of it."""
+"""The lines about a run as a whole: from where it goes on, why it ends early, and what is saved of
+it.
+"""
 
 from datetime import timedelta
 
@@ -37,8 +39,9 @@ def test_early_stopping_says_which_value_and_what_is_saved(tmp_path, capsys):
 
     saving = LambdaCallback(on_train_batch_end=save)
     assert lines(capsys, EarlyStopping("val_loss", patience=2), saving) == [
-        "Training has ended after step 9: EarlyStopping: val_loss is 1, and did not get better than 1 in the last 2 "
-        f"checks (patience=2). The newest checkpoint holds step 8: ckpt_path='{tmp_path}/it.ckpt' goes on from it."
+        "Training has ended after step 9: EarlyStopping: val_loss is 1, and did not get better "
+        "than 1 in the last 2 checks (patience=2). The newest checkpoint holds step 8: "
+        f"ckpt_path='{tmp_path}/it.ckpt' goes on from it."
     ]
 
 
@@ -66,16 +69,22 @@ def test_a_resumed_run_says_from_where(tmp_path, capsys):
     path = str(tmp_path / "it.ckpt")
     assert lines(capsys, ckpt_path=path, max_steps=6) == [
         f"Resumed from {path}: epoch 1, batch 2, step 5",
-        f"Training has ended after step 6: max_steps=6. Nothing is saved since it began: ckpt_path={path!r} "
-        "begins there again.",
+        "Training has ended after step 6: max_steps=6. Nothing is saved since it began: "
+        f"ckpt_path={path!r} begins there again.",
     ]
     assert lines(capsys, ckpt_path=path, stage="validate") == [f"validate: weights of {path}"]
 
 
 def test_who_wants_no_bar_gets_no_lines(tmp_path, capsys):
     saved = ModelCheckpoint(tmp_path, "it", every_n_train_steps=1)
-    assert lines(capsys, saved, max_steps=1, enable_checkpointing=True, enable_progress_bar=False) == []
-    assert lines(capsys, ckpt_path=str(tmp_path / "it.ckpt"), max_steps=2, enable_progress_bar=False) == []
+    assert (
+        lines(capsys, saved, max_steps=1, enable_checkpointing=True, enable_progress_bar=False)
+        == []
+    )
+    assert (
+        lines(capsys, ckpt_path=str(tmp_path / "it.ckpt"), max_steps=2, enable_progress_bar=False)
+        == []
+    )
 
 
 def test_a_run_to_its_last_epoch_says_nothing(capsys):

@@ -1,4 +1,6 @@
-"""Several optimizers in automatic optimization: one backward, after which each of them steps once."""
+"""Several optimizers in automatic optimization: one backward, after which each of them steps
+once.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ def seeded():
 
 def by_matrices(module):
     """Matrices to Muon, all else to AdamW."""
-    matrices, others = ([own for own in module.parameters() if (own.ndim == 2) is two] for two in (True, False))
+    matrices, others = (
+        [own for own in module.parameters() if (own.ndim == 2) is two] for two in (True, False)
+    )
     return [torch.optim.Muon(matrices, lr=0.05), AdamW(others, lr=0.01)]
 
 
@@ -44,7 +48,9 @@ class Pair(Net):
 
     def configure_optimizers(self):
         optimizers = by_matrices(self)
-        schedulers = [StepLR(each, 2, gamma) for each, gamma in zip(optimizers, (0.5, 0.1), strict=True)]
+        schedulers = [
+            StepLR(each, 2, gamma) for each, gamma in zip(optimizers, (0.5, 0.1), strict=True)
+        ]
         return optimizers, [{"scheduler": each, "interval": "step"} for each in schedulers]
 
     def on_before_optimizer_step(self, optimizer):
@@ -88,9 +94,12 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("clips_itself", [False, True])
 def test_scaled_optimizers_step_together_or_not_at_all(clips_itself):
     class Overflowing(Pair):
-        # A gradient that is not finite, of a matrix alone: the vectors' optimizer must skip the step too.
+        # A gradient that is not finite, of a matrix alone: the vectors' optimizer must skip the
+        # step too.
         def on_after_backward(self):
-            self.layer.weight.grad[0, 0] = float("inf") if self.global_step == 2 and not self.overflowed else 0.0
+            self.layer.weight.grad[0, 0] = (
+                float("inf") if self.global_step == 2 and not self.overflowed else 0.0
+            )
             self.overflowed = self.global_step == 2
             self.gradient = self.second.bias.grad.clone()
 
@@ -98,11 +107,15 @@ def test_scaled_optimizers_step_together_or_not_at_all(clips_itself):
             self.ratios.append((self.gradient / self.second.bias.grad).mean().item())
 
     if clips_itself:
-        Overflowing.configure_gradient_clipping = lambda self, optimizer, *_: self.clip_gradients(optimizer, 1e9)
+        Overflowing.configure_gradient_clipping = lambda self, optimizer, *_: self.clip_gradients(
+            optimizer, 1e9
+        )
     module = Overflowing()
     module.overflowed, module.ratios = False, []
     scaler = GradScaler("cpu", init_scale=2.0**8, growth_interval=1000)
-    trainer = fit(module, plugins=MixedPrecision(torch.bfloat16, scaler=scaler), gradient_clip_val=1e9)
+    trainer = fit(
+        module, plugins=MixedPrecision(torch.bfloat16, scaler=scaler), gradient_clip_val=1e9
+    )
     assert trainer.global_step == 3  # of four batches
     # Unscaled once, before the first hook; halved once after the overflow.
     assert module.ratios == pytest.approx([256.0] * 6 + [128.0] * 2)
@@ -120,7 +133,11 @@ def own_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
 @pytest.mark.parametrize(
     ("configure", "methods", "message"),
     [
-        (layer_and(LBFGS), {}, "returned 2 optimizers, and LBFGS evaluates the loss .* Set self.automatic_opt"),
+        (
+            layer_and(LBFGS),
+            {},
+            "returned 2 optimizers, and LBFGS evaluates the loss .* Set self.automatic_opt",
+        ),
         (
             layer_and(AdamW),
             {"optimizer_step": own_step},
@@ -144,6 +161,8 @@ def test_strategies_of_one_optimizer_refuse_several():
         capabilities = SingleDeviceStrategy().capabilities & ~Capability.SEVERAL_OPTIMIZERS
 
     module = Pair()
-    with pytest.raises(UnsupportedError, match=r"OfOne sets up one optimizer, not 2\. Use parameter groups"):
+    with pytest.raises(
+        UnsupportedError, match=r"OfOne sets up one optimizer, not 2\. Use parameter groups"
+    ):
         fit(module, strategy=OfOne())
     assert module.calls == []

@@ -33,7 +33,9 @@ def notes(events):
     )
 
 
-def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(events, strategy, notes, tmp_path):
+def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(
+    events, strategy, notes, tmp_path
+):
     class Validated(Net):
         def validation_step(self, batch, batch_idx):
             self.log("mean", batch.mean())
@@ -45,7 +47,9 @@ def test_before_validation_and_when_training_ends_and_before_a_late_checkpoint(e
 
 
 def test_callbacks_write_what_holds_afterwards(events, strategy, notes, tmp_path):
-    saves = At("on_train_batch_end", lambda module: module.trainer.save_checkpoint(tmp_path / "now.ckpt"))
+    saves = At(
+        "on_train_batch_end", lambda module: module.trainer.save_checkpoint(tmp_path / "now.ckpt")
+    )
     quiet_trainer(strategy=strategy, callbacks=[saves, notes], max_steps=1).fit(Net(), batches(2))
     assert events == ["synchronize", "save", "step", "synchronize", "end"]
 

@@ -17,7 +17,9 @@ QUIET = {**QUIET, "limit_val_batches": 0, "max_epochs": 2}
 
 
 def data(num_samples):
-    inputs = torch.randn(num_samples, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    inputs = torch.randn(
+        num_samples, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
     return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 
 
@@ -47,7 +49,9 @@ class Net(Module):
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.log("number_at_end", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log(
+            "number_at_end", float(len(batch[0])), on_step=False, on_epoch=True, reduce_fx="sum"
+        )
         shown = self.trainer.callback_metrics
         self.steps.append([shown["loss_step"].item(), shown["least"].item()])
 
@@ -64,15 +68,23 @@ def close(values):
 
 
 @pytest.mark.numbers
-@pytest.mark.parametrize(("num_samples", "batch_size", "window"), [(13, 6, 1), (15, 6, 1), (31, 6, 3), (7, 6, 3)])
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "window"), [(13, 6, 1), (15, 6, 1), (31, 6, 3), (7, 6, 3)]
+)
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_train_as_one_device_on_any_number_of_samples(num_samples, batch_size, window, num_ranks):
+def test_ranks_train_as_one_device_on_any_number_of_samples(
+    num_samples, batch_size, window, num_ranks
+):
     def train(num_ranks):
         strategy = DDPStrategy(forward_sync_buffers=False) if num_ranks > 1 else "auto"
         module = Net()
-        trainer = Trainer(devices=num_ranks, accumulate_grad_batches=window, strategy=strategy, **QUIET)
+        trainer = Trainer(
+            devices=num_ranks, accumulate_grad_batches=window, strategy=strategy, **QUIET
+        )
         torch.manual_seed(1)
-        trainer.fit(module, DataLoader(data(num_samples), batch_size=batch_size // num_ranks, shuffle=True))
+        trainer.fit(
+            module, DataLoader(data(num_samples), batch_size=batch_size // num_ranks, shuffle=True)
+        )
         logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
         return module, trainer.global_step, logged
 
@@ -83,7 +95,11 @@ def test_ranks_train_as_one_device_on_any_number_of_samples(num_samples, batch_s
         assert logged.pop("metric") == pytest.approx(expected["metric"], abs=1e-6)  # in float32
         assert logged == close({name: expected[name] for name in logged})
         assert module.steps == [close(values) for values in alone.steps]
-        assert (steps, logged["num_samples"], logged["number_at_end"]) == (num_steps, num_samples, num_samples)
+        assert (steps, logged["num_samples"], logged["number_at_end"]) == (
+            num_steps,
+            num_samples,
+            num_samples,
+        )
     assert sum(module.num_seen for module, _, _ in ranks) == 2 * num_samples, "a buffer"
     for epoch in range(2):
         assert sum(module.num_kept[epoch] for module, _, _ in ranks) == num_samples, "a metric"
@@ -112,7 +128,11 @@ def test_an_odd_evaluation_counts_each_sample_once():
         trainer = Trainer(devices=num_ranks, strategy=strategy, **QUIET)
         module, loader = Evaluated(), DataLoader(data(7))
         (metrics,) = trainer.test(module, loader)
-        return metrics, torch.cat(trainer.predict(module, loader)).flatten().tolist(), int(module.num_seen)
+        return (
+            metrics,
+            torch.cat(trainer.predict(module, loader)).flatten().tolist(),
+            int(module.num_seen),
+        )
 
     metrics, predicted, _ = evaluate(1, "auto")
     ranks = in_one_process(evaluate, 3, "fsdp", ranks=3)

@@ -1,4 +1,6 @@
-"""Losses that say how many items they are a mean over: the gradient, and logged means, are those of all items."""
+"""Losses that say how many items they are a mean over: the gradient, and logged means, are those of
+all items.
+"""
 
 import pytest
 import torch
@@ -32,7 +34,9 @@ def fit(module, *, batch_size=2, window=1, **options):
     ids=["tensor", "int", "large", "numpy", "with a graph"],
 )
 def test_a_step_learns_from_the_mean_over_all_items(weigh):
-    """Batches of one sample, of which some have no item: those are skipped, although their loss is NaN."""
+    """Batches of one sample, of which some have no item: those are skipped, although their loss is
+    NaN.
+    """
     module = Net(weigh)
     fit(module, batch_size=1, window=3)
     weights, means = by_hand(3)
@@ -53,7 +57,13 @@ def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
 
         steps = []
         strategy = "ddp" if num_ranks > 1 else "auto"
-        fit(Stepwise(), batch_size=6 // num_ranks, devices=num_ranks, strategy=strategy, max_epochs=1)
+        fit(
+            Stepwise(),
+            batch_size=6 // num_ranks,
+            devices=num_ranks,
+            strategy=strategy,
+            max_epochs=1,
+        )
         return steps
 
     expected = close(means_of_steps(1))
@@ -76,7 +86,10 @@ def test_a_number_under_weights_is_told_of():
             output = super().training_step(batch, batch_idx)
             return {"loss": output["loss"], "weights": output["weight"]}
 
-    with pytest.warns(UserWarning, match=r"Plural.training_step returned a number under 'weights', .* under 'weight'"):
+    with pytest.warns(
+        UserWarning,
+        match=r"Plural.training_step returned a number under 'weights', .* under 'weight'",
+    ):
         fit(Plural(), batch_size=22)
 
 
@@ -146,7 +159,9 @@ def test_a_window_without_weight_leaves_parameters_alone_where_the_optimizer_eva
 
 
 class Loop:
-    """Layers with one weight each, whose gradient is the mean of the samples that they have seen."""
+    """Layers with one weight each, whose gradient is the mean of the samples that they have
+    seen.
+    """
 
     def __init__(self, num_layers=1):
         self.fabric = Fabric(accelerator="cpu")
@@ -187,7 +202,9 @@ def test_gradients_may_be_looked_at_within_a_window():
     loop, norms = Loop(), []
     for samples in ([1.0], [2.0, 3.0], [4.0, 5.0, 9.0]):
         loop.backward(*samples)
-        norms.append(loop.fabric.clip_gradients(loop.model, loop.optimizers[0], max_norm=1e9).item())
+        norms.append(
+            loop.fabric.clip_gradients(loop.model, loop.optimizers[0], max_norm=1e9).item()
+        )
     assert norms == close([1.0, 2.0, 4.0])
     assert loop.step() == close(4.0)
 
@@ -199,7 +216,9 @@ def test_a_window_that_is_cleared_counts_no_more(clears):
     if clears == "parameters":
         loop.module[0].weight.grad = None
     else:
-        {"optimizer": loop.optimizers[0], "model": loop.model, "module": loop.module}[clears].zero_grad()
+        {"optimizer": loop.optimizers[0], "model": loop.model, "module": loop.module}[
+            clears
+        ].zero_grad()
     loop.backward(1.0, 2.0)
     assert loop.step() == close(1.5)
 
@@ -232,8 +251,16 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
 
 def test_batch_size_counts_before_the_weight_and_sums_count_as_they_are():
     def log(module):
-        module.log("by_size", float(module.trainer.progress.batch), on_step=False, on_epoch=True, batch_size=1)
+        module.log(
+            "by_size",
+            float(module.trainer.progress.batch),
+            on_step=False,
+            on_epoch=True,
+            batch_size=1,
+        )
         module.log("sum", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
 
-    logged = fit(Net(), batch_size=11, max_epochs=1, callbacks=At("on_train_batch_start", log)).callback_metrics
+    logged = fit(
+        Net(), batch_size=11, max_epochs=1, callbacks=At("on_train_batch_start", log)
+    ).callback_metrics
     assert (logged["by_size"], logged["sum"]) == (0.5, 2)

@@ -1,11 +1,20 @@
-"""The last window of an epoch, and the number of batches, for each kind of loader that a user may pass."""
+"""The last window of an epoch, and the number of batches, for each kind of loader that a user may
+pass.
+"""
 
 import os
 from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from core import CombinedLoader, ConfigurationError, Module, Trainer
 from core.callbacks import GradientAccumulationScheduler, ModelCheckpoint
@@ -83,7 +92,8 @@ ALONE = {
     "list": each(),
     "own with a wrong length": Own(each()),
     "batch sampler": DataLoader(
-        TensorDataset(rows(11)), batch_sampler=BatchSampler(SequentialSampler(range(11)), 2, drop_last=False)
+        TensorDataset(rows(11)),
+        batch_sampler=BatchSampler(SequentialSampler(range(11)), 2, drop_last=False),
     ),
 }
 
@@ -97,21 +107,33 @@ def gradients(loader, **options):
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("limit", [None, 10])
 def test_the_last_window_is_the_mean_over_its_samples(name, limit):
-    """11 samples in batches of 2: a window of 8, and one of 2 and 1. Each is a mean over samples, not over batches."""
+    """11 samples in batches of 2: a window of 8, and one of 2 and 1. Each is a mean over samples,
+    not over batches.
+    """
     assert gradients(ALONE[name], limit_train_batches=limit) == pytest.approx([4.5, 10.0] * 2)
 
 
 @pytest.mark.parametrize(
     ("loader", "first", "last"),
     [
-        ({"a": DataLoader(TensorDataset(rows(12)), 2), "b": DataLoader(TensorDataset(rows(4)), 2)}, 4.5, 10.5),
+        (
+            {
+                "a": DataLoader(TensorDataset(rows(12)), 2),
+                "b": DataLoader(TensorDataset(rows(4)), 2),
+            },
+            4.5,
+            10.5,
+        ),
         (CombinedLoader([DataLoader(TensorDataset(rows(12)), 2), each(20)]), 4.5, 10.5),
         (CombinedLoader([each(4), DataLoader(Stream(8), 2)], "sequential"), 2.5, 6.5),
-        (DataLoader(each(), batch_size=None), 4.5, 10.25),  # a batch is a sample there, as the sampler sees it
+        # a batch is a sample there, as the sampler sees it
+        (DataLoader(each(), batch_size=None), 4.5, 10.25),
     ],
     ids=["dict", "min_size", "sequential", "without batches"],
 )
-def test_batches_that_nobody_counts_the_samples_of_weigh_alike_in_a_short_window(loader, first, last):
+def test_batches_that_nobody_counts_the_samples_of_weigh_alike_in_a_short_window(
+    loader, first, last
+):
     assert gradients(loader) == pytest.approx([first, last] * 2)
 
 
@@ -121,18 +143,24 @@ def test_two_ranks_have_the_windows_of_one_device():
         shares = [each(23)[rank::2], Own(each(23)[rank::2]), DataLoader(Stream((10, 2)[rank]), 2)]
         options = {"devices": 2, "strategy": "ddp"}
         several = gradients({"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}, **options)
-        return *(gradients(share, use_distributed_sampler=False, **options) for share in shares), several
+        return *(
+            gradients(share, use_distributed_sampler=False, **options) for share in shares
+        ), several
 
     for listed, own, uneven, several in in_one_process(gradients_on_ranks):
         assert listed == own == pytest.approx([8.5, 20.0] * 2)
-        assert uneven == pytest.approx([3.9, 9.5] * 2), "the second rank has no batch in the second window"
+        assert uneven == pytest.approx([3.9, 9.5] * 2), (
+            "the second rank has no batch in the second window"
+        )
         assert several == pytest.approx([8.5, 20.5] * 2)
 
 
 def test_a_rank_without_any_batch_is_refused_on_all():
     def refused_stream():
         share = DataLoader(Stream((3, 0)[int(os.environ["RANK"])]), 2)
-        with pytest.raises(ConfigurationError, match=r"gave no batch in this epoch on 1 of 2 ranks .*: 1\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"gave no batch in this epoch on 1 of 2 ranks .*: 1\)"
+        ):
             gradients(share, devices=2, strategy="ddp", use_distributed_sampler=False)
 
     in_one_process(refused_stream)
@@ -140,7 +168,9 @@ def test_a_rank_without_any_batch_is_refused_on_all():
 
 @pytest.mark.parametrize(("window", "num_read"), [(1, [1, 2, 3, 4, 5]), (2, [2, 2, 4, 4, 5])])
 def test_a_window_is_read_when_its_first_step_is_due(window, num_read):
-    """Between two windows no batch is held, so that a position that is saved there is the loop's."""
+    """Between two windows no batch is held, so that a position that is saved there is the
+    loop's.
+    """
     read, held = [], []
 
     class Noting(Net):
@@ -156,18 +186,22 @@ def test_a_window_is_read_when_its_first_step_is_due(window, num_read):
     assert held == num_read
 
 
-# the rest of an epoch that is left out -------------------------------------------------------------------------------
+# the rest of an epoch that is left out ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [DataLoader(rows(6)), each(6, 1)], ids=["map-style", "list"])
-def test_a_hook_that_leaves_out_the_rest_of_an_epoch_leaves_out_the_window_that_has_begun(tmp_path, data):
+def test_a_hook_that_leaves_out_the_rest_of_an_epoch_leaves_out_the_window_that_has_begun(
+    tmp_path, data
+):
     options = {**QUIET, "accumulate_grad_batches": 2, "max_epochs": 3, "enable_checkpointing": True}
     saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     trainer = Trainer(callbacks=saving, default_root_dir=tmp_path, **options)
     trainer.fit(net := Net(skips_at=3), data)
     assert (net.gradients, trainer.global_step) == ([1.5] * 3, 3)
     rest = Net(skips_at=3)
-    Trainer(**{**options, "enable_checkpointing": False}).fit(rest, data, ckpt_path=tmp_path / "epoch=0.ckpt")
+    Trainer(**{**options, "enable_checkpointing": False}).fit(
+        rest, data, ckpt_path=tmp_path / "epoch=0.ckpt"
+    )
     assert torch.equal(rest.weight, net.weight)
 
 
@@ -207,7 +241,7 @@ def test_a_loss_with_a_weight_leaves_nothing_behind_either():
     assert net.gradients == [1.5] * 2
 
 
-# loaders of another length in each epoch -----------------------------------------------------------------------------
+# loaders of another length in each epoch ----------------------------------------------------------
 
 
 class ByTokens:
@@ -260,7 +294,10 @@ class Growing(Dataset):
         (lambda: DataLoader(torch.arange(12.0), batch_sampler=Redrawn()), [12, 12, 12]),
         (lambda: DataLoader(Growing(), 3, shuffle=True), [6, 6, 12]),
         (
-            lambda: {"a": DataLoader(torch.arange(12.0), batch_sampler=ByTokens()), "b": DataLoader(torch.ones(2))},
+            lambda: {
+                "a": DataLoader(torch.arange(12.0), batch_sampler=ByTokens()),
+                "b": DataLoader(torch.ones(2)),
+            },
             [12, 12, 12],
         ),
     ],
@@ -269,16 +306,26 @@ class Growing(Dataset):
 def test_the_number_of_batches_is_asked_for_in_each_epoch(make, expected, num_ranks):
     def seen_by_epoch(loader, num_ranks):
         trainer = Trainer(
-            **{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, "devices": num_ranks, "strategy": "ddp"}
+            **{
+                **QUIET,
+                "max_epochs": 3,
+                "accumulate_grad_batches": 2,
+                "devices": num_ranks,
+                "strategy": "ddp",
+            }
         )
         trainer.fit(net := Net(), loader)
         return net.seen
 
     seen = chain.from_iterable(in_one_process(seen_by_epoch, make(), num_ranks, ranks=num_ranks))
-    assert set(seen) == {(epoch, number) for epoch, num in enumerate(expected) for number in range(num)}
+    assert set(seen) == {
+        (epoch, number) for epoch, num in enumerate(expected) for number in range(num)
+    }
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, [4, 8, 12]), (0.5, [2, 4, 6]), (3, [4, 6, 6])])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, [4, 8, 12]), (0.5, [2, 4, 6]), (3, [4, 6, 6])]
+)
 def test_validation_data_may_grow(limit, expected):
     data, counts = [torch.zeros(1)] * 4, []
 
@@ -289,11 +336,13 @@ def test_validation_data_may_grow(limit, expected):
         def on_train_epoch_end(self):
             counts.append(self.trainer.callback_metrics["num_samples"].item())
 
-    Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": limit}).fit(Growing(), each(2), DataLoader(data, 2))
+    Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": limit}).fit(
+        Growing(), each(2), DataLoader(data, 2)
+    )
     assert counts == expected
 
 
-# limits before a short last step -------------------------------------------------------------------------------------
+# limits before a short last step ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 0.5, None])
@@ -301,7 +350,9 @@ def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
     class Evaluated(Net):
         def validation_step(self, batch, batch_idx):
             self.log(
-                "num_samples", float(sum(map(len, batch)) if isinstance(batch, list) else len(batch)), reduce_fx="sum"
+                "num_samples",
+                float(sum(map(len, batch)) if isinstance(batch, list) else len(batch)),
+                reduce_fx="sum",
             )
 
         def predict_step(self, batch, batch_idx):
@@ -309,7 +360,9 @@ def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
 
     def evaluated(num_ranks, limit, size):
         limits = dict.fromkeys(("limit_val_batches", "limit_predict_batches"), limit)
-        trainer = Trainer(devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **{**QUIET, **limits})
+        trainer = Trainer(
+            devices=num_ranks, strategy="ddp" if num_ranks > 1 else "auto", **{**QUIET, **limits}
+        )
         loader, net = DataLoader(rows(5), size), Evaluated()
         several = CombinedLoader([loader, loader], "max_size")
         validated = [trainer.validate(net, each, verbose=False) for each in (loader, several)]
@@ -322,14 +375,20 @@ def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
 
 def test_a_limited_step_of_several_training_loaders_lends_nothing():
     def trained_on_several():
-        options = {**QUIET, "devices": 2, "strategy": "ddp", "limit_train_batches": 1, "max_epochs": 1}
+        options = {
+            **QUIET,
+            "devices": 2,
+            "strategy": "ddp",
+            "limit_train_batches": 1,
+            "max_epochs": 1,
+        }
         Trainer(**options).fit(net := Net(), {"a": DataLoader(rows(5), 2)})
         return [number for _, number in net.seen]
 
     assert in_one_process(trained_on_several) == [[1.0, 2.0], [3.0, 4.0]]
 
 
-# estimates -----------------------------------------------------------------------------------------------------------
+# estimates ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["trainer", "module"])

@@ -40,7 +40,8 @@ class Net(Module):
 
 NAMES = [f"net.{index}.{name}" for index in (0, 2) for name in ("weight", "bias")]
 
-# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
+# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error
+# before.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
@@ -113,7 +114,9 @@ def test_a_compiled_module_trains_the_same(compiled, counter, expected, tmp_path
     trainer = train(module, callbacks=save_at_end(tmp_path / "last.ckpt"), **options)
     reference, metrics = expected
     assert counter.frame_count > 0
-    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == pytest.approx(metrics, rel=1e-5)
+    assert {
+        name: float(value) for name, value in trainer.callback_metrics.items()
+    } == pytest.approx(metrics, rel=1e-5)
     assert_same_weights(module, reference)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert list(saved["model"]) == saved["optimizers"][0]["param_groups"][0]["params"] == NAMES
@@ -138,7 +141,11 @@ def test_a_step_is_compiled_around_what_it_logs(counter):
 def test_in_two_processes(options):
     module, reference = Net(), Net()
     for batch_size, each, others in (
-        (2, module, {"strategy": "ddp_fork", "devices": 2, "compile": {"backend": "eager", **options}}),
+        (
+            2,
+            module,
+            {"strategy": "ddp_fork", "devices": 2, "compile": {"backend": "eager", **options}},
+        ),
         (4, reference, {}),
     ):
         loader = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size)
@@ -160,7 +167,7 @@ class SpawnedNet(Net):
         return self(batch).mean()
 
 
-# units --------------------------------------------------------------------------------------------------------------
+# units --------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -175,11 +182,17 @@ class Block(nn.Module):
 class Deep(Net):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(12))), nn.Linear(4, 1))
+        self.net = nn.Sequential(
+            nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(12))), nn.Linear(4, 1)
+        )
 
 
 def compiled_units(module):
-    return [name for name, part in module.named_modules() if part._compiled_call_impl or "forward" in vars(part)]
+    return [
+        name
+        for name, part in module.named_modules()
+        if part._compiled_call_impl or "forward" in vars(part)
+    ]
 
 
 class Compiled(Callback):
@@ -199,21 +212,31 @@ def test_a_block_that_repeats_is_compiled_once(validates, counter, tmp_path):
     assert compiled.in_a_copy == []  # it would compute with the weights of the other
     assert counter.frame_count == 1 + validates  # without gradients it is another program
     assert compiled_units(module) == []  # as before
-    assert list(torch.load(tmp_path / "last.ckpt", weights_only=True)["model"]) == list(reference.state_dict())
+    assert list(torch.load(tmp_path / "last.ckpt", weights_only=True)["model"]) == list(
+        reference.state_dict()
+    )
     train(reference, limit_val_batches=validates)
     assert_same_weights(module, reference)
 
 
 def test_parts_that_are_listed(counter):
     compiled = Compiled()
-    train(Deep(), compile={"region": ["net.1.3", "net.2"], "backend": counter}, callbacks=compiled, limit_val_batches=0)
+    train(
+        Deep(),
+        compile={"region": ["net.1.3", "net.2"], "backend": counter},
+        callbacks=compiled,
+        limit_val_batches=0,
+    )
     assert compiled.names == ["net.1.3", "net.2"]
     assert counter.frame_count == 2
 
 
 @pytest.mark.parametrize("region", ["blocks", 3, [3]])
 def test_an_unknown_region(region):
-    message = f"compile has region={region!r}: expected 'units', or a list of layer classes and of names of classes or"
+    message = (
+        f"compile has region={region!r}: expected 'units', or a list of layer classes and of "
+        "names of classes or"
+    )
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         quiet_trainer(compile={"region": region})
 
@@ -221,8 +244,16 @@ def test_an_unknown_region(region):
 @pytest.mark.parametrize(
     ("region", "message"),
     [
-        ("units", "compile={'region': 'units'} means the repeated blocks of the model, and Net has no ModuleList"),
-        (["net.4"], "'net.4' is listed as a unit, and no part of Net is or has that name. Did you mean 'net.2'"),
+        (
+            "units",
+            "compile={'region': 'units'} means the repeated blocks of the model, and Net has no "
+            "ModuleList",
+        ),
+        (
+            ["net.4"],
+            "'net.4' is listed as a unit, and no part of Net is or has that name. Did you mean "
+            "'net.2'",
+        ),
     ],
 )
 def test_a_model_without_such_parts(region, message):
@@ -232,7 +263,8 @@ def test_a_model_without_such_parts(region, message):
 
 def test_the_whole_and_its_parts():
     with pytest.raises(
-        ConfigurationError, match=r"torch\.compile\(Deep\) compiles the whole module, and compile={'reg"
+        ConfigurationError,
+        match=r"torch\.compile\(Deep\) compiles the whole module, and compile={'reg",
     ):
         train(torch.compile(Deep(), backend="eager"), compile={"region": "units"})
 
@@ -242,10 +274,19 @@ def test_a_strategy_that_sets_up_everything_together():
         capabilities = SingleDeviceStrategy().capabilities | Capability.JOINT_SETUP
 
         def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
-            return self.setup_module(module), [self.setup_optimizer(one) for one in optimizers], scheduler
+            return (
+                self.setup_module(module),
+                [self.setup_optimizer(one) for one in optimizers],
+                scheduler,
+            )
 
     compiled = Compiled()
-    train(Deep(), strategy=Joint(), compile={"region": "units", "backend": "eager"}, callbacks=compiled)
+    train(
+        Deep(),
+        strategy=Joint(),
+        compile={"region": "units", "backend": "eager"},
+        callbacks=compiled,
+    )
     assert len(compiled.names) == 12
 
 
@@ -254,12 +295,13 @@ def test_a_strategy_that_compiles_steps_itself():
         capabilities = Capability.COMPILED_STEP
 
     with pytest.raises(
-        UnsupportedError, match="Compiling runs forward, backward and update as one compiled program, of"
+        UnsupportedError,
+        match="Compiling runs forward, backward and update as one compiled program, of",
     ):
         Fabric(accelerator="cpu", strategy=Compiling(), compile={"region": "units"})
 
 
-# dropout on GPUs ---------------------------------------------------------------------------------------------------
+# dropout on GPUs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not HAS_EQUAL_MASKS, reason="a torch without the fault")
@@ -272,13 +314,18 @@ def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of():
             return torch.device("cuda" if self.session.handles else "cpu")
 
     def set_up(*layers, compiles=True):
-        fabric = Fabric(accelerator="cpu", strategy=OnGPU(), compile=compiles and {"backend": "eager"})
+        fabric = Fabric(
+            accelerator="cpu", strategy=OnGPU(), compile=compiles and {"backend": "eager"}
+        )
         model = nn.Sequential(nn.Linear(2, 2), *layers)
         fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     set_up(nn.Dropout(0.0))
     set_up(nn.Dropout(0.1), compiles=False)
-    with pytest.warns(UserWarning, match=r"one mask for neighbouring channels, .*issues/198333.*align_random_eager"):
+    with pytest.warns(
+        UserWarning,
+        match=r"one mask for neighbouring channels, .*issues/198333.*align_random_eager",
+    ):
         set_up(nn.Dropout(0.1))
     from torch._inductor import config  # few need it
 
@@ -286,7 +333,7 @@ def test_masks_that_compiled_dropout_draws_on_a_gpu_are_warned_of():
         set_up(nn.Dropout(0.1))
 
 
-# Fabric -------------------------------------------------------------------------------------------------------------
+# Fabric -------------------------------------------------------------------------------------------
 
 
 def test_fabric(counter):
@@ -297,17 +344,22 @@ def test_fabric(counter):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    " " in f"{torch.__file__}{tempfile.gettempdir()}", reason="torch calls its C++ compiler without quoting paths"
+    " " in f"{torch.__file__}{tempfile.gettempdir()}",
+    reason="torch calls its C++ compiler without quoting paths",
 )
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_with_torchs_own_backend(expected):
-    """In a process of its own: the compiler leaves threads, and a process that has some can't be forked."""
+    """In a process of its own: the compiler leaves threads, and a process that has some can't be
+    forked.
+    """
 
     def compile_and_train(rank):
         module = Net()
         trainer = train(module, compile=True)
         return trainer.global_step, module.state_dict()
 
-    [(global_step, weights)] = Backend(lambda: "single_device", timeout_s=250).run(compile_and_train)
+    [(global_step, weights)] = Backend(lambda: "single_device", timeout_s=250).run(
+        compile_and_train
+    )
     assert global_step == 6
     torch.testing.assert_close(weights, expected[0].state_dict())

@@ -93,25 +93,48 @@ def test_any_other_name_is_missing_as_names_are():
 def test_a_property_that_fails_keeps_its_own_error():
     trainer = make()
     trainer.options = None
-    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'limit_val_batches'"):
+    with pytest.raises(
+        AttributeError, match="'NoneType' object has no attribute 'limit_val_batches'"
+    ):
         _ = trainer.limit_val_batches
 
 
 def test_attributes_before_a_run():
     checkpoint, stopping, bar = ModelCheckpoint(), EarlyStopping("loss"), ProgressBar()
-    trainer = make(callbacks=[checkpoint, stopping, bar], enable_checkpointing=None, enable_progress_bar=None)
+    trainer = make(
+        callbacks=[checkpoint, stopping, bar], enable_checkpointing=None, enable_progress_bar=None
+    )
     assert trainer.checkpoint_callbacks == [checkpoint] == [trainer.checkpoint_callback]
     assert trainer.early_stopping_callbacks == [stopping] == [trainer.early_stopping_callback]
     assert trainer.progress_bar_callback is bar
 
 
 def test_attributes_of_what_was_passed_and_of_what_was_not():
-    options = {"limit_train_batches": 3, "limit_val_batches": 0.5, "log_every_n_steps": 7, "max_steps": 7}
+    options = {
+        "limit_train_batches": 3,
+        "limit_val_batches": 0.5,
+        "log_every_n_steps": 7,
+        "max_steps": 7,
+    }
     trainer = make(**options, precision="bf16-mixed")
-    others = {"limit_test_batches": None, "check_val_every_n_epoch": 1, "val_check_interval": None, "max_epochs": 1}
+    others = {
+        "limit_test_batches": None,
+        "check_val_every_n_epoch": 1,
+        "val_check_interval": None,
+        "max_epochs": 1,
+    }
     places = {"num_devices": 1, "num_nodes": 1, "device_ids": [0], "precision": "bf16-mixed"}
-    nothing = dict.fromkeys(("checkpoint_callback", "early_stopping_callback", "model", "lightning_module"))
-    expected = {**options, **others, **places, **nothing, "interrupted": False, "received_sigterm": False}
+    nothing = dict.fromkeys(
+        ("checkpoint_callback", "early_stopping_callback", "model", "lightning_module")
+    )
+    expected = {
+        **options,
+        **others,
+        **places,
+        **nothing,
+        "interrupted": False,
+        "received_sigterm": False,
+    }
     assert {name: getattr(trainer, name) for name in expected} == expected
     assert trainer.state == (None, None, "initializing")
 
@@ -126,7 +149,9 @@ def test_attributes_within_a_run_and_after_it():
 
     net, trainer, stages = Watching(), make(limit_train_batches=1), {}
     trainer.fit(net, data(), data())
-    assert stages == {("fit", stage, "running"): True for stage in ("sanity_check", "train", "validate")}
+    assert stages == {
+        ("fit", stage, "running"): True for stage in ("sanity_check", "train", "validate")
+    }
     assert trainer.state == ("fit", None, "finished")
     assert trainer.model is trainer.lightning_module is net
     assert set(trainer.logged_metrics) == {"loss"} < set(trainer.callback_metrics)
@@ -162,14 +187,18 @@ def fabric():
 
 def test_fabric_brings_a_module_to_the_device_in_any_case(fabric):
     fabric.setup(torch.nn.Linear(2, 1), move_to_device=True)
-    with pytest.raises(ConfigurationError, match="keep a module that is to stay where it is out of setup"):
+    with pytest.raises(
+        ConfigurationError, match="keep a module that is to stay where it is out of setup"
+    ):
         fabric.setup(torch.nn.Linear(2, 1), move_to_device=False)
 
 
 def test_fabric_saves_what_a_filter_keeps(fabric, tmp_path):
     path, net = tmp_path / "x.ckpt", torch.nn.Linear(2, 1)
     model = fabric.setup(net)
-    fabric.save(path, {"model": model, "epoch": 3}, filter={"model": lambda name, value: name == "bias"})
+    fabric.save(
+        path, {"model": model, "epoch": 3}, filter={"model": lambda name, value: name == "bias"}
+    )
     loaded = fabric.load(path, weights_only=True)
     assert (loaded["epoch"], loaded["model"].keys()) == (3, {"bias"})
     torch.nn.init.zeros_(net.bias)
@@ -201,7 +230,10 @@ def test_loggers_take_a_namespace_and_tell_their_folders(tmp_path):
     logger.log_hyperparams(argparse.Namespace(lr=0.1))
     assert json.loads(Path(logger.log_dir, "hparams.json").read_text()) == {"lr": 0.1}
     assert (logger.save_dir, logger.root_dir) == (str(tmp_path), str(tmp_path / "runs"))
-    assert flatten_names(argparse.Namespace(model=argparse.Namespace(width=8), lr=1)) == {"model/width": 8, "lr": 1}
+    assert flatten_names(argparse.Namespace(model=argparse.Namespace(width=8), lr=1)) == {
+        "model/width": 8,
+        "lr": 1,
+    }
 
 
 def test_the_scores_of_a_model_checkpoint(tmp_path):
@@ -212,7 +244,9 @@ def test_the_scores_of_a_model_checkpoint(tmp_path):
     assert (best.best_model_score, best.current_score, best.kth_value) == (1, 2, 2)
     best.to_yaml()
     lines = (tmp_path / "best_k_models.yaml").read_text().splitlines()
-    assert lines == [f"{json.dumps(path)}: {float(score)}" for path, score in best.best_k_models.items()]
+    assert lines == [
+        f"{json.dumps(path)}: {float(score)}" for path, score in best.best_k_models.items()
+    ]
     assert len(lines) == 2
 
 
@@ -239,7 +273,8 @@ def test_a_best_path_that_is_set():
 
 
 @pytest.mark.parametrize(
-    ("filename", "saved"), [("{step}-{loss:.0f}", r"step=5-loss=\d+"), ("{step}-{never}", "exception-epoch=1-step=5")]
+    ("filename", "saved"),
+    [("{step}-{loss:.0f}", r"step=5-loss=\d+"), ("{step}-{never}", "exception-epoch=1-step=5")],
 )
 def test_an_exception_is_saved_under_the_filename(tmp_path, filename, saved):
     saving = ModelCheckpoint(tmp_path, filename, save_on_exception=True, every_n_epochs=9)
@@ -293,7 +328,9 @@ def test_hyperparameters_from_a_file(tmp_path, sized, name, text):
 
 
 @pytest.mark.parametrize("name", ["hparams.json", "hparams.yaml"])
-@pytest.mark.parametrize(("text", "answer"), [("[1]", "expected names with values"), ("{", "can't be read")])
+@pytest.mark.parametrize(
+    ("text", "answer"), [("[1]", "expected names with values"), ("{", "can't be read")]
+)
 def test_a_file_without_hyperparameters(tmp_path, sized, name, text, answer):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigurationError, match=answer):
@@ -307,8 +344,11 @@ def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
             self.save_hyperparameters()
 
     omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
-    cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
-    net, trainer = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)}), make()  # a warning is an error
+    cfg = omegaconf.OmegaConf.create(
+        {"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]}
+    )
+    # a warning is an error
+    net, trainer = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)}), make()
     assert (net.hparams.cfg, type(net.hparams.cfg)) == (cfg, type(cfg))
     trainer.fit(net, data())
     trainer.save_checkpoint(tmp_path / "x.ckpt")
@@ -327,7 +367,9 @@ def test_an_empty_module_is_not_initialized(fabric, is_empty):
     noise = torch.zeros(2).normal_()
     torch.manual_seed(0)
     with fabric.init_module(empty_init=is_empty):
-        made = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2), torch.nn.BatchNorm1d(2)])
+        made = torch.nn.ModuleList(
+            [torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2), torch.nn.BatchNorm1d(2)]
+        )
         torch.nn.init.xavier_normal_(made[0].weight)
         torch.nn.init.kaiming_uniform_(made[1].weight)
         made.register_buffer("noise", torch.zeros(2).normal_(), persistent=False)
@@ -342,7 +384,10 @@ def test_a_data_module_of_data_sets():
             seen.append(batch[:, 0].tolist())
 
     rows = list(torch.arange(16.0).reshape(4, 4))
-    module, trainer = pickle.loads(pickle.dumps(DataModule.from_datasets(rows, rows, batch_size=2))), make()
+    module, trainer = (
+        pickle.loads(pickle.dumps(DataModule.from_datasets(rows, rows, batch_size=2))),
+        make(),
+    )
     trainer.fit(Sees(), datamodule=module)
     assert seen[-2:] == [[0.0, 4.0], [8.0, 12.0]]
     assert trainer.global_step == 2

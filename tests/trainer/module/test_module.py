@@ -1,4 +1,6 @@
-"""Modules: the arguments that they remember, how they are made again, and the questions that they can ask."""
+"""Modules: the arguments that they remember, how they are made again, and the questions that they
+can ask.
+"""
 
 import copy
 import enum
@@ -69,16 +71,28 @@ def train(module, path=None, **options):
     return trainer
 
 
-# hyperparameters ----------------------------------------------------------------------------------------------------
+# hyperparameters ----------------------------------------------------------------------------------
 
 
 def test_arguments_are_collected():
     module = Sized(3, name="mine", extra=7)
-    assert module.hparams == {"width": 3, "lr": 0.1, "name": "mine", "betas": (0.9, 0.99), "extra": 7}
+    assert module.hparams == {
+        "width": 3,
+        "lr": 0.1,
+        "name": "mine",
+        "betas": (0.9, 0.99),
+        "extra": 7,
+    }
     module.hparams.width = 5
     module.hparams["lr"] = 1.0
-    assert (module.hparams["width"], module.hparams.lr, module.hparams_initial["width"]) == (5, 1.0, 3)
-    with pytest.raises(AttributeError, match="There is no hyperparameter 'depth'; there are 'width', 'lr', 'name'"):
+    assert (module.hparams["width"], module.hparams.lr, module.hparams_initial["width"]) == (
+        5,
+        1.0,
+        3,
+    )
+    with pytest.raises(
+        AttributeError, match="There is no hyperparameter 'depth'; there are 'width', 'lr', 'name'"
+    ):
         _ = module.hparams.depth
 
 
@@ -119,7 +133,8 @@ def test_what_a_subclass_ignores_is_left_out_of_what_its_base_saves(is_first):
                 self.save_hyperparameters(ignore="backbone")
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The hyperparameter 'backbone'")  # its base class saves it first
+        # its base class saves it first
+        warnings.filterwarnings("ignore", "The hyperparameter 'backbone'")
         module = Ignoring(nn.Linear(1, 1))
     assert module.hparams == {"width": 2, "lr": 0.1, "name": "net", "betas": (0.9, 0.99)}
     assert "backbone" not in module.hparams_initial
@@ -144,7 +159,9 @@ class Config:
     lr: float = 0.1
 
 
-@pytest.mark.parametrize("given", [{"width": 2, "lr": 0.1}, Namespace(width=2, lr=0.1), Config()], ids=type)
+@pytest.mark.parametrize(
+    "given", [{"width": 2, "lr": 0.1}, Namespace(width=2, lr=0.1), Config()], ids=type
+)
 def test_one_object_with_all_of_them(given, tmp_path):
     class Configured(Net):
         def __init__(self, config):
@@ -162,12 +179,15 @@ def test_one_object_with_all_of_them(given, tmp_path):
 def test_not_called_in_init():
     module = Net()
     with pytest.raises(
-        ModuleError, match=r"save_hyperparameters was not called in Net.__init__, .*pass the hyperparam"
+        ModuleError,
+        match=r"save_hyperparameters was not called in Net.__init__, .*pass the hyperparam",
     ):
         module.save_hyperparameters()
     module.save_hyperparameters({"lr": 1})
     assert module.hparams == {"lr": 1}
-    with pytest.raises(ModuleError, match=r"Hyperparameters are int 3; expected names of arguments, or one dict"):
+    with pytest.raises(
+        ModuleError, match=r"Hyperparameters are int 3; expected names of arguments, or one dict"
+    ):
         module.save_hyperparameters(3)
 
 
@@ -176,7 +196,10 @@ def test_one_warning_for_all_values_that_are_not_plain(tmp_path):
     with pytest.warns(UserWarning, match="can't hold") as caught:
         module = Holding(Path("x"), layer, Colour.RED)
     (warning,) = caught
-    expected = r"'path' of Holding is a .*Path, 'layer' of .* a torch.*Linear, 'colour' of .* a .*Colour, .*"
+    expected = (
+        r"'path' of Holding is a .*Path, 'layer' of .* a torch.*Linear, 'colour' of .* a "
+        r".*Colour, .*"
+    )
     assert re.search(expected + r"Pass ignore=\['path', 'layer', 'colour'\]", str(warning.message))
     assert warning.filename == __file__
     assert module.hparams.layer is layer
@@ -201,7 +224,7 @@ def test_loggers_get_them_once(logs):
     assert logger.log_hyperparams.mock_calls == [call({"lr": 0.1})] * logs
 
 
-# made again ---------------------------------------------------------------------------------------------------------
+# made again ---------------------------------------------------------------------------------------
 
 
 def test_a_module_is_made_again(tmp_path):
@@ -218,10 +241,14 @@ def test_arguments_come_before_what_was_saved(tmp_path):
     again = Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, map_location="cpu")
     assert again.head is head
     with pytest.raises(
-        ModuleError, match=r"Required.__init__ needs 'head', .*\(width\). Pass it: Required.load_from_ch"
+        ModuleError,
+        match=r"Required.__init__ needs 'head', .*\(width\). Pass it: Required.load_from_ch",
     ):
         Required.load_from_checkpoint(tmp_path / "last.ckpt")
-    with pytest.raises(ModuleError, match=r"got 'haed', which Required.__init__ does not take. Did you mean 'head'\?"):
+    with pytest.raises(
+        ModuleError,
+        match=r"got 'haed', which Required.__init__ does not take. Did you mean 'head'\?",
+    ):
         Required.load_from_checkpoint(tmp_path / "last.ckpt", haed=head)
     with pytest.raises(CheckpointError, match=r"does not fit Required. (.|\n)*size mismatch"):
         Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, width=3)
@@ -237,7 +264,9 @@ def test_weights_that_do_not_fit(tmp_path, monkeypatch):
             pass
 
     train(Net(), path := tmp_path / "last.ckpt")
-    with pytest.raises(CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"):
+    with pytest.raises(
+        CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"
+    ):
         Larger.load_from_checkpoint(path)
     with pytest.raises(CheckpointError, match="does not fit Larger"):
         quiet_trainer().validate(Larger(), batches(1), ckpt_path=path)
@@ -282,9 +311,13 @@ def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, tmp_p
     if place == "module":
         module.on_save_checkpoint = lambda checkpoint: checkpoint.update(mine=[nn.ReLU()])
     elif place == "callback":
-        callback.on_save_checkpoint = lambda trainer, module, checkpoint: checkpoint.update(mine=[nn.ReLU()])
+        callback.on_save_checkpoint = lambda trainer, module, checkpoint: checkpoint.update(
+            mine=[nn.ReLU()]
+        )
     else:
-        (callback if place == "callback's state" else data).state_dict = lambda: {"mine": [nn.ReLU()]}
+        (callback if place == "callback's state" else data).state_dict = lambda: {
+            "mine": [nn.ReLU()]
+        }
     trainer = quiet_trainer(max_epochs=1, callbacks=callback)
     trainer.fit(module, datamodule=data)
     message = re.escape(path) + r" is a .*ReLU, which .* Save its state_dict\(\) instead"
@@ -301,32 +334,44 @@ def test_large_parts_are_built_first(tmp_path):
 
     module = Late()
     train(module, tmp_path / "last.ckpt")
-    assert torch.equal(Late.load_from_checkpoint(tmp_path / "last.ckpt").late.weight, module.late.weight)
+    assert torch.equal(
+        Late.load_from_checkpoint(tmp_path / "last.ckpt").late.weight, module.late.weight
+    )
 
 
 def test_mistakes_in_loading(tmp_path):
     torch.save({"weights": 1}, tmp_path / "other.pt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it has no digest
-        with pytest.raises(CheckpointError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]") as failure:
+        with pytest.raises(
+            CheckpointError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]"
+        ) as failure:
             Net.load_from_checkpoint(tmp_path / "other.pt")
         assert not isinstance(failure.value, CheckpointCorruptedError)
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         Net.load_from_checkpoint(tmp_path / "missing.ckpt")
     with pytest.raises(
-        ConfigurationError, match=r"makes a new module and leaves this one alone. Call it on the class: "
+        ConfigurationError,
+        match=r"makes a new module and leaves this one alone. Call it on the class: ",
     ):
         Net().load_from_checkpoint(tmp_path / "other.pt")
-    with pytest.raises(ConfigurationError, match="map_location='gpu9': expected a device, such as 'cpu'"):
+    with pytest.raises(
+        ConfigurationError, match="map_location='gpu9': expected a device, such as 'cpu'"
+    ):
         Net.load_from_checkpoint(tmp_path / "other.pt", map_location="gpu9")
 
 
-# what it can ask ----------------------------------------------------------------------------------------------------
+# what it can ask ----------------------------------------------------------------------------------
 
 
 def test_without_a_trainer():
     module = Net()
-    assert (module.current_epoch, module.global_step, module.global_rank, module.local_rank) == (0, 0, 0, 0)
+    assert (module.current_epoch, module.global_step, module.global_rank, module.local_rank) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert (module.logger, module.loggers) == (None, ())
     assert (module.device, module.dtype) == (torch.device("cpu"), torch.float32)
     message = "Net is not attached to a Trainer. Call this from its steps and hooks"
@@ -346,7 +391,9 @@ def test_who_lists_attributes_meets_no_error():
     inspect.getmembers(Fabric(accelerator="cpu"))
 
 
-@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`?torch.jit:DeprecationWarning", "ignore:`torch.jit:FutureWarning"
+)
 @pytest.mark.parametrize("has_run", [False, True])
 def test_a_module_is_traced_before_and_after_a_trainer_has_run_it(has_run):
     module, batch = Net(), torch.ones(2, 4)
@@ -356,7 +403,9 @@ def test_a_module_is_traced_before_and_after_a_trainer_has_run_it(has_run):
     assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))]
+)
 def test_copies_belong_to_nobody(copied):
     module = Sized()
     train(module)
@@ -419,7 +468,11 @@ def test_ranks_give_back_what_configure_model_has_built_where_the_strategy_wants
 
     module, strategy = Built(), "ddp_fork_find_unused_parameters_true"
     trainer = fit(
-        module, torch.utils.data.DataLoader(torch.ones(4, 4)), strategy=strategy, devices=2, precision="bf16-true"
+        module,
+        torch.utils.data.DataLoader(torch.ones(4, 4)),
+        strategy=strategy,
+        devices=2,
+        precision="bf16-true",
     )
     assert torch.equal(module.added.weight, torch.tensor([[3.0]], dtype=torch.bfloat16))
     assert trainer.global_step > 0
@@ -443,7 +496,7 @@ def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
     assert calls == ["join", "leave"] * 2
 
 
-# modes of torch -----------------------------------------------------------------------------------------------------
+# modes of torch -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -470,7 +523,10 @@ def test_modes_last_as_long_as_a_stage(options, expected, monkeypatch):
     module = Looking()
     train(module, **options)
     assert module.seen == expected
-    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (False, False)
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (
+        False,
+        False,
+    )
     assert not torch.is_anomaly_enabled()
 
 
@@ -495,7 +551,10 @@ def test_what_the_sanity_check_has_made_is_trained_with():
 
 @pytest.mark.parametrize(
     ("inference_mode", "outcome"),
-    [(False, nullcontext()), (True, pytest.raises(ModuleError, match="Pass inference_mode=False to the Trainer"))],
+    [
+        (False, nullcontext()),
+        (True, pytest.raises(ModuleError, match="Pass inference_mode=False to the Trainer")),
+    ],
 )
 def test_what_an_evaluation_before_fit_has_made_is_trained_with_or_refused(inference_mode, outcome):
     module, trainer = KeepsTable(), quiet_trainer(max_epochs=1, inference_mode=inference_mode)
@@ -511,7 +570,9 @@ def test_a_manual_backward_with_automatic_optimization():
             self.manual_backward(loss)
             return loss
 
-    with pytest.raises(ModuleError, match=r"Manual calls self.manual_backward\(loss\) with automatic optimization"):
+    with pytest.raises(
+        ModuleError, match=r"Manual calls self.manual_backward\(loss\) with automatic optimization"
+    ):
         train(Manual())
 
 
@@ -537,7 +598,12 @@ def test_barebones(tmp_path):
 
     trainer = Trainer(accelerator="cpu", barebones=True, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(Logging(), batches(), batches())
-    assert (trainer.callbacks, trainer.loggers, trainer.callback_metrics, trainer.global_step) == ([], [], {}, 3)
+    assert (trainer.callbacks, trainer.loggers, trainer.callback_metrics, trainer.global_step) == (
+        [],
+        [],
+        {},
+        3,
+    )
     assert list(tmp_path.iterdir()) == []
 
 

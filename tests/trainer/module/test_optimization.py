@@ -1,4 +1,6 @@
-"""The forms of `configure_optimizers`, the steps of schedulers, and the parts of a step that a module overrides."""
+"""The forms of `configure_optimizers`, the steps of schedulers, and the parts of a step that a
+module overrides.
+"""
 
 from functools import partial
 
@@ -14,13 +16,17 @@ from support.small_nets import Net, batches, quiet_trainer
 
 
 def fit(module, *, num_batches=4, validation=None, **options):
-    trainer = quiet_trainer(**{"max_epochs": 3, "limit_val_batches": 1.0 if validation else 0, **options})
+    trainer = quiet_trainer(
+        **{"max_epochs": 3, "limit_val_batches": 1.0 if validation else 0, **options}
+    )
     trainer.fit(module, batches(num_batches), validation)
     return trainer
 
 
 class Configured(Net):
-    """Trains as `configure(module)` says, notes the learning rate of each step, and logs values to watch."""
+    """Trains as `configure(module)` says, notes the learning rate of each step, and logs values to
+    watch.
+    """
 
     def __init__(self, configure):
         super().__init__()
@@ -60,7 +66,7 @@ BY_EPOCH = [1.0] * 4 + [0.5] * 4 + [0.25] * 4
 CONSTANT = [1.0] * 12
 
 
-# what may be returned -----------------------------------------------------------------------------------------------
+# what may be returned -----------------------------------------------------------------------------
 
 
 class ByEpoch:
@@ -90,13 +96,24 @@ def with_schedulers(make):
         (lambda module: {"optimizer": sgd(module)}, CONSTANT),
         (lambda module: ([sgd(module)], []), CONSTANT),
         (with_schedulers(lambda optimizer: ([optimizer], [halving(optimizer)])), BY_EPOCH),
-        (with_schedulers(lambda optimizer: ([optimizer], [{"scheduler": halving(optimizer)}])), BY_EPOCH),
-        (with_schedulers(lambda optimizer: {"optimizer": optimizer, "lr_scheduler": halving(optimizer)}), BY_EPOCH),
+        (
+            with_schedulers(lambda optimizer: ([optimizer], [{"scheduler": halving(optimizer)}])),
+            BY_EPOCH,
+        ),
+        (
+            with_schedulers(
+                lambda optimizer: {"optimizer": optimizer, "lr_scheduler": halving(optimizer)}
+            ),
+            BY_EPOCH,
+        ),
         (in_dict, BY_EPOCH),
         (lambda module: [in_dict(module)], BY_EPOCH),
         (lambda module: in_dict(module, frequency=2), [1.0] * 8 + [0.5] * 4),
         (lambda module: in_dict(module, interval="step"), [0.5**step for step in range(12)]),
-        (lambda module: in_dict(module, interval="step", frequency=5), [1.0] * 5 + [0.5] * 5 + [0.25] * 2),
+        (
+            lambda module: in_dict(module, interval="step", frequency=5),
+            [1.0] * 5 + [0.5] * 5 + [0.25] * 2,
+        ),
     ],
 )
 def test_forms(configure, expected):
@@ -106,30 +123,60 @@ def test_forms(configure, expected):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda module: 1, "configure_optimizers returned int 1; expected an Optimizer; a list of them"),
+        (
+            lambda module: 1,
+            "configure_optimizers returned int 1; expected an Optimizer; a list of them",
+        ),
         (lambda module: [1], r"returned list of \(int\); expected an Optimizer"),
-        (lambda module: Adam, r"returned the class Adam, and no Adam\(...\); expected an Optimizer; a list of them"),
-        (lambda module: {"lr_scheduler": halving(sgd(module))}, "a dict without 'optimizer'; expected an Optimizer"),
-        (lambda module: {"optimiser": sgd(module)}, "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'"),
+        (
+            lambda module: Adam,
+            r"returned the class Adam, and no Adam\(...\); expected an Optimizer; a list of them",
+        ),
+        (
+            lambda module: {"lr_scheduler": halving(sgd(module))},
+            "a dict without 'optimizer'; expected an Optimizer",
+        ),
+        (
+            lambda module: {"optimiser": sgd(module)},
+            "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'",
+        ),
         (lambda module: {"optimizer": 1}, "whose 'optimizer' is int 1; expected an Optimizer"),
-        (lambda module: in_dict(module, every=2), "A scheduler's dict has 'every'; expected some of"),
-        (lambda module: in_dict(module, interval="batch"), "interval is 'batch'; expected 'step' or 'epoch'"),
-        (lambda module: in_dict(module, frequency=0), "frequency is 0; expected an integer of at least 1"),
-        (lambda module: {"optimizer": sgd(module), "lr_scheduler": 1}, "returned int 1 as a scheduler; expected an LR"),
+        (
+            lambda module: in_dict(module, every=2),
+            "A scheduler's dict has 'every'; expected some of",
+        ),
+        (
+            lambda module: in_dict(module, interval="batch"),
+            "interval is 'batch'; expected 'step' or 'epoch'",
+        ),
+        (
+            lambda module: in_dict(module, frequency=0),
+            "frequency is 0; expected an integer of at least 1",
+        ),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": 1},
+            "returned int 1 as a scheduler; expected an LR",
+        ),
         (
             lambda module: {"optimizer": sgd(module), "lr_scheduler": StepLR},
             r"returned the class StepLR, and no StepLR\(...\) as a scheduler; expected an LR",
         ),
         (
             lambda module: {"optimizer": sgd(module), "lr_scheduler": ByEpoch()},
-            r"calls ByEpoch.step\(\), which can't be: missing .*'epoch'. Step it yourself: define lr_scheduler_step",
+            r"calls ByEpoch.step\(\), which can't be: missing .*'epoch'. Step it yourself: define "
+            r"lr_scheduler_step",
         ),
         (
-            lambda module: in_dict(module, scheduler=ByEpoch(), monitor="x", reduce_on_plateau=True, interval="step"),
+            lambda module: in_dict(
+                module, scheduler=ByEpoch(), monitor="x", reduce_on_plateau=True, interval="step"
+            ),
             r"calls ByEpoch.step\(metric\), which can't be: missing .*'value'",
         ),
         (
-            lambda module: {"optimizer": sgd(module), "lr_scheduler": ReduceLROnPlateau(sgd(module))},
+            lambda module: {
+                "optimizer": sgd(module),
+                "lr_scheduler": ReduceLROnPlateau(sgd(module)),
+            },
             "ReduceLROnPlateau needs a metric to watch: return",
         ),
         (
@@ -143,7 +190,7 @@ def test_what_is_of_no_known_form(returned, message):
         fit(Configured(returned))
 
 
-# schedulers ---------------------------------------------------------------------------------------------------------
+# schedulers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:No optimizer has updated parameters")
@@ -160,7 +207,10 @@ def test_a_scheduler_that_the_user_steps_may_take_anything(is_manual):
 def plateau(module, monitor, mode="min", **options):
     optimizer = sgd(module)
     scheduler = ReduceLROnPlateau(optimizer, mode=mode, patience=0, factor=0.5, threshold=0.0)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": monitor, **options}}
+    return {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": scheduler, "monitor": monitor, **options},
+    }
 
 
 def beside(module):
@@ -195,19 +245,37 @@ def test_a_monitored_metric(configure, expected):
     ("scheduled", "options", "expected"),
     [
         ({"interval": "step"}, {}, [1.0] * 8 + [0.5] * 4),
-        ({"interval": "step", "frequency": 3}, {"val_check_interval": 3}, [1.0] * 7 + [0.5] * 4 + [0.25]),
+        (
+            {"interval": "step", "frequency": 3},
+            {"val_check_interval": 3},
+            [1.0] * 7 + [0.5] * 4 + [0.25],
+        ),
         ({"interval": "step", "frequency": 2}, {"val_check_interval": 4}, [1.0] * 8 + [0.5] * 4),
-        ({}, {"check_val_every_n_epoch": 2, "max_epochs": 5, "num_batches": 2}, [1.0] * 8 + [0.5] * 2),
+        (
+            {},
+            {"check_val_every_n_epoch": 2, "max_epochs": 5, "num_batches": 2},
+            [1.0] * 8 + [0.5] * 2,
+        ),
     ],
 )
 def test_each_validation_counts_once(scheduled, options, expected):
-    """The loss doesn't fall, so that each but the first halves the rate; the steps in between say nothing new."""
-    assert rates(lambda module: plateau(module, "val_loss", **scheduled), validation=batches(1), **options) == expected
+    """The loss doesn't fall, so that each but the first halves the rate; the steps in between say
+    nothing new.
+    """
+    assert (
+        rates(
+            lambda module: plateau(module, "val_loss", **scheduled),
+            validation=batches(1),
+            **options,
+        )
+        == expected
+    )
 
 
 def test_a_metric_that_was_never_logged():
     with pytest.raises(
-        ModuleError, match=r"monitors 'val_loss', which was not logged; logged were \['falling', 'mean'\]. Call"
+        ModuleError,
+        match=r"monitors 'val_loss', which was not logged; logged were \['falling', 'mean'\]. Call",
     ):
         fit(Configured(lambda module: plateau(module, "val_loss")))
 
@@ -259,11 +327,19 @@ def test_lr_scheduler_step_is_overridden():
 
     def configure(module):
         optimizer = sgd(module)
-        return [optimizer], [halving(optimizer), {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "falling"}]
+        return [optimizer], [
+            halving(optimizer),
+            {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "falling"},
+        ]
 
     calls, module = [], Own(configure)
     fit(module, max_epochs=2)
-    assert calls == [("StepLR", None), ("ReduceLROnPlateau", -3.0), ("StepLR", None), ("ReduceLROnPlateau", -7.0)]
+    assert calls == [
+        ("StepLR", None),
+        ("ReduceLROnPlateau", -3.0),
+        ("StepLR", None),
+        ("ReduceLROnPlateau", -7.0),
+    ]
     assert module.rates == [1.0] * 4 + [0.5] * 4
 
 
@@ -277,15 +353,23 @@ def test_a_scheduler_whose_metric_may_be_missing_holds_up_no_other():
 
     def configure(module):
         optimizer = sgd(module)
-        missing = {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "nothing", "strict": False, "interval": "step"}
-        return [optimizer], [missing, {**missing, "scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}]
+        missing = {
+            "scheduler": ReduceLROnPlateau(optimizer),
+            "monitor": "nothing",
+            "strict": False,
+            "interval": "step",
+        }
+        return [optimizer], [
+            missing,
+            {**missing, "scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"},
+        ]
 
     calls = []
     fit(Own(configure), max_epochs=2, validation=batches(1))
     assert calls == [(4, 1.0), "epoch", (8, 1.0), "epoch"]
 
 
-# parts of a step ----------------------------------------------------------------------------------------------------
+# parts of a step ----------------------------------------------------------------------------------
 
 
 def weights_of(module, **options):
@@ -351,14 +435,17 @@ def test_a_closure_that_is_not_called():
             optimizer.step()
 
     with pytest.raises(
-        ModuleError, match=r"Forgetful.optimizer_step did not call the closure, so there is no loss.* Call"
+        ModuleError,
+        match=r"Forgetful.optimizer_step did not call the closure, so there is no loss.* Call",
     ):
         fit(Forgetful())
 
 
 def test_clipping_by_the_module():
     class Clipping(Net):
-        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        def configure_gradient_clipping(
+            self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+        ):
             given.append((gradient_clip_val, gradient_clip_algorithm))
             self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
 
@@ -366,7 +453,11 @@ def test_clipping_by_the_module():
             largest.append(self.layer.weight.grad.abs().max().item())
 
     given, largest = [], []
-    for options in ({}, {"gradient_clip_val": 5.0}, {"gradient_clip_val": 5.0, "gradient_clip_algorithm": "value"}):
+    for options in (
+        {},
+        {"gradient_clip_val": 5.0},
+        {"gradient_clip_val": 5.0, "gradient_clip_algorithm": "value"},
+    ):
         fit(Clipping(), max_steps=1, **options)
     assert given == [(None, None), (5.0, "norm"), (5.0, "value")]
     assert largest == pytest.approx([1e-3] * 3)
@@ -441,7 +532,7 @@ def test_a_second_backward_says_which_of_two_ways_to_write(way):
         fit(BackwardTwice())
 
 
-# manual optimization ------------------------------------------------------------------------------------------------
+# manual optimization ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,7 +541,14 @@ def test_a_second_backward_says_which_of_two_ways_to_write(way):
         ({}, 1e-6),
         ({"precision": "bf16-mixed"}, 1e-2),
         # With a scaler, as float16 has one: two optimizers, two losses.
-        ({"plugins": MixedPrecision(torch.bfloat16, scaler=GradScaler("cpu", init_scale=2.0**8))}, 1e-2),
+        (
+            {
+                "plugins": MixedPrecision(
+                    torch.bfloat16, scaler=GradScaler("cpu", init_scale=2.0**8)
+                )
+            },
+            1e-2,
+        ),
     ],
     ids=["full", "mixed", "scaled"],
 )
@@ -476,7 +574,9 @@ def test_two_optimizers(options, tolerance):
             losses, parts = self.losses(batch), (self.layer, self.second)
             for optimizer, part in zip(self.optimizers(), parts, strict=True):
                 with self.toggled_optimizer(optimizer):
-                    assert {one for one in self.parameters() if one.requires_grad} == {*part.parameters()}
+                    assert {one for one in self.parameters() if one.requires_grad} == {
+                        *part.parameters()
+                    }
                     self.manual_backward(next(losses))
                     self.clip_gradients(optimizer, gradient_clip_val=1e3)
                     optimizer.step()
@@ -502,7 +602,11 @@ def test_two_optimizers(options, tolerance):
     for got, wanted in zip(module.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
     assert trainer.global_step == 8
-    assert module.hooks == ["before backward", "after backward", "SGD", "before backward", "after backward", "Adam"] * 4
+    assert (
+        module.hooks
+        == ["before backward", "after backward", "SGD", "before backward", "after backward", "Adam"]
+        * 4
+    )
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 

@@ -19,15 +19,22 @@ class ByHand(Net):
 
 
 def fit(strategy, module, *callbacks):
-    quiet_trainer(strategy=strategy(), max_epochs=2, callbacks=[*callbacks]).fit(module(), batches())
+    quiet_trainer(strategy=strategy(), max_epochs=2, callbacks=[*callbacks]).fit(
+        module(), batches()
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "callbacks", "name"),
-    [(ByHand, (), "ByHand"), (Net, (LambdaCallback(on_before_optimizer_step=print),), "LambdaCallback")],
+    [
+        (ByHand, (), "ByHand"),
+        (Net, (LambdaCallback(on_before_optimizer_step=print),), "LambdaCallback"),
+    ],
 )
 def test_a_hook_that_may_read_gradients_is_warned_of_once(module, callbacks, name):
-    message = rf"{name} has the hook on_before_optimizer_step, and under Parted gradients aren't whole"
+    message = (
+        rf"{name} has the hook on_before_optimizer_step, and under Parted gradients aren't whole"
+    )
     with pytest.warns(UserWarning, match=message) as caught:
         fit(Parted, module, *callbacks)
     assert [warning.filename for warning in caught] == [__file__]

@@ -2,8 +2,9 @@
 
 python interruption_program.py FOLDER STRATEGY WHERE
 
-In FOLDER stands what happens on each rank: `pid-R` as soon as it is where it should be interrupted, and `events-R`.
-WHERE is one of `steps`, `steps with workers`, `long step`, `validation`, `save`, `data`, `requeue`.
+In FOLDER stands what happens on each rank: `pid-R` as soon as it is where it should be interrupted,
+and `events-R`. WHERE is one of `steps`, `steps with workers`, `long step`, `validation`, `save`,
+`data`, `requeue`.
 """
 
 import os
@@ -105,10 +106,13 @@ def main():
         max_epochs=1 if WHERE == "validation" else 1000,
         limit_val_batches=None if WHERE == "validation" else 0,
     )
-    # With workers one long epoch: to spawn new ones takes longer on a busy machine than an interrupted rank waits.
+    # With workers one long epoch: to spawn new ones takes longer on a busy machine than an
+    # interrupted rank waits.
     num_samples = {"validation": 40, "steps with workers": 40_000}.get(WHERE, 400)
     data = Dry() if WHERE == "data" else TensorDataset(torch.ones(num_samples, 4))
-    loader = DataLoader(data, batch_size=2, num_workers=2 if WHERE in ("data", "steps with workers") else 0)
+    loader = DataLoader(
+        data, batch_size=2, num_workers=2 if WHERE in ("data", "steps with workers") else 0
+    )
     validation = DataLoader(TensorDataset(torch.ones(4, 4)))
     trainer.fit(Net(), loader, validation, ckpt_path="last" if WHERE == "requeue" else None)
 

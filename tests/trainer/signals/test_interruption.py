@@ -15,7 +15,9 @@ from support.small_nets import Net, batches, quiet_trainer
 
 def fit(*callbacks, data=None, **options):
     """Ten steps an epoch."""
-    trainer = quiet_trainer(**{"devices": 1, "max_epochs": 4, "callbacks": list(callbacks), **options})
+    trainer = quiet_trainer(
+        **{"devices": 1, "max_epochs": 4, "callbacks": list(callbacks), **options}
+    )
     trainer.fit(Net(), data or batches(10))
     return trainer
 
@@ -47,7 +49,8 @@ def interrupt(trainer):
 
 
 @pytest.mark.parametrize(
-    ("options", "steps", "epoch"), [({}, 3, 0), ({"min_steps": 7}, 7, 0), ({"min_epochs": 2}, 20, 2)]
+    ("options", "steps", "epoch"),
+    [({}, 3, 0), ({"min_steps": 7}, 7, 0), ({"min_epochs": 2}, 20, 2)],
 )
 def test_a_stop_comes_after_the_running_step_or_the_least_steps_and_epochs(options, steps, epoch):
     trainer = fit(At(3, stop), **options)
@@ -74,7 +77,8 @@ def handlers():
 
 
 @pytest.mark.parametrize(
-    ("number", "kind", "code"), [(signal.SIGINT, KeyboardInterrupt, 130), (signal.SIGTERM, SystemExit, 143)]
+    ("number", "kind", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, 130), (signal.SIGTERM, SystemExit, 143)],
 )
 def test_a_signal_ends_it_after_the_step_with_a_code(number, kind, code, capsys):
     before, callback, trainers = handlers(), At(2, lambda trainer: signal.raise_signal(number)), []
@@ -87,13 +91,18 @@ def test_a_signal_ends_it_after_the_step_with_a_code(number, kind, code, capsys)
     assert handlers() == before
     assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
     assert trainer.state == ("fit", None, "interrupted")
-    assert capsys.readouterr().err == f"{number.name} has stopped training after step 2. Nothing of it is saved.\n"
+    assert (
+        capsys.readouterr().err
+        == f"{number.name} has stopped training after step 2. Nothing of it is saved.\n"
+    )
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_start", "on_train_end"])
 def test_where_no_step_is_near_a_signal_ends_it_too(hook):
     ends = []
-    strikes = LambdaCallback(**{hook: lambda trainer, *_: interrupt(trainer)}, teardown=lambda *_: ends.append("fit"))
+    strikes = LambdaCallback(
+        **{hook: lambda trainer, *_: interrupt(trainer)}, teardown=lambda *_: ends.append("fit")
+    )
     with pytest.raises(SystemExit) as caught:
         fit(strikes, max_epochs=1)
     assert (caught.value.code, ends) == (143, ["fit"])
@@ -101,7 +110,11 @@ def test_where_no_step_is_near_a_signal_ends_it_too(hook):
 
 def test_a_line_says_from_where_a_stopped_run_can_go_on(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        fit(ModelCheckpoint(tmp_path, "it", every_n_train_steps=1), At(2, interrupt), enable_checkpointing=True)
+        fit(
+            ModelCheckpoint(tmp_path, "it", every_n_train_steps=1),
+            At(2, interrupt),
+            enable_checkpointing=True,
+        )
     after = f"The newest checkpoint holds step 2: ckpt_path='{tmp_path}/it.ckpt' goes on from it."
     assert f"SIGTERM has stopped training after step 2. {after}\n" in capsys.readouterr().err
 

@@ -12,5 +12,9 @@ from core.trainer.signals.interruption import interruption
 def test_an_interruption_reaches_another_process_as_it_was(number):
     error = interruption(number, is_agreed=True)
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.code) == (type(error), f"interrupted by {number.name}", 128 + number)
+    assert (type(copy), str(copy), copy.code) == (
+        type(error),
+        f"interrupted by {number.name}",
+        128 + number,
+    )
     assert copy.is_agreed

@@ -1,4 +1,6 @@
-"""Real processes and real signals: where a training is, who gets the signal, and what is left of it."""
+"""Real processes and real signals: where a training is, who gets the signal, and what is left of
+it.
+"""
 
 import os
 import signal
@@ -15,7 +17,11 @@ from core_testing.waiting import slowness, wait_until
 PROGRAM = Path(__file__).with_name("interruption_program.py")
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
-NAMES = {signal.SIGINT: "InterruptedByUser", signal.SIGTERM: "Interrupted", signal.SIGUSR1: "Interrupted"}
+NAMES = {
+    signal.SIGINT: "InterruptedByUser",
+    signal.SIGTERM: "Interrupted",
+    signal.SIGUSR1: "Interrupted",
+}
 
 
 class Run:
@@ -62,7 +68,17 @@ def start(tmp_path):
     runs = []
 
     def start(strategy, where, *prefix, **options):
-        runs.append(Run(tmp_path, *(prefix or [sys.executable]), PROGRAM, tmp_path, strategy, where, **options))
+        runs.append(
+            Run(
+                tmp_path,
+                *(prefix or [sys.executable]),
+                PROGRAM,
+                tmp_path,
+                strategy,
+                where,
+                **options,
+            )
+        )
         return runs[-1]
 
     yield start
@@ -77,7 +93,9 @@ def assert_agreed_end(run, num_ranks, number, output):
     steps = {run.events(rank)[-3] for rank in range(num_ranks)}
     assert len(steps) == 1, output
     assert steps.pop().startswith(f"{NAMES[number]} after step")
-    assert [run.events(rank)[-2:] for rank in range(num_ranks)] == [["agreed: True", "teardown"]] * num_ranks
+    assert [run.events(rank)[-2:] for rank in range(num_ranks)] == [
+        ["agreed: True", "teardown"]
+    ] * num_ranks
     assert (run.folder / "saved" / "on_exception.ckpt").exists(), output
     run.assert_nobody_is_left()
 
@@ -92,7 +110,9 @@ def assert_agreed_end(run, num_ranks, number, output):
         ("ddp", signal.SIGINT, True, "steps with workers"),
         ("ddp_fork", signal.SIGINT, True, "steps with workers"),
         # Spawned ranks spawn their loaders' workers.
-        pytest.param("ddp_spawn", signal.SIGINT, True, "steps with workers", marks=pytest.mark.slow),
+        pytest.param(
+            "ddp_spawn", signal.SIGINT, True, "steps with workers", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_training_ends_at_a_step_that_all_ranks_agree_on(start, strategy, number, group, where):
@@ -150,7 +170,7 @@ def test_a_second_ctrl_c_ends_it_at_once(start, where):
     assert run.events(0)[-2:] == ["agreed: False", "teardown"]
 
 
-# SLURM's warning, with a scontrol that writes down what it is asked ---------------------------------------------------
+# SLURM's warning, with a scontrol that writes down what it is asked -------------------------------
 
 
 @pytest.fixture
@@ -172,7 +192,9 @@ def slurm_variables(tmp_path):
     }
 
 
-def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(start, slurm_variables, tmp_path):
+def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(
+    start, slurm_variables, tmp_path
+):
     first = start("single_device", "requeue", variables=slurm_variables)
     first.await_ranks(1)
     first.signal(signal.SIGUSR1, group=True)
@@ -184,7 +206,9 @@ def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(start, slu
     step = first.events(0)[-3].rpartition(" ")[2]
     (tmp_path / "pid-0").unlink()
 
-    second = start("single_device", "requeue", variables={**slurm_variables, "SLURM_RESTART_COUNT": "1"})
+    second = start(
+        "single_device", "requeue", variables={**slurm_variables, "SLURM_RESTART_COUNT": "1"}
+    )
     second.await_ranks(1)
     second.signal(signal.SIGTERM, group=False)
     code, output = second.finish()

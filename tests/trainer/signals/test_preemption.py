@@ -1,4 +1,5 @@
-"""SIGTERM between any two lines of a run ends it, with a code that tells so; what was saved goes on to the same end.
+"""SIGTERM between any two lines of a run ends it, with a code that tells so; what was saved goes on
+to the same end.
 
 CORE_TEST_SIGNALS=1000 tries so many, in place of 14.
 """
@@ -32,7 +33,12 @@ def fit(folder, **options):
     """Two epochs of three steps, with everything that a run may have. Returns the weights."""
     torch.manual_seed(1)
     saver = ModelCheckpoint(folder / "saved", every_n_train_steps=2, save_on_exception=True)
-    on = {"enable_checkpointing": True, "num_sanity_val_steps": 1, "default_root_dir": folder, "callbacks": saver}
+    on = {
+        "enable_checkpointing": True,
+        "num_sanity_val_steps": 1,
+        "default_root_dir": folder,
+        "callbacks": saver,
+    }
     module = Validating()
     data = torch.cat(batches(6))
     trainer = Trainer(**QUIET | on, max_epochs=2, accumulate_grad_batches=2)
@@ -47,11 +53,14 @@ def test_no_signal_is_lost(tmp_path):
         assert fit(folder, ckpt_path="last") == expected
 
     class Strike:
-        """Counts the lines that run (in core/trainer/signals the instructions), and raises SIGTERM before one."""
+        """Counts the lines that run (in core/trainer/signals the instructions), and raises SIGTERM
+        before one.
+        """
 
         def __init__(self, number=0):
             self.number, self.count = number, 0
-            self.lines = collections.defaultdict(list)  # their numbers, by the file that they are of
+            # their numbers, by the file that they are of
+            self.lines = collections.defaultdict(list)
 
         def run(self, function, *args):
             sys.settrace(self._trace)
@@ -83,7 +92,8 @@ def test_no_signal_is_lost(tmp_path):
     def in_copy(function, *args):
         """The code with which a forked copy of this process ends, in which a function has run.
 
-        A signal may leave torch's modes as they were within a `with`, which only the end of a process undoes.
+        A signal may leave torch's modes as they were within a `with`, which only the end of a
+        process undoes.
         """
         process = multiprocessing.get_context("fork").Process(target=function, args=args)
         process.start()

@@ -30,7 +30,9 @@ def use_late_gpu(monkeypatch):
 
 
 class TwoRanks:
-    """A strategy whose other rank asks for nothing, or for what `other` says when the device comes to it."""
+    """A strategy whose other rank asks for nothing, or for what `other` says when the device comes
+    to it.
+    """
 
     root_device = GPU
 
@@ -40,7 +42,9 @@ class TwoRanks:
     def reduce(self, tensor, reduce_op):
         result = late(tensor)
         others = self.other
-        CUDA.now.enqueue(lambda: plain(result).copy_(torch.maximum(plain(tensor), torch.tensor(others))))
+        CUDA.now.enqueue(
+            lambda: plain(result).copy_(torch.maximum(plain(tensor), torch.tensor(others)))
+        )
         return result
 
 
@@ -66,7 +70,9 @@ def run(monkeypatch):
 
 
 def train(run, stops, num_looks, step_s=0.01):
-    """Steps up to as many looks; how many steps the device has done at each, and how many it had been given."""
+    """Steps up to as many looks; how many steps the device has done at each, and how many it had
+    been given.
+    """
     batch, seen, done = 0, [], []
     stops.begin(0)
     while len(seen) < num_looks:
@@ -84,7 +90,9 @@ def train(run, stops, num_looks, step_s=0.01):
     [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
 )
 def test_ranks_talk_twice_a_second_and_not_at_each_step(run, step_s, expected):
-    run.strategy = SimpleNamespace(root_device=torch.device("cpu"), reduce=lambda tensor, reduce_op: tensor)
+    run.strategy = SimpleNamespace(
+        root_device=torch.device("cpu"), reduce=lambda tensor, reduce_op: tensor
+    )
     looks = train(run, StopAgreement(run), len(expected), step_s)
     assert [given for _, given in looks] == expected
 

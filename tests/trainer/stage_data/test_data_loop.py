@@ -21,7 +21,9 @@ from trainer.recording import (
 
 def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
     there = []
-    looks = LambdaCallback(on_train_batch_end=lambda *_: there.append((tmp_path / "end.ckpt").exists()))
+    looks = LambdaCallback(
+        on_train_batch_end=lambda *_: there.append((tmp_path / "end.ckpt").exists())
+    )
     callbacks = [SaveAt(tmp_path / "end.ckpt", 3), looks]
     fit(tmp_path, stream(3, 1), accumulate_grad_batches=2, callbacks=callbacks)
     assert there == [False, False, True]
@@ -30,14 +32,17 @@ def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
 def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
     generator = (torch.tensor([number]) for number in range(2))
     with pytest.raises(
-        ConfigurationError, match=r"\(generator\) gave no batch in this epoch: .* that can be read once"
+        ConfigurationError,
+        match=r"\(generator\) gave no batch in this epoch: .* that can be read once",
     ):
         fit(tmp_path, generator, max_epochs=2, limit_train_batches=2)
     assert seen(tmp_path) == [[0], [1]]
 
 
 def test_an_empty_training_loader(tmp_path):
-    message = "The training loader gives no batch: its data set is empty, or drop_last dropped all of it"
+    message = (
+        "The training loader gives no batch: its data set is empty, or drop_last dropped all of it"
+    )
     with pytest.raises(ConfigurationError, match=message):
         fit(tmp_path, loader(1, 8, drop_last=True))
     with pytest.raises(ConfigurationError, match="or limit_train_batches=0 left none"):
@@ -45,15 +50,23 @@ def test_an_empty_training_loader(tmp_path):
 
 
 def test_an_empty_evaluation_loader(tmp_path):
-    with pytest.raises(ConfigurationError, match="The validation loader gives no batch: its data set is empty"):
+    with pytest.raises(
+        ConfigurationError, match="The validation loader gives no batch: its data set is empty"
+    ):
         make_trainer(tmp_path).validate(Validating(tmp_path), loader(0))
-    with pytest.raises(ConfigurationError, match="The validation loader gives no batch: its data set is empty"):
+    with pytest.raises(
+        ConfigurationError, match="The validation loader gives no batch: its data set is empty"
+    ):
         make_trainer(tmp_path).validate(Validating(tmp_path), {})
     with pytest.raises(ConfigurationError, match="The test loader gives no batch"):
         make_trainer(tmp_path).test(Recorder(tmp_path), loader(0))
-    with pytest.warns(UserWarning, match=r"A test loader \(generator\) gave no batch: it is empty, or an iterator"):
+    with pytest.warns(
+        UserWarning, match=r"A test loader \(generator\) gave no batch: it is empty, or an iterator"
+    ):
         make_trainer(tmp_path).test(Recorder(tmp_path), (number for number in ()))
-    assert make_trainer(tmp_path, limit_val_batches=0).validate(Validating(tmp_path), loader(0)) == []
+    assert (
+        make_trainer(tmp_path, limit_val_batches=0).validate(Validating(tmp_path), loader(0)) == []
+    )
 
 
 @pytest.mark.parametrize("given", [[], (), {}, loader(0), [loader(0), loader(0)], {"a": loader(0)}])
@@ -67,10 +80,15 @@ def test_training_goes_on_without_validation_data(tmp_path, given, through):
         def val_dataloader(self):
             return given
 
-    trainer = make_trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=int(through == "hook"))
+    trainer = make_trainer(
+        tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=int(through == "hook")
+    )
     passed = (Validating(tmp_path), loader(), given)
     arguments = passed if through == "argument" else (WithHook(tmp_path), WithTraining())
-    message = "The validation loader gives no batch: its data set is empty, .* It is left out of validation."
+    message = (
+        "The validation loader gives no batch: its data set is empty, .* It is left out of "
+        "validation."
+    )
     with pytest.warns(UserWarning, match=message) as caught:
         trainer.fit(*arguments)
     assert len(caught) == 1
@@ -86,7 +104,9 @@ def test_an_empty_one_of_several_validation_loaders(tmp_path):
 
 
 def test_a_training_loader_in_evaluation(tmp_path):
-    with pytest.warns(UserWarning, match="The prediction loader shuffles. Is it the training loader"):
+    with pytest.warns(
+        UserWarning, match="The prediction loader shuffles. Is it the training loader"
+    ):
         make_trainer(tmp_path).predict(Recorder(tmp_path), loader(shuffle=True))
 
 
@@ -105,11 +125,19 @@ def test_shares_of_different_lengths_are_refused(tmp_path):
             return iter(range(100 * rank, 100 * rank + self.counts[rank]))
 
     data = DataLoader(RankStream(4, 2), batch_size=2)
-    message = "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass limit_train_batches=1"
+    message = (
+        "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass "
+        "limit_train_batches=1"
+    )
     options = {"use_distributed_sampler": False}
     with pytest.raises(WorkerError, match=message):
         on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options)
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), data), **options, limit_train_batches=1)
+    on_two(
+        tmp_path,
+        lambda trainer: trainer.fit(Recorder(tmp_path), data),
+        **options,
+        limit_train_batches=1,
+    )
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]], [[100, 101]]]
 
 
@@ -161,19 +189,31 @@ def test_an_epoch_begins_at_its_first_batch_whatever_the_state(tmp_path):
 def test_every_rank_has_its_own_state_back(tmp_path):
     path = tmp_path / "middle.ckpt"
     options = {"use_distributed_sampler": False}
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful()), callbacks=SaveAt(path, 2), **options)
+    on_two(
+        tmp_path,
+        lambda trainer: trainer.fit(Recorder(tmp_path), Stateful()),
+        callbacks=SaveAt(path, 2),
+        **options,
+    )
     forget(tmp_path)
-    on_two(tmp_path, lambda trainer: trainer.fit(Recorder(tmp_path), Stateful(), ckpt_path=path), **options)
+    on_two(
+        tmp_path,
+        lambda trainer: trainer.fit(Recorder(tmp_path), Stateful(), ckpt_path=path),
+        **options,
+    )
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
     with pytest.raises(
-        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be divided among"
+        CheckpointError,
+        match="a state of its own, which was saved on 2 ranks and can't be divided among",
     ):
         fit(tmp_path, Stateful(), ckpt_path=path, **options)
 
 
 def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
     class Other(Stateful):
-        """Refuses when it is read, as torchdata's StatefulDataLoader does with another number of workers."""
+        """Refuses when it is read, as torchdata's StatefulDataLoader does with another number of
+        workers.
+        """
 
         def __iter__(self):
             assert self.position == 0, "no key '_snapshot'"
@@ -181,7 +221,9 @@ def test_a_loader_that_does_not_take_its_state_is_named(tmp_path):
 
     path = tmp_path / "middle.ckpt"
     fit(tmp_path, Stateful(), callbacks=SaveAt(path, 2))
-    cure = "Other doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
+    cure = (
+        "Other doesn't take the state that it saved.*as many workers. It says: no key '_snapshot'"
+    )
     with pytest.raises(CheckpointError, match=cure):
         fit(tmp_path, Other(), ckpt_path=path)
 
@@ -190,7 +232,8 @@ def test_another_kind_of_loader_is_refused(tmp_path):
     path = tmp_path / "middle.ckpt"
     fit(tmp_path, Stateful(), callbacks=SaveAt(path, 2))
     with pytest.raises(
-        CheckpointError, match="a loader that orders its data itself, and this is a DataLoader with a sa"
+        CheckpointError,
+        match="a loader that orders its data itself, and this is a DataLoader with a sa",
     ):
         fit(tmp_path, loader(), ckpt_path=path)
 
@@ -206,7 +249,9 @@ class Reloading(DataModule):
 
 def test_loaders_are_made_anew(tmp_path):
     data = Reloading()
-    make_trainer(tmp_path, max_epochs=5, reload_dataloaders_every_n_epochs=2).fit(Recorder(tmp_path), datamodule=data)
+    make_trainer(tmp_path, max_epochs=5, reload_dataloaders_every_n_epochs=2).fit(
+        Recorder(tmp_path), datamodule=data
+    )
     assert data.asked == [0, 2, 4]
     assert [min(batch) // 100 for batch in seen(tmp_path)[::2]] == [0, 0, 2, 2, 4]
 
@@ -215,16 +260,23 @@ def test_a_resumed_run_has_the_loaders_of_its_epoch(tmp_path):
     torch.manual_seed(0)
     path = tmp_path / "middle.ckpt"
     options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
-    make_trainer(tmp_path, callbacks=SaveAt(path, 3), **options).fit(Recorder(tmp_path), datamodule=Reloading())
+    make_trainer(tmp_path, callbacks=SaveAt(path, 3), **options).fit(
+        Recorder(tmp_path), datamodule=Reloading()
+    )
     whole = seen(tmp_path)
     forget(tmp_path)
     torch.manual_seed(1)
-    make_trainer(tmp_path, **options).fit(Recorder(tmp_path), datamodule=Reloading(), ckpt_path=path)
+    make_trainer(tmp_path, **options).fit(
+        Recorder(tmp_path), datamodule=Reloading(), ckpt_path=path
+    )
     assert seen(tmp_path) == whole[3:]
 
 
 def test_passed_loaders_cannot_be_made_anew(tmp_path):
-    message = "reload_dataloaders_every_n_epochs=1 asks hooks for new loaders, and train_dataloaders were passed"
+    message = (
+        "reload_dataloaders_every_n_epochs=1 asks hooks for new loaders, and "
+        "train_dataloaders were passed"
+    )
     with pytest.raises(ConfigurationError, match=message):
         fit(tmp_path, loader(), reload_dataloaders_every_n_epochs=1)
 
@@ -251,7 +303,11 @@ def test_estimated_stepping_batches(tmp_path):
 
 def test_numbers_of_batches_and_loaders_can_be_asked_for(tmp_path):
     trainer = make_trainer(tmp_path, num_sanity_val_steps=2, limit_val_batches=3)
-    assert (trainer.train_dataloader, trainer.val_dataloaders, trainer.num_training_batches) == (None, None, 0)
+    assert (trainer.train_dataloader, trainer.val_dataloaders, trainer.num_training_batches) == (
+        None,
+        None,
+        0,
+    )
     trainer.fit(Validating(tmp_path), loader(), [loader(2), loader(20)])
     assert (trainer.num_training_batches, trainer.num_val_batches) == (3, [1, 3])
     assert trainer.num_sanity_val_batches == [1, 2]

@@ -64,7 +64,9 @@ def test_it_serves_every_stage(tmp_path):
     trainer.test(module, datamodule=data)
     assert seen(tmp_path, "test") == [[0, 1]]
     assert [batch.tolist() for batch in trainer.predict(module, datamodule=data)] == [[0, 10]]
-    stages = [call.removeprefix("setup ") for call in seen(tmp_path, "calls") if call.startswith("setup")]
+    stages = [
+        call.removeprefix("setup ") for call in seen(tmp_path, "calls") if call.startswith("setup")
+    ]
     assert stages == ["validate True", "test True", "predict True"]
 
 
@@ -115,7 +117,12 @@ def test_it_may_stand_in_the_place_of_loaders(tmp_path, stage):
 def test_two_ranks_prepare_once_and_share_its_samples(tmp_path, monkeypatch, per_node):
     monkeypatch.setattr(Data, "prepare_data_per_node", per_node)
     on_two(tmp_path, lambda trainer: trainer.fit(Validating(tmp_path), datamodule=Data(tmp_path)))
-    assert seen(tmp_path, "calls", 0) == ["prepare_data", "setup fit True", "train_dataloader", "teardown fit"]
+    assert seen(tmp_path, "calls", 0) == [
+        "prepare_data",
+        "setup fit True",
+        "train_dataloader",
+        "teardown fit",
+    ]
     assert seen(tmp_path, "calls", 1) == ["setup fit True", "train_dataloader", "teardown fit"]
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [4]], [[2, 3], [5]]]
     assert [seen(tmp_path, "validation", rank) for rank in (0, 1)] == [[[0, 1]], [[2, 3]]]
@@ -170,7 +177,9 @@ def test_a_resumed_run_uses_its_state(tmp_path):
     assert seen(tmp_path) == [[700, 701]]
     forget(tmp_path)
     resumed = Curriculum()
-    make_trainer(tmp_path).fit(Recorder(tmp_path), datamodule=resumed, ckpt_path=tmp_path / "first.ckpt")
+    make_trainer(tmp_path).fit(
+        Recorder(tmp_path), datamodule=resumed, ckpt_path=tmp_path / "first.ckpt"
+    )
     assert resumed.restored == {"difficulty": 7}
     assert seen(tmp_path) == [[702, 703]]
 
@@ -226,7 +235,11 @@ class TrainOnly(DataModule):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [({}, [20, 21]), ({"train_dataloaders": loader(2)}, [0, 1]), ({"datamodule": TrainOnly()}, [40, 41])],
+    [
+        ({}, [20, 21]),
+        ({"train_dataloaders": loader(2)}, [0, 1]),
+        ({"datamodule": TrainOnly()}, [40, 41]),
+    ],
     ids=["the module's", "arguments", "the data module's"],
 )
 def test_whose_loaders_are_read(tmp_path, arguments, expected):
@@ -244,7 +257,9 @@ def test_whose_loaders_are_read(tmp_path, arguments, expected):
 
 def test_no_validation_step_leaves_the_hook_alone(tmp_path):
     trainer = make_trainer(tmp_path)
-    with pytest.warns(UserWarning, match=r"Recorder has no validation_step\(\), so that Data.val_dataloader\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"Recorder has no validation_step\(\), so that Data.val_dataloader\(\)"
+    ):
         trainer.fit(Recorder(tmp_path), datamodule=Data(tmp_path))
     assert trainer.global_step == 3
 
@@ -259,8 +274,16 @@ def test_conflicts_and_mistakes(tmp_path):
     both = "Both loaders and datamodule=Data were passed"
     refuse(tmp_path, both, train_dataloaders=loader(), datamodule=data)
     refuse(tmp_path, both, train_dataloaders=data, val_dataloaders=loader())
-    refuse(tmp_path, "datamodule is type; expected an instance of core.DataModule, not the class", datamodule=Data)
-    refuse(tmp_path, "datamodule is DataLoader; expected an instance of core.DataModule", datamodule=loader())
+    refuse(
+        tmp_path,
+        "datamodule is type; expected an instance of core.DataModule, not the class",
+        datamodule=Data,
+    )
+    refuse(
+        tmp_path,
+        "datamodule is DataLoader; expected an instance of core.DataModule",
+        datamodule=loader(),
+    )
     refuse(
         tmp_path,
         r"val_dataloaders has Data .*pass a DataModule as datamodule",
@@ -273,17 +296,34 @@ def test_nobody_has_loaders(tmp_path):
     class Empty(DataModule):
         pass
 
-    refuse(tmp_path, r"No training loader was given. Pass train_dataloaders=..., or define train_dataloader\(\)")
+    refuse(
+        tmp_path,
+        r"No training loader was given. Pass train_dataloaders=..., or define train_dataloader\(\)",
+    )
     refuse(tmp_path, r"Empty with no loaders has no train_dataloader\(\)", datamodule=Empty())
-    with pytest.raises(ConfigurationError, match=r"No test loader was given; .*define test_dataloader\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"No test loader was given; .*define test_dataloader\(\)"
+    ):
         make_trainer(tmp_path).test(Recorder(tmp_path), datamodule=Empty())
 
 
 def test_something_that_is_no_loader(tmp_path):
-    refuse(tmp_path, r"wrap the data set in DataLoader\(dataset, batch_size=...\)", train_dataloaders=Numbers(3))
+    refuse(
+        tmp_path,
+        r"wrap the data set in DataLoader\(dataset, batch_size=...\)",
+        train_dataloaders=Numbers(3),
+    )
     refuse(tmp_path, r"expected a DataLoader or an iterable of batches\.", train_dataloaders=3)
-    refuse(tmp_path, "an iterable of batches: call it", train_dataloaders=Data(tmp_path).train_dataloader)
-    refuse(tmp_path, r"train_dataloaders has Numbers", train_dataloaders={"a": loader(), "b": Numbers(3)})
+    refuse(
+        tmp_path,
+        "an iterable of batches: call it",
+        train_dataloaders=Data(tmp_path).train_dataloader,
+    )
+    refuse(
+        tmp_path,
+        r"train_dataloaders has Numbers",
+        train_dataloaders={"a": loader(), "b": Numbers(3)},
+    )
     refuse(tmp_path, "train_dataloaders is an empty dict", train_dataloaders={})
 
 
@@ -295,5 +335,13 @@ def test_a_hook_that_returns_no_loader(tmp_path):
         def train_dataloader(self):
             return self.value
 
-    refuse(tmp_path, r"Wrong.train_dataloader\(\) returned None; expected a loader", datamodule=Wrong(None))
-    refuse(tmp_path, r"Wrong.train_dataloader\(\) has int 5; expected a DataLoader", datamodule=Wrong(5))
+    refuse(
+        tmp_path,
+        r"Wrong.train_dataloader\(\) returned None; expected a loader",
+        datamodule=Wrong(None),
+    )
+    refuse(
+        tmp_path,
+        r"Wrong.train_dataloader\(\) has int 5; expected a DataLoader",
+        datamodule=Wrong(5),
+    )

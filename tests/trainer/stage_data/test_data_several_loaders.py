@@ -30,7 +30,10 @@ def pair(**options):
 
 
 def batches(combined):
-    return [{key: None if value is None else value.tolist() for key, value in batch.items()} for batch in combined]
+    return [
+        {key: None if value is None else value.tolist() for key, value in batch.items()}
+        for batch in combined
+    ]
 
 
 def test_a_batch_has_the_structure_of_the_loaders():
@@ -38,14 +41,19 @@ def test_a_batch_has_the_structure_of_the_loaders():
     (batch,) = CombinedLoader({"p": Pair(loader(2), [loader(2), (stream(2),)])})
     assert type(batch["p"]) is Pair
     assert [type(part) for part in batch["p"].y] == [torch.Tensor, tuple]
-    assert [name for name, _ in CombinedLoader({"p": [loader(2), {"q": loader(2)}]}).leaves] == ["p.0", "p.1.q"]
+    assert [name for name, _ in CombinedLoader({"p": [loader(2), {"q": loader(2)}]}).leaves] == [
+        "p.0",
+        "p.1.q",
+    ]
 
 
 def test_a_loader_that_begins_again_shuffles_anew(tmp_path):
     loaders = {"a": loader(12, shuffle=True), "b": loader(4, start=100, shuffle=True)}
     torch.manual_seed(3)
     fit(tmp_path, loaders)
-    passes = [flat([batch["b"] for batch in seen(tmp_path)[start : start + 2]]) for start in (0, 2, 4)]
+    passes = [
+        flat([batch["b"] for batch in seen(tmp_path)[start : start + 2]]) for start in (0, 2, 4)
+    ]
     assert [sorted(one) for one in passes] == [[100, 101, 102, 103]] * 3
     assert passes != [passes[0]] * 3
     assert sorted(flat([batch["a"] for batch in seen(tmp_path)])) == list(range(12))
@@ -83,7 +91,11 @@ def test_no_loader_knows_its_length(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "stop"),
     [
-        *((mode, stop) for mode in ("min_size", "max_size", "max_size_cycle", "sequential") for stop in (1, 2, 3, 4)),
+        *(
+            (mode, stop)
+            for mode in ("min_size", "max_size", "max_size_cycle", "sequential")
+            for stop in (1, 2, 3, 4)
+        ),
         ("max_size_cycle", 7),
         ("sequential", 9),
         ("sequential", 15),
@@ -92,7 +104,12 @@ def test_no_loader_knows_its_length(tmp_path):
 def test_a_run_goes_on_in_the_middle(tmp_path, mode, stop):
     def loaders():
         return CombinedLoader(
-            {"a": loader(10, shuffle=True), "b": loader(4, start=100, shuffle=True), "c": stream(6)}, mode
+            {
+                "a": loader(10, shuffle=True),
+                "b": loader(4, start=100, shuffle=True),
+                "c": stream(6),
+            },
+            mode,
         )
 
     torch.manual_seed(1)
@@ -123,7 +140,10 @@ def test_another_number_of_ranks_goes_on(tmp_path):
 def test_other_loaders_are_refused(tmp_path):
     saving = SaveAt(tmp_path / "middle.ckpt", 1)
     fit(tmp_path, pair(), callbacks=saving)
-    message = r"mode='max_size_cycle'\) with the loaders \['a', 'b'\]; this is mode='max_size_cycle' with \['a', 'c'\]"
+    message = (
+        r"mode='max_size_cycle'\) with the loaders \['a', 'b'\]; this is "
+        r"mode='max_size_cycle' with \['a', 'c'\]"
+    )
     with pytest.raises(CheckpointError, match=message):
         fit(tmp_path, {"a": loader(), "c": loader()}, ckpt_path=tmp_path / "middle.ckpt")
 
@@ -140,18 +160,25 @@ def test_evaluation_reads_them_one_after_the_other(tmp_path):
 def test_evaluation_in_another_mode_has_one_result(tmp_path):
     trainer = make_trainer(tmp_path)
     (result,) = trainer.validate(Validating(tmp_path), CombinedLoader(pair(), "min_size"))
-    assert seen(tmp_path, "validation") == [{"a": [0, 1], "b": [100, 101]}, {"a": [2, 3], "b": [102, 103]}]
+    assert seen(tmp_path, "validation") == [
+        {"a": [0, 1], "b": [100, 101]},
+        {"a": [2, 3], "b": [102, 103]},
+    ]
     assert result == {"total": 6.0}
     assert trainer.num_val_batches == [2]
 
 
 def test_mistakes():
-    with pytest.raises(ConfigurationError, match=r"CombinedLoader\(mode='biggest'\): expected one of 'min_size'"):
+    with pytest.raises(
+        ConfigurationError, match=r"CombinedLoader\(mode='biggest'\): expected one of 'min_size'"
+    ):
         CombinedLoader(pair(), mode="biggest")
     with pytest.raises(ConfigurationError, match="CombinedLoader got no loader"):
         CombinedLoader({})
     once = CombinedLoader({"a": loader(6), "b": iter(loader(4))}, "max_size_cycle")
-    with pytest.raises(ConfigurationError, match="The loader 'b' gave no batch when it began again"):
+    with pytest.raises(
+        ConfigurationError, match="The loader 'b' gave no batch when it began again"
+    ):
         list(once)
 
 
@@ -171,7 +198,9 @@ def test_fabric_and_the_trainer_give_the_same_batches_and_worker_seeds(tmp_path)
 
     def begin():
         seed_everything(5)
-        return Reader(tmp_path), [DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1) for _ in range(2)]
+        return Reader(tmp_path), [
+            DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1) for _ in range(2)
+        ]
 
     module, loaders = begin()
     make_trainer(tmp_path, max_epochs=2).fit(module, CombinedLoader(loaders))
@@ -179,6 +208,10 @@ def test_fabric_and_the_trainer_give_the_same_batches_and_worker_seeds(tmp_path)
     fabric = Fabric(accelerator="cpu")
     fabric.setup(module, module.configure_optimizers())
     one, two = fabric.setup_dataloaders(*loaders)
-    read = [[first.tolist(), second.tolist()] for _ in range(2) for first, second in zip(one, two, strict=True)]
+    read = [
+        [first.tolist(), second.tolist()]
+        for _ in range(2)
+        for first, second in zip(one, two, strict=True)
+    ]
     assert seen(tmp_path) == read
     assert len({str(batch) for step in read for batch in step}) == 2 * len(read) == 16

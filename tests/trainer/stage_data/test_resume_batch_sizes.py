@@ -60,8 +60,12 @@ class Seeing(Net):
 
 
 def train(loader, path, *, strategy="auto", devices=1, **options):
-    """Returns the samples that this rank sees. Without `max_steps` it goes on from `path`, else it saves there."""
-    trainer = quiet_trainer(**{"max_epochs": 1, "strategy": strategy, "devices": devices, **options})
+    """Returns the samples that this rank sees. Without `max_steps` it goes on from `path`, else it
+    saves there.
+    """
+    trainer = quiet_trainer(
+        **{"max_epochs": 1, "strategy": strategy, "devices": devices, **options}
+    )
     module = Seeing()
     stops = "max_steps" in options
     trainer.fit(module, loader, ckpt_path=None if stops else path)
@@ -88,7 +92,8 @@ def test_what_is_read_again_is_refused_in_other_batches(tmp_path, kind, sizes):
     before, after = map(LOADERS[kind], sizes)
     first = train(before, tmp_path / "c", max_steps=1)
     with pytest.raises(
-        CheckpointError, match=r"saved within an epoch of a \w+ with .*=\d+, and now it is \d+\. Its order"
+        CheckpointError,
+        match=r"saved within an epoch of a \w+ with .*=\d+, and now it is \d+\. Its order",
     ):
         train(after, tmp_path / "c")
     assert sorted(first + train(before, tmp_path / "c")) == list(range(NUM_SAMPLES))
@@ -96,7 +101,10 @@ def test_what_is_read_again_is_refused_in_other_batches(tmp_path, kind, sizes):
 
 def test_other_workers_are_refused_where_they_read_in_another_order(tmp_path):
     train(DataLoader(Stream(), batch_size=4), tmp_path / "c", max_steps=1)
-    assert len(train(DataLoader(Stream(), batch_size=4, num_workers=1), tmp_path / "c")) == NUM_SAMPLES - 4
+    assert (
+        len(train(DataLoader(Stream(), batch_size=4, num_workers=1), tmp_path / "c"))
+        == NUM_SAMPLES - 4
+    )
     with pytest.raises(CheckpointError, match="DataLoader with num_workers=1, and now it is 2"):
         train(DataLoader(Stream(), batch_size=4, num_workers=2), tmp_path / "c")
 
@@ -121,13 +129,16 @@ MORE = DataLoader([sample(index) for index in range(NUM_SAMPLES + 4)], batch_siz
 def test_between_epochs_batches_and_data_may_have_another_size(tmp_path, kind, after):
     trainer = fit(Seeing(), LOADERS[kind](4))
     trainer.save_checkpoint(tmp_path / "c")
-    assert len(train(after, tmp_path / "c", max_epochs=2)) == (NUM_SAMPLES + 4 if after is MORE else NUM_SAMPLES)
+    assert len(train(after, tmp_path / "c", max_epochs=2)) == (
+        NUM_SAMPLES + 4 if after is MORE else NUM_SAMPLES
+    )
 
 
 def test_shares_of_ranks_of_their_own_are_refused_on_another_number(tmp_path):
     own = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False, "max_steps": 1}
     in_one_process(lambda: train(LOADERS["stream"](4), tmp_path / "own", **own))
     with pytest.raises(
-        CheckpointError, match=r"within an epoch by 2 ranks, of which each read a share of its own .* 1 are"
+        CheckpointError,
+        match=r"within an epoch by 2 ranks, of which each read a share of its own .* 1 are",
     ):
         train(LOADERS["stream"](4), tmp_path / "own", use_distributed_sampler=False)

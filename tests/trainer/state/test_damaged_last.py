@@ -23,6 +23,7 @@ def test_a_damaged_one_is_passed_over_and_named(tmp_path, plugins):
     content[10] ^= 1
     data.write_bytes(content)
     with pytest.warns(
-        UserWarning, match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt/.*.data' is damaged"
+        UserWarning,
+        match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt/.*.data' is damaged",
     ):
         assert fit(2) == 8

@@ -40,7 +40,10 @@ def runs(root):
     [
         ({"max_epochs": 2}, "of a run of 2 epochs and 6 optimizer steps, by max_epochs=2."),
         ({"max_steps": 4}, "of a run of 1 epochs and 4 optimizer steps, by max_steps=4."),
-        ({"max_epochs": 5, "max_steps": 6}, "of a run of 2 epochs and 6 optimizer steps, by max_steps=6."),
+        (
+            {"max_epochs": 5, "max_steps": 6},
+            "of a run of 2 epochs and 6 optimizer steps, by max_steps=6.",
+        ),
     ],
 )
 def test_a_finished_run_that_is_started_again_says_so_and_ends_well(tmp_path, capsys, limits, told):
@@ -59,7 +62,10 @@ def test_a_finished_run_that_is_started_again_says_so_and_ends_well(tmp_path, ca
     heard, module = Heard(), Logging()
     again = fit(tmp_path, module, callbacks=[heard], **limits)
     out = capsys.readouterr().out
-    assert f"fit trains nothing: {again.ckpt_path} is the end {told} Weights and callback_metrics are the" in out
+    assert (
+        f"fit trains nothing: {again.ckpt_path} is the end {told} Weights and callback_metrics are "
+        "the" in out
+    )
     assert heard.hooks == ["end"]
     assert runs(tmp_path) == ["version_0"]
     assert again.global_step == first.global_step
@@ -98,18 +104,27 @@ def test_a_time_that_is_over_is_told(tmp_path, capsys):
     [
         (
             {"max_epochs": 1},
-            r"epoch=1-step=6\S* was saved in epoch 2 \(from 0\), after 0 of its batches and 6 optimizer steps, which "
-            r"is past max_epochs=1: there is nothing to train\. Raise max_epochs to train on, pass an earlier",
+            r"epoch=1-step=6\S* was saved in epoch 2 \(from 0\), after 0 of its batches and 6 "
+            r"optimizer steps, which is past max_epochs=1: there is nothing to train\. Raise "
+            r"max_epochs to train on, pass an earlier",
         ),
-        ({"max_epochs": 9, "max_steps": 5}, r"6 optimizer steps, which is past max_steps=5: .* Raise max_steps to"),
-        ({"fast_dev_run": True}, r"past max_epochs=1: .* fast_dev_run tries a run from its beginning: leave ckpt_path"),
+        (
+            {"max_epochs": 9, "max_steps": 5},
+            r"6 optimizer steps, which is past max_steps=5: .* Raise max_steps to",
+        ),
+        (
+            {"fast_dev_run": True},
+            r"past max_epochs=1: .* fast_dev_run tries a run from its beginning: leave ckpt_path",
+        ),
     ],
 )
 def test_past_a_limit_is_an_error(tmp_path, limits, message):
     fit(tmp_path, max_epochs=2)
     module = Logging()
     before = module.layer.weight.clone()
-    trainer = quiet_trainer(**{"logger": True, "enable_checkpointing": True, "default_root_dir": tmp_path, **limits})
+    trainer = quiet_trainer(
+        **{"logger": True, "enable_checkpointing": True, "default_root_dir": tmp_path, **limits}
+    )
     (path,) = (tmp_path / "core_logs" / "version_0" / "checkpoints").glob("*.ckpt")
     with pytest.raises(CheckpointError, match=message):
         trainer.fit(module, batches(), ckpt_path=path)
@@ -122,6 +137,8 @@ def test_an_epoch_that_has_begun_is_past_it(tmp_path):
     saver = ModelCheckpoint(tmp_path / "c", every_n_train_steps=4, save_top_k=-1)
     fit(tmp_path, callbacks=[saver], max_epochs=2, ckpt_path=None)
     within = tmp_path / "c" / "epoch=1-step=4.ckpt"
-    with pytest.raises(CheckpointError, match=r"epoch 1 \(from 0\), after 1 of its batches .* past max_epochs=1"):
+    with pytest.raises(
+        CheckpointError, match=r"epoch 1 \(from 0\), after 1 of its batches .* past max_epochs=1"
+    ):
         fit(tmp_path, max_epochs=1, ckpt_path=within)
     assert fit(tmp_path, max_epochs=2, ckpt_path=within).global_step == 6

@@ -1,4 +1,6 @@
-"""A run that is stopped after any optimizer step and goes on is, bit by bit, the run that was never stopped."""
+"""A run that is stopped after any optimizer step and goes on is, bit by bit, the run that was never
+stopped.
+"""
 
 import os
 
@@ -23,7 +25,9 @@ CASES = {
     "a plateau of training": Case(on_plateau("train_loss_epoch")),
     "a plateau by step": Case(on_plateau_by_step),
     "a plateau of validation by step": Case(
-        on_plateau("val_loss", interval="step", frequency=2), validates=True, trainer={"val_check_interval": 3}
+        on_plateau("val_loss", interval="step", frequency=2),
+        validates=True,
+        trainer={"val_check_interval": 3},
     ),
     "validation within epochs": Case(validates=True, trainer={"val_check_interval": 2}),
     "validation every second epoch": Case(
@@ -43,8 +47,12 @@ CASES = {
 }
 WITH_WORKERS = {
     "two workers": Case(validates=True, loader={"num_workers": 2}),
-    "two workers, a generator of the user's": Case(loader={"num_workers": 2, "user_generator": True}),
-    "two workers that augment": Case(augments=True, loader={"num_workers": 2}, trainer={"seed_samples": True}),
+    "two workers, a generator of the user's": Case(
+        loader={"num_workers": 2, "user_generator": True}
+    ),
+    "two workers that augment": Case(
+        augments=True, loader={"num_workers": 2}, trainer={"seed_samples": True}
+    ),
 }
 
 
@@ -59,7 +67,9 @@ def differences(case, folder, num_ranks=1):
         path = os.path.join(folder, name)
         # Another seed: everything random has to come from the checkpoint.
         resumed, resumed_weights, done = train(case, num_ranks=num_ranks, ckpt_path=path, seed=99)
-        if count_batches(resumed) != total - done or (resumed and resumed != events[-len(resumed) :]):
+        if count_batches(resumed) != total - done or (
+            resumed and resumed != events[-len(resumed) :]
+        ):
             found.append((name, "events", events, resumed))
         elif resumed_weights != weights:
             found.append((name, "weights", weights, resumed_weights))

@@ -1,4 +1,6 @@
-"""A run goes on with other ranks, other workers, in another process, and from what somebody else calls last or best."""
+"""A run goes on with other ranks, other workers, in another process, and from what somebody else
+calls last or best.
+"""
 
 import dataclasses
 import glob
@@ -25,14 +27,18 @@ def sgd(parameters):
 
 
 def test_other_ranks(tmp_path):
-    """That weights go on the same is the conformance kit's; here what is logged, and samples that are augmented."""
+    """That weights go on the same is the conformance kit's; here what is logged, and samples that
+    are augmented.
+    """
 
     def epoch_values(events):
         return [event[3] for event in events if event[0] == "epoch"]
 
     def global_losses(events_by_rank):
         """The mean over ranks for each batch: every rank has as many samples."""
-        losses = [[event[3] for event in events if event[0] == "batch"] for events in events_by_rank]
+        losses = [
+            [event[3] for event in events if event[0] == "batch"] for events in events_by_rank
+        ]
         return [sum(ranks) / len(ranks) for ranks in zip(*losses, strict=True)]
 
     class Exact(Net):
@@ -57,14 +63,20 @@ def test_other_ranks(tmp_path):
         losses = global_losses(resumed)
         assert len(losses) == 10 - int(batch[:3])
         assert losses == pytest.approx(global_losses([whole])[-len(losses) :], rel=1e-12)
-        for values, expected in zip(epoch_values(resumed[0])[::-1], epoch_values(whole)[::-1], strict=False):
-            assert values["train_loss_epoch"] == pytest.approx(expected["train_loss_epoch"], rel=1e-6)
+        for values, expected in zip(
+            epoch_values(resumed[0])[::-1], epoch_values(whole)[::-1], strict=False
+        ):
+            assert values["train_loss_epoch"] == pytest.approx(
+                expected["train_loss_epoch"], rel=1e-6
+            )
             assert values["largest"] == expected["largest"]
 
 
 def test_other_workers(tmp_path):
     def case(num_workers):
-        return Case(augments=True, loader={"num_workers": num_workers}, trainer={"seed_samples": True})
+        return Case(
+            augments=True, loader={"num_workers": num_workers}, trainer={"seed_samples": True}
+        )
 
     events, weights, _ = train(case(0), SaveAlways(str(tmp_path)))
     resumed, resumed_weights, _ = train(case(2), ckpt_path=tmp_path / "002-batch.ckpt", seed=99)
@@ -77,17 +89,23 @@ def test_samples_are_augmented_otherwise_in_each_epoch_and_alike_in_each_run():
         set_epoch(loader, epoch)
         return [inputs.tolist() for inputs, _ in loader]
 
-    loader = seed_samples(shard_loader(DataLoader(Samples(augments=True), batch_size=4), rank=0, size=1, seed=7))
+    loader = seed_samples(
+        shard_loader(DataLoader(Samples(augments=True), batch_size=4), rank=0, size=1, seed=7)
+    )
     assert read(0) == read(0)
     assert read(0) != read(1)
 
 
 def test_samples_of_a_stream_cannot_be_seeded():
-    with pytest.raises(ConfigurationError, match="seed_samples=True needs a DataLoader over a map-style data set"):
-        quiet_trainer(limit_val_batches=0, seed_samples=True).fit(Net(sgd), [[torch.ones(2, 3), torch.ones(2, 1)]])
+    with pytest.raises(
+        ConfigurationError, match="seed_samples=True needs a DataLoader over a map-style data set"
+    ):
+        quiet_trainer(limit_val_batches=0, seed_samples=True).fit(
+            Net(sgd), [[torch.ones(2, 3), torch.ones(2, 1)]]
+        )
 
 
-# how a run stops -----------------------------------------------------------------------------------------------------
+# how a run stops ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_steps", range(1, 10))
@@ -140,14 +158,17 @@ def test_the_sanity_check_leaves_no_trace_in_training():
 def test_time_counts_over_restarts(tmp_path):
     case = Case(sgd)
     train(case, SaveAlways(str(tmp_path)))
-    elapsed_s = [torch.load(path)["progress"]["elapsed_s"] for path in sorted(glob.glob(f"{tmp_path}/*-batch.ckpt"))]
+    elapsed_s = [
+        torch.load(path)["progress"]["elapsed_s"]
+        for path in sorted(glob.glob(f"{tmp_path}/*-batch.ckpt"))
+    ]
     assert elapsed_s == sorted(elapsed_s)
     assert elapsed_s[0] > 0
     resumed, _, _ = train(case, ckpt_path=tmp_path / "007-batch.ckpt", max_time={"microseconds": 1})
     assert resumed == []
 
 
-# metrics objects -----------------------------------------------------------------------------------------------------
+# metrics objects ----------------------------------------------------------------------------------
 
 
 def test_torchmetrics_objects_go_on(tmp_path):
@@ -174,7 +195,7 @@ def test_torchmetrics_objects_go_on(tmp_path):
         assert resumed == events[-len(resumed) :]
 
 
-# last and best -------------------------------------------------------------------------------------------------------
+# last and best ------------------------------------------------------------------------------------
 
 
 def test_best_and_last_are_what_the_checkpoint_callback_says(tmp_path):
@@ -189,14 +210,38 @@ def test_best_and_last_are_what_the_checkpoint_callback_says(tmp_path):
 @pytest.mark.parametrize(
     ("savers", "name", "error", "message"),
     [
-        ([], "best", ConfigurationError, "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none"),
-        ([{}], "best", ConfigurationError, r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest"),
-        ([{"monitor": "val_loss"}], "best", CheckpointNotFoundError, "'best': ModelCheckpoint has saved nothing yet"),
-        ([{"dirpath": "own"}], "last", CheckpointNotFoundError, r"ckpt_path='last': no checkpoint is in .*own"),
+        (
+            [],
+            "best",
+            ConfigurationError,
+            "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none",
+        ),
+        (
+            [{}],
+            "best",
+            ConfigurationError,
+            r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest",
+        ),
+        (
+            [{"monitor": "val_loss"}],
+            "best",
+            CheckpointNotFoundError,
+            "'best': ModelCheckpoint has saved nothing yet",
+        ),
+        (
+            [{"dirpath": "own"}],
+            "last",
+            CheckpointNotFoundError,
+            r"ckpt_path='last': no checkpoint is in .*own",
+        ),
     ],
 )
-def test_nothing_to_evaluate_is_an_error_that_says_what_was_asked(tmp_path, savers, name, error, message):
-    trainer = make_trainer(tmp_path, *(ModelCheckpoint(**each) for each in savers), enable_checkpointing=bool(savers))
+def test_nothing_to_evaluate_is_an_error_that_says_what_was_asked(
+    tmp_path, savers, name, error, message
+):
+    trainer = make_trainer(
+        tmp_path, *(ModelCheckpoint(**each) for each in savers), enable_checkpointing=bool(savers)
+    )
     with pytest.raises(error, match=message):
         trainer.validate(Tiny(), loader(), ckpt_path=name)
 
@@ -210,7 +255,11 @@ def test_last_goes_on_with_an_earlier_run_of_the_same_command(tmp_path, logger, 
             trainer.fit(Tiny(), loader(), loader(), ckpt_path="last")
             steps.append((trainer.global_step, trainer.progress.total_batches))
     assert steps == [(4, 4), (8, 8)]
-    told = [record.getMessage() for record in caplog.records if "ckpt_path='last'" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "ckpt_path='last'" in record.getMessage()
+    ]
     assert "begins anew" in told[0]
     assert "goes on from" in told[1]
 
@@ -220,4 +269,13 @@ def test_a_second_fit_without_a_checkpoint_begins_its_epoch_anew():
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
     trainer.options = dataclasses.replace(trainer.options, max_steps=8)
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
-    assert [event[2] for event in module.events if event[:2] == ("batch", 0)] == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert [event[2] for event in module.events if event[:2] == ("batch", 0)] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]

@@ -1,4 +1,6 @@
-"""Checkpoints that a run can't go on from: another optimizer's state, and files that no Trainer has saved."""
+"""Checkpoints that a run can't go on from: another optimizer's state, and files that no Trainer has
+saved.
+"""
 
 import re
 
@@ -50,7 +52,9 @@ def test_another_optimizer_is_named(tmp_path, plugins, saves, loads):
 
 def test_a_relative_goes_on_and_both_are_named(tmp_path):
     fit(ADAM, path=tmp_path / "last.ckpt")
-    with pytest.warns(UserWarning, match=r"is of torch\.optim\.adam\.Adam, and torch\.optim\.adamw\.AdamW goes on"):
+    with pytest.warns(
+        UserWarning, match=r"is of torch\.optim\.adam\.Adam, and torch\.optim\.adamw\.AdamW goes on"
+    ):
         fit(ADAMW, ckpt_path=tmp_path / "last.ckpt")
 
 
@@ -60,7 +64,9 @@ def test_a_state_without_a_class_is_told_by_its_options(tmp_path):
     fabric = Fabric(accelerator="cpu")
     _, optimizer = fabric.setup(net, SGD(net.parameters(), lr=0.01))
     torch.save(ADAM(net.parameters()).state_dict(), tmp_path / "adam.pt")
-    with pytest.raises(CheckpointError, match=r"of one that keeps \['betas', 'eps'\], and torch\.optim"):
+    with pytest.raises(
+        CheckpointError, match=r"of one that keeps \['betas', 'eps'\], and torch\.optim"
+    ):
         fabric.load_raw(tmp_path / "adam.pt", optimizer)
     torch.save(SGD(net.parameters(), lr=0.5).state_dict(), tmp_path / "sgd.pt")
     fabric.load_raw(tmp_path / "sgd.pt", optimizer)
@@ -70,16 +76,24 @@ def test_a_state_without_a_class_is_told_by_its_options(tmp_path):
 FOREIGN = {
     "weights": (
         Net().state_dict(),
-        r"it is the state_dict of a module, with 2 tensors: 'layer\.weight', 'layer\.bias'\. Load it into the module "
-        r"before the run: module\.load_state_dict\(core\.checkpoint\.load_checkpoint\('.*other\.pt'\)\); with Fabric",
+        r"it is the state_dict of a module, with 2 tensors: 'layer\.weight', 'layer\.bias'\. Load "
+        r"it into the module before the run: "
+        r"module\.load_state_dict\(core\.checkpoint\.load_checkpoint\('.*other\.pt'\)\); with "
+        r"Fabric",
     ),
-    "optimizer": (SGD(Net().parameters()).state_dict(), r"it is the state_dict of an optimizer\. With Fabric, load it"),
+    "optimizer": (
+        SGD(Net().parameters()).state_dict(),
+        r"it is the state_dict of an optimizer\. With Fabric, load it",
+    ),
     "wrapped": (
         {"epoch": 3, "model_state_dict": Net().state_dict()},
-        r"it has \['epoch', 'model_state_dict'\], of which 'model_state_dict' is the state_dict of a module\. Load it "
-        r".*load_checkpoint\('.*'\)\['model_state_dict'\]\)",
+        r"it has \['epoch', 'model_state_dict'\], of which 'model_state_dict' is the state_dict of "
+        r"a module\. Load it .*load_checkpoint\('.*'\)\['model_state_dict'\]\)",
     ),
-    "other": ({"note": 1}, r"it has \['note'\]\. Read files of your own with torch\.load, and what Fabric saved"),
+    "other": (
+        {"note": 1},
+        r"it has \['note'\]\. Read files of your own with torch\.load, and what Fabric saved",
+    ),
 }
 
 
@@ -88,7 +102,9 @@ def test_files_of_others_are_called_what_they_are(tmp_path, name):
     content, expected = FOREIGN[name]
     torch.save(content, tmp_path / "other.pt")
     for read in (lambda path: fit(SGD, ckpt_path=path), Net.load_from_checkpoint):
-        with pytest.raises(CheckpointError, match=rf"is not a checkpoint of a Trainer: {expected}") as failure:
+        with pytest.raises(
+            CheckpointError, match=rf"is not a checkpoint of a Trainer: {expected}"
+        ) as failure:
             read(tmp_path / "other.pt")
         assert not isinstance(failure.value, CheckpointCorruptedError)
 

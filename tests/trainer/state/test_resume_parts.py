@@ -35,7 +35,11 @@ class Net(Tiny):
     def moments(self):
         (optimizer,) = self.trainer.optimizers
         names = {id(parameter): name for name, parameter in self.named_parameters()}
-        return {names[id(key)]: value["momentum_buffer"].clone() for key, value in optimizer.state.items() if value}
+        return {
+            names[id(key)]: value["momentum_buffer"].clone()
+            for key, value in optimizer.state.items()
+            if value
+        }
 
     def on_train_start(self):
         trainer = self.trainer
@@ -67,7 +71,9 @@ def go_on(path, module, resume, max_steps=7):
 
 
 def is_alike(found, expected):
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,11 +128,16 @@ def test_renamed_parameters_keep_their_weights_and_moments(saved):
     started = go_on(path, Net("stem", "last"), Resume(renamed=renamed))
     own = {name.replace("first", "stem"): value for name, value in module.state_dict().items()}
     assert is_alike(started["weights"], own)
-    assert is_alike(started["moments"], {name.replace("first", "stem"): value for name, value in module.left.items()})
+    assert is_alike(
+        started["moments"],
+        {name.replace("first", "stem"): value for name, value in module.left.items()},
+    )
     assert started["place"] == (1, 5)
     with pytest.raises(CheckpointError, match=r"lacks 'stem\.weight'"):
         go_on(path, Net("stem", "last"), "all")
-    with pytest.raises(CheckpointError, match=r"gives 'first\.weight' .* name of another .*'last\.weight'"):
+    with pytest.raises(
+        CheckpointError, match=r"gives 'first\.weight' .* name of another .*'last\.weight'"
+    ):
         go_on(path, Net(), Resume("weights", renamed={"first": "last"}, strict=False))
 
 
@@ -134,12 +145,16 @@ def test_renamed_parameters_keep_their_weights_and_moments(saved):
 def test_added_and_removed_parameters_begin_anew_unless_strict(saved, capsys):
     path, module = saved
     new = Net("stem", "extra", "last")
-    with pytest.warns(UserWarning, match=r"SGD begins anew for 'stem\.weight', .*leaves out 'first\.weight', "):
+    with pytest.warns(
+        UserWarning, match=r"SGD begins anew for 'stem\.weight', .*leaves out 'first\.weight', "
+    ):
         started = go_on(path, new, Resume(strict=False))
     first = Net("stem", "extra", "last").state_dict()
     expected = {name: module.state_dict().get(name, first[name]) for name in first}
     assert is_alike(started["weights"], expected)
-    assert is_alike(started["moments"], {name: module.left[name] for name in ("last.weight", "last.bias")})
+    assert is_alike(
+        started["moments"], {name: module.left[name] for name in ("last.weight", "last.bias")}
+    )
     out = capsys.readouterr().out
     assert "The checkpoint lacks 'stem.weight'" in out
     assert "The module has no 'first.weight'" in out
@@ -157,7 +172,10 @@ def test_evaluation_takes_the_weights_whatever_a_fit_before_took(saved):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resume": "weight"}, r"resume='weight': expected 'all', or some of 'weights', .*not 'weight'"),
+        (
+            {"resume": "weight"},
+            r"resume='weight': expected 'all', or some of 'weights', .*not 'weight'",
+        ),
         ({"resume": {"data", "weights"}}, "belongs to the epoch that 'step' counts. Add 'step'"),
         ({"resume": []}, r"resume=\[\]: expected 'all'"),
         ({"resume": "weights", "ckpt_path": None}, "Pass its ckpt_path"),
@@ -174,7 +192,9 @@ def test_fabric_loads_renamed_and_changed_parameters(tmp_path):
     def setup(*names):
         net = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
         fabric = Fabric(accelerator="cpu")
-        model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        model, optimizer = fabric.setup(
+            net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        )
         return fabric, net, optimizer, {"model": model, "optimizer": optimizer}
 
     def moments(optimizer, layer):
@@ -186,7 +206,9 @@ def test_fabric_loads_renamed_and_changed_parameters(tmp_path):
     fabric.save(tmp_path / "a.ckpt", state)
 
     fabric, other, second, state = setup("c", "d")
-    with pytest.warns(UserWarning, match=r"begins anew for 'd\.weight', 'd\.bias'; it leaves out 'b\.weight'"):
+    with pytest.warns(
+        UserWarning, match=r"begins anew for 'd\.weight', 'd\.bias'; it leaves out 'b\.weight'"
+    ):
         fabric.load(tmp_path / "a.ckpt", state, renamed={"a": "c"}, strict=False)
     assert torch.equal(other["c"].weight, net["a"].weight)
     assert moments(second, other["c"]) == moments(first, net["a"])
@@ -224,7 +246,10 @@ def test_frozen_values_are_compared_with_those_that_the_program_brings(tmp_path)
     trainer = make_trainer(tmp_path, max_steps=5, limit_val_batches=0, save_only="trainable")
     trainer.fit(Adapted(), loader())
     trainer.save_checkpoint(path)
-    other = r"beside another 'first\.weight'.* \(\(2, 2\), .*, 4\.0, 4\.0\), and are \(\(2, 2\), .*, 8\.0, 8\.0\)"
+    other = (
+        r"beside another 'first\.weight'.* \(\(2, 2\), .*, 4\.0, 4\.0\), and are \(\(2, 2\), "
+        r".*, 8\.0, 8\.0\)"
+    )
     with pytest.raises(CheckpointError, match=other):
         go_on(path, Adapted(2.0), "all", max_steps=9)
     with pytest.raises(CheckpointError, match=other):
@@ -234,7 +259,9 @@ def test_frozen_values_are_compared_with_those_that_the_program_brings(tmp_path)
 
 def fit_on_ranks(rank, path, value, ckpt_path=None):
     options = {"plugins": [rank.environment, DistributedCheckpointIO()], "limit_val_batches": 0}
-    trainer = rank.trainer(max_steps=5 if ckpt_path is None else 9, save_only="trainable", **options)
+    trainer = rank.trainer(
+        max_steps=5 if ckpt_path is None else 9, save_only="trainable", **options
+    )
     trainer.fit(Adapted(value), loader(), ckpt_path=ckpt_path)
     trainer.save_checkpoint(path)
 
@@ -248,7 +275,7 @@ def test_frozen_shards_are_compared_on_another_number_of_ranks(tmp_path):
         two.run(fit_on_ranks, tmp_path / "other.ckpt", 2.0, tmp_path / "three.ckpt")
 
 
-# what the program says otherwise ------------------------------------------------------------------------------------
+# what the program says otherwise ------------------------------------------------------------------
 
 
 def table_of(text):
@@ -261,7 +288,8 @@ OTHER = {"lr": 0.2, "weight_decay": 0.5}
 
 
 @pytest.mark.parametrize(
-    ("resume", "used", "rate"), [("all", "checkpoint", 0.05), (Resume(settings="program"), "program", 0.1)]
+    ("resume", "used", "rate"),
+    [("all", "checkpoint", 0.05), (Resume(settings="program"), "program", 0.1)],
 )
 def test_a_program_that_says_otherwise_is_told_what_is_used(saved, capsys, resume, used, rate):
     path, _ = saved
@@ -286,11 +314,18 @@ def test_batches_formats_and_seeds_are_compared(saved, capsys):
     trainer.fit(module, torch.utils.data.DataLoader(loader().dataset, batch_size=1), ckpt_path=path)
     table = table_of(capsys.readouterr().out)
     assert table.keys() == {"batch_size", "precision", "seed"}
-    assert (table["precision"], table["seed"]) == (["32-true", "64-true", "program"], ["5", "8", "checkpoint"])
+    assert (table["precision"], table["seed"]) == (
+        ["32-true", "64-true", "program"],
+        ["5", "8", "checkpoint"],
+    )
 
 
-@pytest.mark.parametrize(("options", "resume", "seed"), [({}, "all", 5), ({}, "all", 2**60), (OTHER, "weights", 6)])
-def test_a_program_that_says_the_same_or_begins_anew_gets_no_table(saved, capsys, options, resume, seed):
+@pytest.mark.parametrize(
+    ("options", "resume", "seed"), [({}, "all", 5), ({}, "all", 2**60), (OTHER, "weights", 6)]
+)
+def test_a_program_that_says_the_same_or_begins_anew_gets_no_table(
+    saved, capsys, options, resume, seed
+):
     path, _ = saved
     capsys.readouterr()
     module = Net(**options)

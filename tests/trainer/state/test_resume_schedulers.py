@@ -1,4 +1,6 @@
-"""A run goes on with the learning-rate schedulers that its checkpoint was saved with, or says what differs."""
+"""A run goes on with the learning-rate schedulers that its checkpoint was saved with, or says what
+differs.
+"""
 
 import contextlib
 import warnings
@@ -29,13 +31,17 @@ def cosine(optimizer):
 
 def sequence(*makers):
     def make(optimizer):
-        return lr_scheduler.SequentialLR(optimizer, [maker(optimizer) for maker in makers], [1, 2][: len(makers) - 1])
+        return lr_scheduler.SequentialLR(
+            optimizer, [maker(optimizer) for maker in makers], [1, 2][: len(makers) - 1]
+        )
 
     return make
 
 
 def chain(*makers):
-    return lambda optimizer: lr_scheduler.ChainedScheduler([maker(optimizer) for maker in makers], optimizer=optimizer)
+    return lambda optimizer: lr_scheduler.ChainedScheduler(
+        [maker(optimizer) for maker in makers], optimizer=optimizer
+    )
 
 
 KINDS = {
@@ -63,7 +69,9 @@ class Scheduled(Net):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        return [optimizer], [{"scheduler": make(optimizer), "monitor": "loss"} for make in self.makers]
+        return [optimizer], [
+            {"scheduler": make(optimizer), "monitor": "loss"} for make in self.makers
+        ]
 
 
 def saved_by(path, *makers, **options):
@@ -86,16 +94,39 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ("step", "cosine", "torch.optim.lr_scheduler.StepLR, and torch.optim.lr_scheduler.CosineAnnealingLR is to go"),
-        ("lambda", "factors", "LambdaLR, and torch.optim.lr_scheduler.MultiplicativeLR is to go on"),
+        (
+            "step",
+            "cosine",
+            "torch.optim.lr_scheduler.StepLR, and torch.optim.lr_scheduler.CosineAnnealingLR is to "
+            "go",
+        ),
+        (
+            "lambda",
+            "factors",
+            "LambdaLR, and torch.optim.lr_scheduler.MultiplicativeLR is to go on",
+        ),
         ("plateau", "step", "ReduceLROnPlateau, and torch.optim.lr_scheduler.StepLR is to go on"),
-        ("sequence", "chain", "SequentialLR, and torch.optim.lr_scheduler.ChainedScheduler is to go on"),
-        ("sequence", "sequence of others", "ExponentialLR, and torch.optim.lr_scheduler.CosineAnnealingLR is to go on"),
-        ("sequence", "longer sequence", "SequentialLR that is made of 2 schedulers, not of 3, and torch.optim"),
+        (
+            "sequence",
+            "chain",
+            "SequentialLR, and torch.optim.lr_scheduler.ChainedScheduler is to go on",
+        ),
+        (
+            "sequence",
+            "sequence of others",
+            "ExponentialLR, and torch.optim.lr_scheduler.CosineAnnealingLR is to go on",
+        ),
+        (
+            "sequence",
+            "longer sequence",
+            "SequentialLR that is made of 2 schedulers, not of 3, and torch.optim",
+        ),
     ],
 )
 def test_another_class_is_refused_by_name(saved, before, after, named):
-    with pytest.raises(CheckpointError, match=f"The scheduler state in the checkpoint is of .*{named}") as caught:
+    with pytest.raises(
+        CheckpointError, match=f"The scheduler state in the checkpoint is of .*{named}"
+    ) as caught:
         go_on(saved[before], KINDS[after])
     assert "start a new run from its weights" in str(caught.value)
 
@@ -110,7 +141,11 @@ def test_the_same_class_goes_on(saved, kind):
 @pytest.mark.parametrize(
     ("before", "after", "refused"),
     [
-        ("step", "cosine", r"one that keeps \['gamma', 'step_size'\], and .*CosineAnnealingLR is to go on"),
+        (
+            "step",
+            "cosine",
+            r"one that keeps \['gamma', 'step_size'\], and .*CosineAnnealingLR is to go on",
+        ),
         ("step", "lambda", "LambdaLR is to go on"),
         ("step", "sequence", "SequentialLR is to go on"),
         ("longer sequence", "sequence", "one that is made of 3 schedulers, not of 2"),
@@ -137,18 +172,23 @@ def test_of_one_kind_there_is_a_warning(tmp_path):
         """A class of the user's, of a kind of torch's."""
 
     path = saved_by(tmp_path / "c.ckpt", KINDS["step"])
-    with pytest.warns(UserWarning, match=r"is of torch.optim.lr_scheduler.StepLR, and .*Halving goes on from it"):
+    with pytest.warns(
+        UserWarning, match=r"is of torch.optim.lr_scheduler.StepLR, and .*Halving goes on from it"
+    ):
         go_on(path, lambda optimizer: Halving(optimizer, 1))
 
 
 def test_another_number_of_them(tmp_path, saved):
     with pytest.raises(
-        CheckpointError, match=r"the states of 1 learning-rate schedulers, and configure_optimizers made 2"
+        CheckpointError,
+        match=r"the states of 1 learning-rate schedulers, and configure_optimizers made 2",
     ):
         go_on(saved["step"], KINDS["step"], KINDS["step"])
     with pytest.warns(UserWarning, match="and configure_optimizers made none: rates stay as saved"):
         go_on(saved["step"])
-    with pytest.warns(UserWarning, match=r"has no state of a .*StepLR begins anew, at its first step"):
+    with pytest.warns(
+        UserWarning, match=r"has no state of a .*StepLR begins anew, at its first step"
+    ):
         go_on(saved_by(tmp_path / "none.ckpt"), KINDS["step"])
 
 
@@ -164,10 +204,13 @@ def test_a_run_whose_callback_has_replaced_them_goes_on_in_silence(tmp_path):
 
 def test_a_callback_that_the_program_lacks_is_named(tmp_path):
     stopping = EarlyStopping("loss")
-    trainer = Trainer(max_epochs=1, callbacks=[stopping, ModelCheckpoint(tmp_path / "m")], **QUIET | SAVING)
+    trainer = Trainer(
+        max_epochs=1, callbacks=[stopping, ModelCheckpoint(tmp_path / "m")], **QUIET | SAVING
+    )
     trainer.fit(Scheduled(), batches())
     with pytest.warns(
-        UserWarning, match=r"the state of EarlyStopping\{.*\}, and no callback of this Trainer takes it"
+        UserWarning,
+        match=r"the state of EarlyStopping\{.*\}, and no callback of this Trainer takes it",
     ) as told:
         go_on(trainer.checkpoint_callback.best_model_path)
     assert not any("ModelCheckpoint" in str(warning.message) for warning in told)

@@ -13,7 +13,9 @@ from core.strategies import SingleDeviceStrategy
 from core_testing import in_one_process
 from support.resuming import Case, adamw_by_step, train
 
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+QUIET = dict.fromkeys(
+    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+)
 
 
 class Net(Module):
@@ -32,7 +34,14 @@ class Net(Module):
 
 
 def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path):
-    trainer = Trainer(strategy="ddp_fork", accelerator="cpu", devices=2, max_epochs=1, limit_val_batches=0, **QUIET)
+    trainer = Trainer(
+        strategy="ddp_fork",
+        accelerator="cpu",
+        devices=2,
+        max_epochs=1,
+        limit_val_batches=0,
+        **QUIET,
+    )
     trainer.fit(Net(), DataLoader(torch.ones(4, 2), batch_size=1))
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     with pytest.warns(UserWarning, match="the optimizers are gone"):
@@ -53,12 +62,16 @@ def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path):
 )
 def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):
     def saving_late():
-        """Train, save once fit has returned, and go on in another Trainer; all events and the weights."""
+        """Train, save once fit has returned, and go on in another Trainer; all events and the
+        weights.
+        """
         begun, trainer = train(case, num_ranks=num_ranks, returns_trainer=True, **stop)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             trainer.save_checkpoint(tmp_path / "late.ckpt")
-        rest, weights, _ = train(case, num_ranks=num_ranks, ckpt_path=tmp_path / "late.ckpt", seed=99)
+        rest, weights, _ = train(
+            case, num_ranks=num_ranks, ckpt_path=tmp_path / "late.ckpt", seed=99
+        )
         return begun + rest, weights
 
     num_ranks = 1 + (strategy != "auto")
@@ -71,7 +84,9 @@ def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
 def test_what_a_strategy_keeps_for_a_rank_is_that_of_the_end_of_fit(tmp_path, storage):
     class Drawing(SingleDeviceStrategy):
-        """Has a number of its own, such as the random state of a second device, and forgets it with each set-up."""
+        """Has a number of its own, such as the random state of a second device, and forgets it with
+        each set-up.
+        """
 
         number = 0
 
@@ -92,7 +107,9 @@ def test_what_a_strategy_keeps_for_a_rank_is_that_of_the_end_of_fit(tmp_path, st
     path = tmp_path / "late.ckpt"
     for max_steps, ckpt_path in ((3, None), (5, path)):
         strategy = Drawing(accelerator=CPUAccelerator())
-        trainer = Trainer(strategy=strategy, max_steps=max_steps, limit_val_batches=0, plugins=[storage], **QUIET)
+        trainer = Trainer(
+            strategy=strategy, max_steps=max_steps, limit_val_batches=0, plugins=[storage], **QUIET
+        )
         trainer.fit(Net(), DataLoader(torch.ones(6, 2), batch_size=1), ckpt_path=ckpt_path)
         assert strategy.number == max_steps
         strategy.number = 99  # the user goes on drawing
@@ -117,11 +134,17 @@ def test_a_checkpoint_without_its_optimizers_says_so(tmp_path, change):
     first, module = trainer(max_epochs=1), Net()
     first.fit(module, [torch.ones(2)], [torch.ones(2)])
     change(first, module)
-    with pytest.warns(UserWarning, match=r"late.ckpt'\): the optimizers are gone, so training can't go on") as caught:
+    with pytest.warns(
+        UserWarning, match=r"late.ckpt'\): the optimizers are gone, so training can't go on"
+    ) as caught:
         first.save_checkpoint(tmp_path / "late.ckpt")
     assert caught[0].filename == __file__
-    with pytest.raises(CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What was saved after fit"):
-        trainer(max_epochs=2).fit(Net(), [torch.ones(2)], [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What was saved after fit"
+    ):
+        trainer(max_epochs=2).fit(
+            Net(), [torch.ones(2)], [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt"
+        )
 
 
 def test_it_saves_after_an_exception_within_a_window(tmp_path):
@@ -131,7 +154,9 @@ def test_it_saves_after_an_exception_within_a_window(tmp_path):
                 raise ValueError("enough")
             return super().training_step(batch)
 
-    trainer = Trainer(accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0, **QUIET)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0, **QUIET
+    )
     with pytest.raises(ValueError, match="enough"):
         trainer.fit(Failing(), DataLoader(torch.ones(4, 2), batch_size=1))
     with pytest.warns(UserWarning, match="the optimizers are gone"):
@@ -142,5 +167,7 @@ def test_it_saves_after_an_exception_within_a_window(tmp_path):
 
 
 def test_there_is_no_module_yet(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"has no module yet\. Call it after fit, or in a hook"):
+    with pytest.raises(
+        ConfigurationError, match=r"has no module yet\. Call it after fit, or in a hook"
+    ):
         Trainer(accelerator="cpu", **QUIET).save_checkpoint(tmp_path / "early.ckpt")

@@ -1,4 +1,6 @@
-"""Checkpoints that somebody has changed: where a section is something else, `fit` ends in a CheckpointError."""
+"""Checkpoints that somebody has changed: where a section is something else, `fit` ends in a
+CheckpointError.
+"""
 
 import copy
 import re
@@ -33,7 +35,9 @@ class Trained(Net):
 def fit(path, *, goes_on):
     net = Trained()
     trainer = quiet_trainer(max_epochs=1 + goes_on, plugins="torch", callbacks=[Counting()])
-    trainer.fit(net, DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path if goes_on else None)
+    trainer.fit(
+        net, DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path if goes_on else None
+    )
     if not goes_on:
         trainer.save_checkpoint(path)
 
@@ -50,13 +54,26 @@ ZEROS = [torch.zeros(1, 4), torch.zeros(1)]
 
 
 def adam_state(**changed):
-    entries = {n: {"step": torch.tensor(1.0), "exp_avg": z, "exp_avg_sq": z} for n, z in enumerate(ZEROS)}
-    options = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False, "initial_lr": 0.01}
+    entries = {
+        n: {"step": torch.tensor(1.0), "exp_avg": z, "exp_avg_sq": z} for n, z in enumerate(ZEROS)
+    }
+    options = {
+        "lr": 0.01,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0,
+        "amsgrad": False,
+        "initial_lr": 0.01,
+    }
     return {"state": entries, "param_groups": [{**options, "params": [0, 1], **changed}]}
 
 
 def fit_lightnings(saved, path, optimizer, **changed):
-    state = {"pytorch-lightning_version": "2.0.0", "state_dict": saved["model"], "optimizer_states": [optimizer]}
+    state = {
+        "pytorch-lightning_version": "2.0.0",
+        "state_dict": saved["model"],
+        "optimizer_states": [optimizer],
+    }
     rest = {"lr_schedulers": saved["lr_schedulers"], "epoch": 0, "global_step": 1}
     torch.save(state | rest | changed, path)
     fit(path, goes_on=True)
@@ -72,12 +89,17 @@ def test_a_section_of_lightnings_of_another_type_is_told(saved, tmp_path, sectio
 
 
 def test_a_state_of_lightnings_without_the_maxima_of_amsgrad_is_refused(saved, tmp_path):
-    with pytest.raises(CheckpointError, match=r"Adam without amsgrad, so that it has no 'max_exp_avg_sq', and torch"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"Adam without amsgrad, so that it has no 'max_exp_avg_sq', and torch",
+    ):
         fit_lightnings(saved, tmp_path / "lightning.pt", adam_state(amsgrad=True))
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("state", [adam_state(), {**adam_state(), "state": {}}], ids=["whole", "before a step"])
+@pytest.mark.parametrize(
+    "state", [adam_state(), {**adam_state(), "state": {}}], ids=["whole", "before a step"]
+)
 def test_a_state_of_lightnings_that_fits_is_taken(saved, tmp_path, state):
     fit_lightnings(saved, tmp_path / "lightning.pt", state)
 
@@ -93,7 +115,9 @@ def test_a_state_of_lightnings_that_fits_is_taken(saved, tmp_path, state):
         ("device", "x"),
     ],
 )
-def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(saved, tmp_path, name, wrong, place):
+def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(
+    saved, tmp_path, name, wrong, place
+):
     class TakingNone(Trained):
         def on_train_epoch_start(self):
             raise AssertionError("an epoch has begun with a state that isn't one")
@@ -114,7 +138,9 @@ def test_a_number_in_the_place_of_an_optimizers_tensors_is_told_before_work(save
     state["optimizers"][0]["state"]["layer.weight"] = 7
     torch.save(state, tmp_path / "wrong.pt")
     place = re.escape("state['optimizers'][0]['state']['layer.weight']")
-    with pytest.raises(CheckpointError, match=rf"has int 7 at {place}, where a dict of tensors was expected"):
+    with pytest.raises(
+        CheckpointError, match=rf"has int 7 at {place}, where a dict of tensors was expected"
+    ):
         fit(tmp_path / "wrong.pt", goes_on=True)
 
 
@@ -122,7 +148,10 @@ def test_a_number_in_the_place_of_an_optimizers_tensors_is_told_before_work(save
     ("wrong", "message"),
     [
         (7, r"its callbacks\['Counting'\] is 7 that can't be restored\. TypeError"),
-        ({"m": 1}, r"its callbacks\['Counting'\] is \{'m': 1\} that can't be restored\. KeyError: 'n'"),
+        (
+            {"m": 1},
+            r"its callbacks\['Counting'\] is \{'m': 1\} that can't be restored\. KeyError: 'n'",
+        ),
     ],
 )
 def test_what_a_callback_cannot_take_is_told_with_its_place(saved, tmp_path, wrong, message):
@@ -139,5 +168,10 @@ def test_an_evaluation_tells_of_what_is_in_the_place_of_a_weight(saved, tmp_path
     state["model"]["layer.weight"] = wrong
     torch.save(state, tmp_path / "wrong.pt")
     kind = type(wrong).__name__
-    with pytest.raises(CheckpointError, match=rf"has {kind} .* at state\['model'\]\['layer.weight'\], where a tensor"):
-        quiet_trainer(plugins="torch").predict(Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt")
+    with pytest.raises(
+        CheckpointError,
+        match=rf"has {kind} .* at state\['model'\]\['layer.weight'\], where a tensor",
+    ):
+        quiet_trainer(plugins="torch").predict(
+            Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt"
+        )

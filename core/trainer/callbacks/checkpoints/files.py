@@ -1,4 +1,6 @@
-"""Files of checkpoints: free paths, links, removal, and the best k. All ranks call the functions together."""
+"""Files of checkpoints: free paths, links, removal, and the best k. All ranks call the functions
+together.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _REMOVAL_S = 60.0
 """Seconds in which a checkpoint is removed, after which no link takes its place."""
 
 
-def find_free_path(trainer: TrainerViews, folder: str, names: Iterable[str], *, own: str, taken: Container[str]) -> str:
+def find_free_path(
+    trainer: TrainerViews, folder: str, names: Iterable[str], *, own: str, taken: Container[str]
+) -> str:
     """All ranks. A path that no other checkpoint has: the first such name in the folder.
 
     Args:
@@ -49,7 +53,9 @@ def link_checkpoint(trainer: TrainerViews, target: str, path: str) -> None:
         path: replaced if it is a link; a checkpoint that is there stays where `target` is damaged.
     """
     strategy = trainer.strategy
-    is_real = trainer.is_global_zero and not os.path.islink(path) and strategy.checkpoint_io.exists(path)
+    is_real = (
+        trainer.is_global_zero and not os.path.islink(path) and strategy.checkpoint_io.exists(path)
+    )
     if strategy.broadcast(is_real):
         retire_checkpoint(trainer, path, target)
     if trainer.is_global_zero and _is_free(trainer, path):
@@ -62,7 +68,9 @@ def link_checkpoint(trainer: TrainerViews, target: str, path: str) -> None:
 
 
 def _is_free(trainer: TrainerViews, path: str) -> bool:
-    """Rank 0. True if nothing but a link is at `path`, once a CheckpointIO that removes in the background has."""
+    """Rank 0. True if nothing but a link is at `path`, once a CheckpointIO that removes in the
+    background has.
+    """
     end_s = time.monotonic() + _REMOVAL_S
     while os.path.lexists(path) and not os.path.islink(path):
         if trainer.strategy.checkpoint_io.exists(path) or time.monotonic() > end_s:
@@ -74,7 +82,9 @@ def _is_free(trainer: TrainerViews, path: str) -> bool:
 def retire_checkpoint(trainer: TrainerViews, path: str, successor: str) -> None:
     """All ranks. Delete a checkpoint, once what replaces it has been verified."""
     strategy = trainer.strategy
-    strategy.checkpoint_io.retire_checkpoint(path, successor, collectives=trainer.session.collectives)
+    strategy.checkpoint_io.retire_checkpoint(
+        path, successor, collectives=trainer.session.collectives
+    )
 
 
 def is_there(trainer: TrainerViews, path: str) -> bool:
@@ -84,21 +94,33 @@ def is_there(trainer: TrainerViews, path: str) -> bool:
 
 
 def refuse_other_form(trainer: TrainerViews, paths: Iterable[str]) -> None:
-    """All ranks. Refuse paths at which no checkpoint can be replaced: a folder by a file, or a file by a folder.
+    """All ranks. Refuse paths at which no checkpoint can be replaced: a folder by a file, or a file
+    by a folder.
 
     Raises:
         ConfigurationError: with the first of them.
     """
     checkpoint_io = trainer.strategy.checkpoint_io  # or one within, which writes in the background
-    writes_folder = getattr(getattr(checkpoint_io, "checkpoint_io", checkpoint_io), "writes_folder", None)
-    there = [path for path in paths if trainer.is_global_zero and os.path.exists(path) and not os.path.islink(path)]
-    unlike = [path for path in there if writes_folder in (True, False) and os.path.isdir(path) != writes_folder]
+    writes_folder = getattr(
+        getattr(checkpoint_io, "checkpoint_io", checkpoint_io), "writes_folder", None
+    )
+    there = [
+        path
+        for path in paths
+        if trainer.is_global_zero and os.path.exists(path) and not os.path.islink(path)
+    ]
+    unlike = [
+        path
+        for path in there
+        if writes_folder in (True, False) and os.path.isdir(path) != writes_folder
+    ]
     if found := trainer.strategy.broadcast(unlike[:1]):
         own, other = ("folder", "file") if writes_folder else ("file", "folder")
         raise ConfigurationError(
-            f"ModelCheckpoint would save {found[0]!r} as a {own}, and a {other} is there, of a run with another "
-            f"CheckpointIO: a {own} doesn't take its place. Move it, and go on from there by ckpt_path='...'; or give "
-            f"ModelCheckpoint another dirpath or filename; or pass plugins={'torch' if writes_folder else None!r}."
+            f"ModelCheckpoint would save {found[0]!r} as a {own}, and a {other} is there, of a run "
+            f"with another CheckpointIO: a {own} doesn't take its place. Move it, and go on from "
+            "there by ckpt_path='...'; or give ModelCheckpoint another dirpath or filename; or "
+            f"pass plugins={'torch' if writes_folder else None!r}."
         )
 
 
@@ -111,7 +133,9 @@ def clean_up(trainer: TrainerViews, folder: str) -> None:
 
 
 def can_link(trainer: TrainerViews, target: str) -> bool:
-    """All ranks. True if a link to `target` would lead somewhere: it is no URL, and not still to be written."""
+    """All ranks. True if a link to `target` would lead somewhere: it is no URL, and not still to be
+    written.
+    """
     if "://" in target or "::" in target:
         return False
     return bool(trainer.strategy.broadcast(trainer.is_global_zero and os.path.exists(target)))
@@ -132,7 +156,9 @@ class TopKCheckpoints:
     scores: dict[str, float] = field(default_factory=dict)
 
     def accepts(self, score: float) -> bool:
-        """True if a checkpoint of this score would be kept. A score that isn't a number is the worst."""
+        """True if a checkpoint of this score would be kept. A score that isn't a number is the
+        worst.
+        """
         if self.capacity < 0 or len(self.scores) < self.capacity:
             return True
         return self.capacity > 0 and self._rank(score) < self._rank(self.scores[self.worst_path])
@@ -150,7 +176,9 @@ class TopKCheckpoints:
     def to_yaml(self) -> str:
         """A line for each that is kept: its path and its score."""
         # JSON's texts are YAML's too.
-        return "".join(f"{json.dumps(path)}: {_yaml_number(score)}\n" for path, score in self.scores.items())
+        return "".join(
+            f"{json.dumps(path)}: {_yaml_number(score)}\n" for path, score in self.scores.items()
+        )
 
     @property
     def worst_score(self) -> float:
@@ -164,7 +192,9 @@ class TopKCheckpoints:
 
     @property
     def worst_path(self) -> str:
-        """Path of the one to prune next; of several equally bad ones, the first. Empty if there is none."""
+        """Path of the one to prune next; of several equally bad ones, the first. Empty if there is
+        none.
+        """
         return max(self.scores, key=lambda path: self._rank(self.scores[path]), default="")
 
     def _rank(self, score: float) -> float:

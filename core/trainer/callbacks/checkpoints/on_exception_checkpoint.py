@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class OnExceptionCheckpoint(Callback):
     """Saves when an exception ends `fit`, such as Ctrl-C or an error in the module.
 
-    With several processes this can't be done, since the others go on waiting for each other; a warning says so.
+    With several processes this can't be done, since the others go on waiting for each other; a
+    warning says so.
     """
 
     runs_last = leaves_traces = True
@@ -36,28 +37,34 @@ class OnExceptionCheckpoint(Callback):
         """
         self.ckpt_path = posixpath.join(os.path.expanduser(dirpath), filename + self.FILE_EXTENSION)
 
-    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: TrainerViews, module: nn.Module, exception: BaseException
+    ) -> None:
         """Save, and print where."""
         if trainer.stage == "fit" and can_save_after(trainer, exception):
             save_after(trainer, self.ckpt_path, exception)
 
 
 def can_save_after(trainer: TrainerViews, exception: BaseException) -> bool:
-    """True if this process may save by itself, before `exception` ends the run. If not, a warning says so.
+    """True if this process may save by itself, before `exception` ends the run. If not, a warning
+    says so.
 
-    All ranks write a checkpoint together, and an exception may have come on one of them alone: it would wait for the
-    others for ever, in any collective.
+    All ranks write a checkpoint together, and an exception may have come on one of them alone: it
+    would wait for the others for ever, in any collective.
     """
     if trainer.world_size == 1 or getattr(exception, "is_agreed", False):
         return True
     warn_caller(
-        f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't be brought to save "
-        "together now. Save every so many steps: ModelCheckpoint(every_n_train_steps=...).",
+        f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't "
+        "be brought to save together now. Save every so many steps: "
+        "ModelCheckpoint(every_n_train_steps=...).",
     )
     return False
 
 
-def save_after(trainer: TrainerViews, path: str, exception: BaseException, *, weights_only: bool = False) -> None:
+def save_after(
+    trainer: TrainerViews, path: str, exception: BaseException, *, weights_only: bool = False
+) -> None:
     """Save, and print where. Batches of an unfinished accumulation window don't count.
 
     A failure to save is a warning: the exception is what the user must see.
@@ -67,4 +74,6 @@ def save_after(trainer: TrainerViews, path: str, exception: BaseException, *, we
     except Exception as error:
         warn_caller(f"The state can't be saved to {path} after {type(exception).__name__}: {error}")
         return
-    trainer.print(f"{type(exception).__name__}: the state after step {trainer.global_step} is saved in {path}")
+    trainer.print(
+        f"{type(exception).__name__}: the state after step {trainer.global_step} is saved in {path}"
+    )

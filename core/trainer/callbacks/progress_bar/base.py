@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class ProgressBar(Callback):
-    """Shows how far a run has come. Meant to be subclassed: a trainer that is given one makes no other.
+    """Shows how far a run has come. Meant to be subclassed: a trainer that is given one makes no
+    other.
 
-    Totals are in `trainer.loaders`, positions in `trainer.progress`. All ranks call the hooks; `disable` is called on
-    those that have nothing to show.
+    Totals are in `trainer.loaders`, positions in `trainer.progress`. All ranks call the hooks;
+    `disable` is called on those that have nothing to show.
 
     Attributes:
         trainer: the one that runs, from `setup` on.
@@ -49,13 +50,16 @@ class ProgressBar(Callback):
         return total
 
     def get_metrics(self, trainer: TrainerViews, module: nn.Module) -> dict[str, Any]:
-        """The values logged with `prog_bar=True`, those of training first; override it to show other numbers or texts.
+        """The values logged with `prog_bar=True`, those of training first; override it to show
+        other numbers or texts.
 
         Reading them waits for the device, so they are asked for only when something is drawn.
         """
         training = trainer.logged.train.names()
         # False sorts before True.
-        return dict(sorted(trainer.progress_bar_metrics.items(), key=lambda item: item[0] not in training))
+        return dict(
+            sorted(trainer.progress_bar_metrics.items(), key=lambda item: item[0] not in training)
+        )
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print, if anything is shown. Takes what Python's own takes."""

@@ -23,9 +23,9 @@ _NARROW_VALUE_WIDTH = 8
 class EpochTable:
     """Aligned rows of numbers, written one by one.
 
-    Where whole names would take more than the terminal has, which is at least 80 columns for up to six metrics, names
-    stand on two lines as far as there is room, and on more where columns must be as narrow as their numbers. In a file
-    there is room for whole names.
+    Where whole names would take more than the terminal has, which is at least 80 columns for up to
+    six metrics, names stand on two lines as far as there is room, and on more where columns must be
+    as narrow as their numbers. In a file there is room for whole names.
     """
 
     def __init__(self) -> None:
@@ -79,23 +79,34 @@ class EpochTable:
         self._widen(columns, room)
         names = [_cut(name, width) for name, width in zip(columns, self._widths, strict=True)]
         height = max(map(len, names))
-        return [self._line(row) for row in zip(*([""] * (height - len(name)) + name for name in names), strict=True)]
+        return [
+            self._line(row)
+            for row in zip(*([""] * (height - len(name)) + name for name in names), strict=True)
+        ]
 
     def _widen(self, columns: Sequence[str], room: int) -> None:
-        """Give what is left of the room to long names, one by one: first to stand on two lines, then on one."""
+        """Give what is left of the room to long names, one by one: first to stand on two lines,
+        then on one.
+        """
         for lines in (2, 1):
             for index, name in enumerate(columns):
                 left = room - sum(self._widths) - len(self._gap) * (len(columns) - 1)
                 widths = range(self._widths[index], self._widths[index] + left + 1)
-                self._widths[index] = next((each for each in widths if len(_cut(name, each)) <= lines), widths.start)
+                self._widths[index] = next(
+                    (each for each in widths if len(_cut(name, each)) <= lines), widths.start
+                )
 
     def _format(self, value: Any) -> str:
         text = format_value(value)
-        is_long = len(self._gap) == 1 and len(text) > _NARROW_VALUE_WIDTH and not isinstance(value, str)
+        is_long = (
+            len(self._gap) == 1 and len(text) > _NARROW_VALUE_WIDTH and not isinstance(value, str)
+        )
         return f"{value:.2g}" if is_long else text
 
     def _line(self, cells: Sequence[str]) -> str:
-        return self._gap.join(cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
+        return self._gap.join(
+            cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True)
+        ).rstrip()
 
 
 def _cut(name: str, width: int) -> list[str]:
@@ -105,4 +116,9 @@ def _cut(name: str, width: int) -> list[str]:
         if len(parts[-1]) + len(piece) > width:
             parts.append("")
         parts[-1] += piece
-    return [part[start : start + width] for part in parts if part for start in range(0, len(part), width)]
+    return [
+        part[start : start + width]
+        for part in parts
+        if part
+        for start in range(0, len(part), width)
+    ]

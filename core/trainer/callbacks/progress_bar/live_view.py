@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 20
 _ECHO_WIDTH = 3
-"""Room for the `^C` that a terminal writes behind a bar. If it went to the next line, the bar wouldn't be cleared."""
+"""Room for the `^C` that a terminal writes behind a bar. If it went to the next line, the bar
+wouldn't be cleared.
+"""
 
 
 class LiveView:
@@ -45,7 +47,8 @@ class LiveView:
             _text("times", style="dim"),
             _text("metrics", ratio=1),
             console=console,
-            auto_refresh=False,  # a thread that draws would compete with training for the interpreter
+            # a thread that draws would compete with training for the interpreter
+            auto_refresh=False,
             transient=True,
             expand=True,
         )
@@ -55,7 +58,9 @@ class LiveView:
         if not self._tasks:
             self._start()
         # Of an unknown length, infinite, the bar stays empty.
-        self._tasks[id(task)] = self._progress.add_task(task.name, total=task.total, **_fields(task))
+        self._tasks[id(task)] = self._progress.add_task(
+            task.name, total=task.total, **_fields(task)
+        )
         self._draw()
 
     def update(self, task: ProgressTask) -> None:

@@ -8,9 +8,11 @@ from core.trainer.callbacks.progress_bar.live_view import LiveView
 
 
 class NotebookView(LiveView):
-    """The bars of `LiveView`, in one output of the cell that is updated in place; lines follow below it.
+    """The bars of `LiveView`, in one output of the cell that is updated in place; lines follow
+    below it.
 
-    By IPython's own display, which every front end knows: rich's takes ipywidgets, and loses lines between the bars.
+    By IPython's own display, which every front end knows: rich's takes ipywidgets, and loses lines
+    between the bars.
     """
 
     _output: Any = None

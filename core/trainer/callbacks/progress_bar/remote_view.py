@@ -1,4 +1,6 @@
-"""The progress of a rank that can't draw itself, as in a notebook's forks: sent to the main process, which draws."""
+"""The progress of a rank that can't draw itself, as in a notebook's forks: sent to the main
+process, which draws.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class RemoteProgressView:
 
     def update(self, task: ProgressTask) -> None:
         """Show its position. One that finds the line full is left out."""
-        send_to_main(_SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)})
+        send_to_main(
+            _SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)}
+        )
 
     def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
@@ -106,4 +110,6 @@ class ProgressViewServer:
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, object]:
-    return {name: value if isinstance(value, str) else float(value) for name, value in metrics.items()}
+    return {
+        name: value if isinstance(value, str) else float(value) for name, value in metrics.items()
+    }

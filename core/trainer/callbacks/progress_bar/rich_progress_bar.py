@@ -10,7 +10,11 @@ from core.launch import has_listener
 from core.trainer.callbacks.progress_bar.base import ProgressBar
 from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
 from core.trainer.callbacks.progress_bar.remote_view import ProgressViewServer, RemoteProgressView
-from core.trainer.callbacks.progress_bar.terminal import can_redraw, find_console, is_fork_of_notebook
+from core.trainer.callbacks.progress_bar.terminal import (
+    can_redraw,
+    find_console,
+    is_fork_of_notebook,
+)
 from core.trainer.callbacks.progress_bar.view import LineView, ProgressTask, View, format_metrics
 
 if TYPE_CHECKING:
@@ -25,11 +29,12 @@ _NOTHING: Mapping[str, object] = {}
 
 
 class RichProgressBar(ProgressBar):
-    """A bar for the running epoch, validation, test or prediction, and a table with a row for each epoch, on rank 0.
+    """A bar for the running epoch, validation, test or prediction, and a table with a row for each
+    epoch, on rank 0.
 
-    On a terminal it is drawn under whatever else is printed, in a notebook above it, by rich. Elsewhere the table is
-    plain text, with a line in between when an epoch takes long. Metrics are read, and the device waited for, only when
-    something is drawn.
+    On a terminal it is drawn under whatever else is printed, in a notebook above it, by rich.
+    Elsewhere the table is plain text, with a line in between when an epoch takes long. Metrics are
+    read, and the device waited for, only when something is drawn.
     """
 
     def __init__(
@@ -51,10 +56,19 @@ class RichProgressBar(ProgressBar):
         Raises:
             ConfigurationError: an interval that isn't positive.
         """
-        for name, value in (("refresh_interval_s", refresh_interval_s), ("line_interval_s", line_interval_s)):
+        for name, value in (
+            ("refresh_interval_s", refresh_interval_s),
+            ("line_interval_s", line_interval_s),
+        ):
             if value <= 0:
-                raise ConfigurationError(f"RichProgressBar({name}={value!r}): expected a positive number of seconds.")
-        self.refresh_interval_s, self.line_interval_s, self.leave = refresh_interval_s, line_interval_s, leave
+                raise ConfigurationError(
+                    f"RichProgressBar({name}={value!r}): expected a positive number of seconds."
+                )
+        self.refresh_interval_s, self.line_interval_s, self.leave = (
+            refresh_interval_s,
+            line_interval_s,
+            leave,
+        )
         self._console = console
         self._forget()
         ProgressViewServer(self._make_view).listen()
@@ -68,21 +82,26 @@ class RichProgressBar(ProgressBar):
 
     def __getstate__(self) -> dict[str, Any]:
         # A console and a view hold files and threads, which another process has of its own.
-        kept = {name: getattr(self, name) for name in ("refresh_interval_s", "line_interval_s", "leave", "is_enabled")}
+        kept = {
+            name: getattr(self, name)
+            for name in ("refresh_interval_s", "line_interval_s", "leave", "is_enabled")
+        }
         return {**kept, "_console": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
 
-    # hooks ----------------------------------------------------------------------------------------------------------
+    # hooks ----------------------------------------------------------------------------------------
 
     def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
             is_mute = self._console is None and is_fork_of_notebook() and has_listener()
-            self._view = RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
+            self._view = (
+                RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
+            )
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch."""
@@ -175,7 +194,9 @@ class RichProgressBar(ProgressBar):
         """The run is over."""
         self._end()
 
-    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: TrainerViews, module: nn.Module, exception: BaseException
+    ) -> None:
         """Remove the bars, so that the traceback stands below everything."""
         self._close()
 
@@ -183,7 +204,7 @@ class RichProgressBar(ProgressBar):
         """Leave the screen in order."""
         self._close()
 
-    # drawing --------------------------------------------------------------------------------------------------------
+    # drawing --------------------------------------------------------------------------------------
 
     def _make_view(self) -> View:
         console = find_console() if self._console is None else self._console
@@ -196,7 +217,10 @@ class RichProgressBar(ProgressBar):
 
             return LiveView(console, self.refresh_interval_s)
         if console is not None:
-            return LineView(self.line_interval_s, lambda line: console.print(line, markup=False, highlight=False))
+            return LineView(
+                self.line_interval_s,
+                lambda line: console.print(line, markup=False, highlight=False),
+            )
         return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
 
     def _begin_epoch(self, trainer: TrainerViews) -> None:
@@ -204,11 +228,15 @@ class RichProgressBar(ProgressBar):
         last = "" if limit is None else f"/{limit - 1}"
         self._paused_s, self._first_batch = 0.0, trainer.progress.batch
         task = ProgressTask(
-            f"Epoch {trainer.current_epoch}{last}", trainer.loaders.num_train_batches, trainer.progress.batch
+            f"Epoch {trainer.current_epoch}{last}",
+            trainer.loaders.num_train_batches,
+            trainer.progress.batch,
         )
         self._begin(task)
 
-    def _begin_loaders(self, name: str, loaders: Sequence[Any], limit: float = float("inf")) -> None:
+    def _begin_loaders(
+        self, name: str, loaders: Sequence[Any], limit: float = float("inf")
+    ) -> None:
         counts = [min(loader.num_batches, limit) for loader in loaders]
         finite = [0 if count == float("inf") else int(count) for count in counts]
         self._batches_before = [sum(finite[:index]) for index in range(len(finite))]
@@ -221,7 +249,9 @@ class RichProgressBar(ProgressBar):
             self._due_s = time.monotonic() + self._view.interval_s
 
     def _draw(self, done: int, metrics: Mapping[str, object] = _NOTHING) -> None:
-        """Metrics are shown for epochs of training: those of a validation run are complete at its end."""
+        """Metrics are shown for epochs of training: those of a validation run are complete at its
+        end.
+        """
         assert self._view is not None
         task = self._tasks[-1]
         task.advance(done, metrics)
@@ -243,7 +273,9 @@ class RichProgressBar(ProgressBar):
 
     def _print_results(self, trainer: TrainerViews, name: str) -> None:
         shown = trainer.metrics.names()
-        values = {key: float(value) for key, value in trainer.callback_metrics.items() if key in shown}
+        values = {
+            key: float(value) for key, value in trainer.callback_metrics.items() if key in shown
+        }
         if self._view is not None and values and trainer.prints_results:
             self._view.write(f"{name}: {format_metrics(values)}")
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def find_console() -> Console | None:
-    """A console on standard output, if that is a terminal or a notebook's own process; None where none can be redrawn.
+    """A console on standard output, if that is a terminal or a notebook's own process; None where
+    none can be redrawn.
 
     rich is imported only then: a batch job doesn't pay for it.
     """
@@ -30,7 +31,9 @@ def can_redraw(console: Console) -> bool:
 
 
 def is_fork_of_notebook() -> bool:
-    """True in a forked rank of a notebook: the kernel drops its display messages; what it prints arrives."""
+    """True in a forked rank of a notebook: the kernel drops its display messages; what it prints
+    arrives.
+    """
     return "ipykernel" in sys.modules and multiprocessing.parent_process() is not None
 
 

@@ -61,11 +61,17 @@ class ProgressTask:
     def remaining_s(self) -> float | None:
         """Seconds to go at this speed; None if unknown."""
         speed = self.batches_per_s
-        return None if speed == 0 or self.total == float("inf") else max(0.0, self.total - self.done) / speed
+        return (
+            None
+            if speed == 0 or self.total == float("inf")
+            else max(0.0, self.total - self.done) / speed
+        )
 
 
 class View(Protocol):
-    """Shows the progress of tasks. One may run inside another, as validation does inside an epoch."""
+    """Shows the progress of tasks. One may run inside another, as validation does inside an
+    epoch.
+    """
 
     interval_s: float
     """Seconds between two updates, so that showing one is worth its cost."""
@@ -98,7 +104,13 @@ class LineView:
 
     def update(self, task: ProgressTask) -> None:
         """A line with position, speed, times and metrics."""
-        parts = [task.name, format_position(task), format_speed(task), format_times(task), format_metrics(task.metrics)]
+        parts = [
+            task.name,
+            format_position(task),
+            format_speed(task),
+            format_times(task),
+            format_metrics(task.metrics),
+        ]
         self._write("  ".join(part for part in parts if part))
 
     def end(self, task: ProgressTask) -> None:

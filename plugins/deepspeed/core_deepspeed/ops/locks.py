@@ -1,9 +1,9 @@
 """The lock that torch keeps in an extension's folder while it compiles.
 
-The compiling process keeps the file open. Up to torch 2.13 the existence of the file is the lock: other processes wait
-until it is gone, forever if its maker was killed, since torch doesn't detect a stale lock. So core looks at it before.
-From 2.14 on the kernel locks the file. The file then stays for good and means nothing by itself, and no lock outlives
-its holder.
+The compiling process keeps the file open. Up to torch 2.13 the existence of the file is the lock:
+other processes wait until it is gone, forever if its maker was killed, since torch doesn't detect a
+stale lock. So core looks at it before. From 2.14 on the kernel locks the file. The file then stays
+for good and means nothing by itself, and no lock outlives its holder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def _is_locked(lock: Path) -> bool:
 
 
 def is_stale(lock: Path) -> bool:
-    """True if torch would wait in vain: the file's existence is the lock, and no process keeps the file open."""
+    """True if torch would wait in vain: the file's existence is the lock, and no process keeps the
+    file open.
+    """
     if _kernel_locks() or not lock.exists() or holder_of(lock) is not None:
         return False
     time.sleep(POLL_S)  # its maker closes the file, and removes it then
@@ -90,12 +92,16 @@ def wait_for(name: str, lock: Path, limit: timedelta) -> None:
         if not has_warned:
             has_warned = True
             logging.getLogger("core").warning(
-                "Waiting for process %s, which compiles %s for DeepSpeed, for at most %s.", holder_of(lock), name, limit
+                "Waiting for process %s, which compiles %s for DeepSpeed, for at most %s.",
+                holder_of(lock),
+                name,
+                limit,
             )
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"Process {holder_of(lock)} has been compiling {name} for DeepSpeed for more than {limit}: it keeps "
-                f"{lock}. Look at what it does{'.' if _kernel_locks() else '; when it is gone, delete that file.'}"
+                f"Process {holder_of(lock)} has been compiling {name} for DeepSpeed for more than "
+                f"{limit}: it keeps {lock}. Look at what it "
+                f"does{'.' if _kernel_locks() else '; when it is gone, delete that file.'}"
             )
         time.sleep(POLL_S)
 
@@ -103,6 +109,6 @@ def wait_for(name: str, lock: Path, limit: timedelta) -> None:
 def stale(name: str, lock: Path) -> str:
     """The message about a stale lock: what is wrong, and what to do."""
     return (
-        f"{lock} says that a process compiles {name} for DeepSpeed, and none on this machine does: it was killed. "
-        f"Every run would wait for it, for ever. Delete the file: rm {lock}"
+        f"{lock} says that a process compiles {name} for DeepSpeed, and none on this machine does: "
+        f"it was killed. Every run would wait for it, for ever. Delete the file: rm {lock}"
     )

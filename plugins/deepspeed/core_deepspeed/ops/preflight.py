@@ -1,4 +1,6 @@
-"""The check that DeepSpeed's parts in C++ are there or can be compiled, made before any process starts."""
+"""The check that DeepSpeed's parts in C++ are there or can be compiled, made before any process
+starts.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,16 @@ _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_setup(1, nullptr); }
 
 
 def needed(config: Mapping[str, Any]) -> list[str]:
-    """Names of what a run with this DeepSpeed config loads, for Adam: other optimizers are torch's own."""
+    """Names of what a run with this DeepSpeed config loads, for Adam: other optimizers are torch's
+    own.
+    """
     names = ["cpu_adam"] if offload_device(config, OFFLOAD_OPTIMIZER) else []
     return [*names, "pin_memory", "async_io"] if uses_nvme(config) else names
 
 
 def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
-    """Main process, before work starts. Check that each is there or can be compiled, and isn't being compiled already.
+    """Main process, before work starts. Check that each is there or can be compiled, and isn't
+    being compiled already.
 
     Args:
         names: keys of `NAMES`.
@@ -52,7 +57,8 @@ def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
         Those that have to be compiled yet.
 
     Raises:
-        ConfigurationError: ninja, a compiler or libaio is missing; a lock is stale, or kept for too long.
+        ConfigurationError: ninja, a compiler or libaio is missing; a lock is stale, or kept for too
+            long.
     """
     to_load = [name for name in names if name not in shipped()]
     if not to_load:
@@ -67,7 +73,8 @@ def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
 
 
 def prepare(config: Mapping[str, Any]) -> None:
-    """Main process, before work starts. `check` what a run needs, and say once a node why it is going to wait.
+    """Main process, before work starts. `check` what a run needs, and say once a node why it is
+    going to wait.
 
     Args:
         config: of DeepSpeed.
@@ -76,9 +83,11 @@ def prepare(config: Mapping[str, Any]) -> None:
         ConfigurationError: as `check`.
     """
     to_compile = check(needed(config))
-    if to_compile and os.environ.get("LOCAL_RANK", "0") == "0":  # the strategy knows its rank later than this
+    # the strategy knows its rank later than this
+    if to_compile and os.environ.get("LOCAL_RANK", "0") == "0":
         logging.getLogger("core").warning(
-            "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build %s` does that ahead.",
+            "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build "
+            "%s` does that ahead.",
             " and ".join(to_compile),
             " ".join(to_compile),
         )
@@ -106,7 +115,8 @@ def ninja_found_first() -> Iterator[None]:
 
 def folder_of(name: str) -> Path:
     """The folder in which torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
-    from torch.utils.cpp_extension import _get_build_directory  # the public name knows the root only
+    # the public name knows the root only
+    from torch.utils.cpp_extension import _get_build_directory
 
     return Path(_get_build_directory(name, verbose=False))
 
@@ -122,14 +132,19 @@ def shipped() -> frozenset[str]:
     for location in (spec and spec.submodule_search_locations) or ():
         record = Path(location) / "git_version_info_installed.py"
         if record.exists():
-            return frozenset(name for name, there in runpy.run_path(str(record))["installed_ops"].items() if there)
+            return frozenset(
+                name
+                for name, there in runpy.run_path(str(record))["installed_ops"].items()
+                if there
+            )
     return frozenset()
 
 
 def _check_ninja(names: list[str]) -> None:
     if not _ninja_beside_python() and not shutil.which("ninja"):
         raise ConfigurationError(
-            f"DeepSpeed loads {' and '.join(names)} with ninja, and there is no ninja here: pip install ninja."
+            f"DeepSpeed loads {' and '.join(names)} with ninja, and there is no ninja here: pip "
+            "install ninja."
         )
 
 
@@ -141,17 +156,34 @@ def _check_compiler(names: list[str]) -> None:
     compiler = os.environ.get("CXX", "c++")
     if not shutil.which(shlex.split(compiler)[0]):
         raise ConfigurationError(
-            f"DeepSpeed compiles {' and '.join(names)} on this machine, and there is no C++ compiler: {compiler!r} is "
-            "not in PATH. Install one (apt-get install g++), or name it in the environment variable CXX."
+            f"DeepSpeed compiles {' and '.join(names)} on this machine, and there is no C++ "
+            f"compiler: {compiler!r} is not in PATH. Install one (apt-get install g++), or name it "
+            "in the environment variable CXX."
         )
     if "async_io" in names and not _links_libaio(compiler):
         raise ConfigurationError(
-            "Offloading to NVMe needs the library libaio and its header, which aren't here: apt-get install "
-            "libaio-dev. If they are in a place of their own, name it: CFLAGS=-I... and LDFLAGS=-L..."
+            "Offloading to NVMe needs the library libaio and its header, which aren't here: "
+            "apt-get install libaio-dev. If they are in a place of their own, name it: "
+            "CFLAGS=-I... and LDFLAGS=-L..."
         )
 
 
 def _links_libaio(compiler: str) -> bool:
     flags = shlex.split(os.environ.get("CFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
-    command = [*shlex.split(compiler), *flags[0], "-x", "c++", "-", *flags[1], "-laio", "-o", os.devnull]
-    return subprocess.run(command, input=_USES_LIBAIO, text=True, capture_output=True, check=False).returncode == 0
+    command = [
+        *shlex.split(compiler),
+        *flags[0],
+        "-x",
+        "c++",
+        "-",
+        *flags[1],
+        "-laio",
+        "-o",
+        os.devnull,
+    ]
+    return (
+        subprocess.run(
+            command, input=_USES_LIBAIO, text=True, capture_output=True, check=False
+        ).returncode
+        == 0
+    )

@@ -25,8 +25,8 @@ _CLEAR = "\r\x1b[2K"
 def telling(names: Sequence[str], interval_s: float = 15.0) -> Iterator[None]:
     """Print to standard error how many files of the first part that isn't compiled yet are.
 
-    A terminal has one line, which is drawn anew every second. Elsewhere a line comes after `interval_s`, the next one
-    after twice that, and so on, up to two minutes.
+    A terminal has one line, which is drawn anew every second. Elsewhere a line comes after
+    `interval_s`, the next one after twice that, and so on, up to two minutes.
 
     Args:
         names: parts, in the order in which they are compiled. Without any, nothing is printed.

@@ -77,8 +77,17 @@ def test_attributes_within_a_run(lit):
             trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop
             seen.append((self.global_step, self.current_epoch, self.local_rank, self.device.type))
             seen.append((trainer.training, trainer.is_last_batch, trainer.num_training_batches))
-            seen.append((loop.batch_idx, loop.total_batch_idx, trainer.fit_loop.total_batch_idx, loop.global_step))
-            seen.append((trainer.estimated_stepping_batches, trainer.world_size, trainer.num_devices))
+            seen.append(
+                (
+                    loop.batch_idx,
+                    loop.total_batch_idx,
+                    trainer.fit_loop.total_batch_idx,
+                    loop.global_step,
+                )
+            )
+            seen.append(
+                (trainer.estimated_stepping_batches, trainer.world_size, trainer.num_devices)
+            )
 
     lit.fit(Seen(), max_epochs=2)
     assert seen[:4] == [(1, 0, 0, "cpu"), (True, False, 4), (0, 0, 0, 1), (8, 1, 1)]

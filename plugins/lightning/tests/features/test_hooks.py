@@ -21,7 +21,11 @@ def test_an_exception(lit):
     trainer = lit.make_trainer(max_epochs=1, callbacks=[Seen()])
     with pytest.raises(ValueError, match="no"):
         trainer.fit(Failing(), lit.load())
-    assert (seen, trainer.state.status.value, trainer.interrupted) == ([("no", 1)], "interrupted", True)
+    assert (seen, trainer.state.status.value, trainer.interrupted) == (
+        [("no", 1)],
+        "interrupted",
+        True,
+    )
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -35,7 +39,10 @@ def test_outputs_of_steps(lit, batches):
 
     net = Returning()
     lit.fit(net, max_epochs=1, accumulate_grad_batches=batches, limit_train_batches=2)
-    assert net.seen == [{"loss": round(6.3444 / batches, 4), "other": 3.0}, {"loss": OUTPUTS[batches], "other": 3.0}]
+    assert net.seen == [
+        {"loss": round(6.3444 / batches, 4), "other": 3.0},
+        {"loss": OUTPUTS[batches], "other": 3.0},
+    ]
 
 
 OUTPUTS = {1: 0.7179, 2: 0.3911}

@@ -20,7 +20,9 @@ def loader(lit, batch_size=4, shuffle=True):
 
 
 def drawn(lit, hook, owner="module", sanity_steps=0):
-    """The samples of each batch, and what the hook draws, in order; and the weights, which follow from dropout."""
+    """The samples of each batch, and what the hook draws, in order; and the weights, which follow
+    from dropout.
+    """
     lit.pl.seed_everything(3, verbose=False)
 
     class Dropped(lit.Plain):
@@ -53,7 +55,12 @@ def drawn(lit, hook, owner="module", sanity_steps=0):
         ("setup", {}, FIRST, 2.2605),
         ("configure_model", {}, FIRST, 2.2605),
         ("on_fit_start", {}, FIRST, 2.2605),
-        ("on_sanity_check_end", {"sanity_steps": 2, "owner": "callback"}, f"0.9320 {UNDISTURBED}", 2.4499),
+        (
+            "on_sanity_check_end",
+            {"sanity_steps": 2, "owner": "callback"},
+            f"0.9320 {UNDISTURBED}",
+            2.4499,
+        ),
         ("on_train_start", {}, AT_START, 2.2605),
         ("on_train_start", {"sanity_steps": 2}, AT_START, 2.2605),
         ("on_train_start", {"owner": "callback"}, AT_START, 2.2605),
@@ -64,7 +71,12 @@ def drawn(lit, hook, owner="module", sanity_steps=0):
         ("on_train_batch_end", {}, "3256 0.4369 4170 0.1100 5637 0.4569 0124 0.9397", 1.9299),
         ("on_validation_start", {"sanity_steps": 2}, AT_VALIDATION, 2.3386),
         ("on_validation_end", {"sanity_steps": 2}, AT_VALIDATION, 2.3386),
-        ("on_validation_model_eval", {"sanity_steps": 2}, "0.9320 3256 4170 0.2121 2075 1634 0.8059", 2.1573),
+        (
+            "on_validation_model_eval",
+            {"sanity_steps": 2},
+            "0.9320 3256 4170 0.2121 2075 1634 0.8059",
+            2.1573,
+        ),
         ("on_train_epoch_end", {}, AFTER_EPOCH, 2.3386),
         ("on_train_epoch_end", {"owner": "callback"}, AFTER_EPOCH, 2.3386),
     ],

@@ -16,7 +16,9 @@ class Stream(IterableDataset):
 
 def halvings(net):
     """The numbers of the batches before which the rate has changed."""
-    return [index for index, (before, rate) in enumerate(pairwise(net.seen), 1) if rate == before / 2]
+    return [
+        index for index, (before, rate) in enumerate(pairwise(net.seen), 1) if rate == before / 2
+    ]
 
 
 BY_TWO, BY_THREE = {"interval": "step", "frequency": 2}, {"interval": "step", "frequency": 3}
@@ -63,7 +65,9 @@ def test_steps_by_a_metric(lit, scheduler, options, expected):
 def test_a_metric_that_is_missing(lit, installed):
     error = installed("lightning.pytorch.utilities.exceptions").MisconfigurationException
     with pytest.raises(error, match="val"):
-        lit.fit(lit.scheduled(ReduceLROnPlateau, monitor="val"), max_epochs=6, check_val_every_n_epoch=2)
+        lit.fit(
+            lit.scheduled(ReduceLROnPlateau, monitor="val"), max_epochs=6, check_val_every_n_epoch=2
+        )
 
 
 def test_an_epoch_that_a_hook_leaves(lit):
@@ -118,11 +122,17 @@ def test_a_step_of_the_modules_own(lit):
             return [optimizer], [plateau, {"scheduler": ExponentialLR(optimizer, 0.5), **BY_TWO}]
 
         def lr_scheduler_step(self, scheduler, metric):
-            self.seen.append((type(scheduler).__name__, metric and round(float(metric), 3), self.global_step))
+            self.seen.append(
+                (type(scheduler).__name__, metric and round(float(metric), 3), self.global_step)
+            )
 
     net = Own()
     lit.fit(net, max_epochs=1)
-    assert net.seen == [("ExponentialLR", None, 2), ("ExponentialLR", None, 4), ("ReduceLROnPlateau", 0.614, 4)]
+    assert net.seen == [
+        ("ExponentialLR", None, 2),
+        ("ExponentialLR", None, 4),
+        ("ReduceLROnPlateau", 0.614, 4),
+    ]
 
 
 def formed(lit, form):
@@ -158,11 +168,19 @@ def test_forms(lit, form, expected):
     [
         (lambda o, s: ([o], {"scheduler": s, "gamma": 1}), 0.25, {"lr scheduler dict: {'gamma'}"}),
         (
-            lambda o, s: {"optimizer": o, "lr_scheduler": {"scheduler": s, "gamma": 1}, "frequency": 2},
+            lambda o, s: {
+                "optimizer": o,
+                "lr_scheduler": {"scheduler": s, "gamma": 1},
+                "frequency": 2,
+            },
             0.25,
             {"optimizer configuration: {'frequency'}", "lr scheduler dict: {'gamma'}"},
         ),
-        (lambda o, s: [{"optimizer": o, "scheduler": s}], 1.0, {"optimizer configuration: {'scheduler'}"}),
+        (
+            lambda o, s: [{"optimizer": o, "scheduler": s}],
+            1.0,
+            {"optimizer configuration: {'scheduler'}"},
+        ),
     ],
 )
 def test_keys_that_nothing_reads(lit, form, rate, said):

@@ -8,7 +8,12 @@ pytestmark = pytest.mark.numbers
 def averaged(lit, net, max_epochs=5, accumulate_grad_batches=1, **options):
     given = {"swa_lrs": 0.02, "swa_epoch_start": 2, "annealing_epochs": 2, **options}
     average = lit.pl.callbacks.StochasticWeightAveraging(**given)
-    trainer = lit.fit(net, callbacks=[average], max_epochs=max_epochs, accumulate_grad_batches=accumulate_grad_batches)
+    trainer = lit.fit(
+        net,
+        callbacks=[average],
+        max_epochs=max_epochs,
+        accumulate_grad_batches=accumulate_grad_batches,
+    )
     return trainer.current_epoch, trainer.global_step, lit.total(net)
 
 
@@ -52,8 +57,8 @@ def test_hooks_of_the_epoch_for_batchnorm(lit):
     net = Hooked()
     assert averaged(lit, net, max_epochs=2, swa_epoch_start=1) == (3, 9, 16.9407)
     assert ", ".join(net.seen[13:]) == (
-        "epoch 1, 0 4, backward, step, 1 5, backward, step, 2 6, backward, step, 3 7, backward, step, "
-        "epoch 2, 0 8, 1 8, 2 8, 3 8, step, end 3 9"
+        "epoch 1, 0 4, backward, step, 1 5, backward, step, 2 6, backward, step, 3 7, backward, "
+        "step, epoch 2, 0 8, 1 8, 2 8, 3 8, step, end 3 9"
     )
 
 
@@ -69,13 +74,17 @@ def test_the_modules_scheduler_is_replaced(lit):
 
     net = Scheduled()
     assert averaged(lit, net, swa_epoch_start=0.9) == (5, 20, 3.6812)
-    assert ", ".join(net.seen) == "StepLR 0.1, StepLR 0.09, StepLR 0.081, SWALR 0.0729, SWALR 0.04645"
+    assert (
+        ", ".join(net.seen) == "StepLR 0.1, StepLR 0.09, StepLR 0.081, SWALR 0.0729, SWALR 0.04645"
+    )
 
 
 def test_a_rate_for_each_group(lit):
     class Groups(lit.Plain):
         def configure_optimizers(self):
-            return torch.optim.SGD([{"params": [self.layers.weight]}, {"params": [self.layers.bias], "lr": 0.05}], 0.1)
+            return torch.optim.SGD(
+                [{"params": [self.layers.weight]}, {"params": [self.layers.bias], "lr": 0.05}], 0.1
+            )
 
     assert averaged(lit, Groups(), swa_lrs=[0.02, 0.03]) == (5, 20, 3.224)
 
@@ -90,7 +99,9 @@ def test_validation_is_of_the_weights_that_are_trained(lit):
     assert net.seen == [0.61392, 0.13545, 0.06126, 0.04851, 0.03848]
 
 
-@pytest.mark.parametrize("options", [{"swa_epoch_start": 0}, {"swa_epoch_start": 1.5}, {"swa_lrs": -1.0}])
+@pytest.mark.parametrize(
+    "options", [{"swa_epoch_start": 0}, {"swa_epoch_start": 1.5}, {"swa_lrs": -1.0}]
+)
 def test_refused(lit, installed, options):
     error = installed("lightning.pytorch.utilities.exceptions").MisconfigurationException
     with pytest.raises(error):

@@ -2,7 +2,9 @@ import pytest
 
 
 def stopped(lit, stop_at=None, **options):
-    """What a run has called, with its steps and epochs, and the steps at its end; `stop_at` is a batch of an epoch."""
+    """What a run has called, with its steps and epochs, and the steps at its end; `stop_at` is a
+    batch of an epoch.
+    """
 
     class Counted(lit.Plain):
         def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -55,4 +57,8 @@ def test_early_stopping(lit, stopping, options, validated, epoch):
     callback = lit.pl.callbacks.EarlyStopping(**{"monitor": "val", **stopping})
     net = lit.Rising()
     trainer = lit.fit(net, callbacks=[callback], max_epochs=9, **options)
-    assert (net.seen, trainer.global_step, callback.stopped_epoch) == (validated, validated[-1], epoch)
+    assert (net.seen, trainer.global_step, callback.stopped_epoch) == (
+        validated,
+        validated[-1],
+        epoch,
+    )

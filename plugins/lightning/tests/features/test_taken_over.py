@@ -85,14 +85,18 @@ def test_progress_bars(lit):
 
 
 @pytest.mark.parametrize(
-    ("options", "norm", "total"), [({"max_norm": 0.5}, 8.8184, 0.3783), ({"clip_val": 0.1}, None, 0.4)]
+    ("options", "norm", "total"),
+    [({"max_norm": 0.5}, 8.8184, 0.3783), ({"clip_val": 0.1}, None, 0.4)],
 )
 def test_clipping_under_fabric(lit, installed, options, norm, total):
     fabric, module = installed("lightning").Fabric(accelerator="cpu", devices=1), nn.Linear(4, 1)
     net, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.1))
     fabric.backward(net(lit.DATA).sum())
     found = fabric.clip_gradients(net, optimizer, **options)
-    assert (found and round(float(found), 4), round(float(module.weight.grad.abs().sum()), 4)) == (norm, total)
+    assert (found and round(float(found), 4), round(float(module.weight.grad.abs().sum()), 4)) == (
+        norm,
+        total,
+    )
 
 
 def test_an_infinite_gradient_is_refused(installed, lit):

@@ -1,4 +1,6 @@
-"""What core gives otherwise than Lightning, each for a reason of `differences.toml`, which names these tests."""
+"""What core gives otherwise than Lightning, each for a reason of `differences.toml`, which names
+these tests.
+"""
 
 import tomllib
 from pathlib import Path
@@ -44,7 +46,9 @@ def test_states_of_callbacks_in_a_test(lit):
 
     lit.fit(lit.Plain(), callbacks=[Counting()], max_epochs=1).save_checkpoint("a.ckpt")
     counting = Counting()
-    lit.make_trainer(callbacks=[counting]).test(lit.Plain(), lit.load(), ckpt_path="a.ckpt", verbose=False)
+    lit.make_trainer(callbacks=[counting]).test(
+        lit.Plain(), lit.load(), ckpt_path="a.ckpt", verbose=False
+    )
     assert counting.count == 0
 
 
@@ -109,7 +113,8 @@ def test_rates_and_momenta_in_the_logs(lit):
         ({}, "peak_resident_bytes"),
         (
             {"cpu_stats": True},
-            "cpu_memory_percent cpu_memory_used_bytes cpu_percent cpu_swap_percent peak_resident_bytes",
+            "cpu_memory_percent cpu_memory_used_bytes cpu_percent cpu_swap_percent "
+            "peak_resident_bytes",
         ),
     ],
 )
@@ -151,7 +156,9 @@ def test_log_of_a_name_with_an_index(lit):
 
 def test_clipping_overridden(lit):
     class Clipping(lit.Plain):
-        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        def configure_gradient_clipping(
+            self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None
+        ):
             self.seen.append((gradient_clip_val, gradient_clip_algorithm))
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 

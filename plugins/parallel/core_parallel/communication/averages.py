@@ -24,7 +24,8 @@ _BUCKET_BYTES = 25 << 20
 
 
 def average(parameters: Iterable[Tensor], group: Any) -> None:
-    """All ranks of one stage. Average gradients, in place; a rank without one of them counts as zeros.
+    """All ranks of one stage. Average gradients, in place; a rank without one of them counts as
+    zeros.
 
     Args:
         parameters: the same ones in the same order on all ranks.
@@ -33,7 +34,9 @@ def average(parameters: Iterable[Tensor], group: Any) -> None:
     learning = [one for one in parameters if one.requires_grad and not one.is_meta]
     if not learning:
         return
-    gave = torch.tensor([float(one.grad is not None) for one in learning], device=learning[0].device)
+    gave = torch.tensor(
+        [float(one.grad is not None) for one in learning], device=learning[0].device
+    )
     dist.all_reduce(gave, group=group)
     gradients: list[Tensor] = []
     for parameter, count in zip(learning, gave.tolist(), strict=True):
@@ -50,10 +53,14 @@ def average(parameters: Iterable[Tensor], group: Any) -> None:
 
 
 def add_up_terms(parameters: Iterable[Tensor]) -> None:
-    """All ranks. Lay gradients out as their parameters are: those of what sees a part of the sequence are terms."""
+    """All ranks. Lay gradients out as their parameters are: those of what sees a part of the
+    sequence are terms.
+    """
     for parameter in parameters:
         gradient: Any = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != getattr(parameter, "placements", None):
+        if isinstance(gradient, DTensor) and gradient.placements != getattr(
+            parameter, "placements", None
+        ):
             parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]  # has them
 
 
@@ -61,7 +68,8 @@ def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
     """All ranks of one stage. Copy the tensors of the first, in place.
 
     Args:
-        tensors: the same ones in the same order on all ranks; those that other stages have are left out.
+        tensors: the same ones in the same order on all ranks; those that other stages have are left
+            out.
         group: of the ranks.
     """
     with torch.no_grad():
@@ -86,13 +94,18 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def clip_by_norm(
-    parameters: Sequence[Tensor], counted: Sequence[Tensor], clipping: GradientClipping, line: Line | None
+    parameters: Sequence[Tensor],
+    counted: Sequence[Tensor],
+    clipping: GradientClipping,
+    line: Line | None,
 ) -> Tensor:
-    """All ranks. Scale gradients in place so that their norm over all stages is at most `clipping.value`.
+    """All ranks. Scale gradients in place so that their norm over all stages is at most
+    `clipping.value`.
 
     Args:
         parameters: to clip.
-        counted: those of them whose norm this rank adds: each parameter belongs to one rank of the pipeline.
+        counted: those of them whose norm this rank adds: each parameter belongs to one rank of the
+            pipeline.
         clipping: norm and limit.
         line: to the other stages, None if there are none.
 
@@ -100,15 +113,25 @@ def clip_by_norm(
         The norm before, a scalar tensor, the same on all ranks.
     """
     own = [one.grad for one in counted if one.grad is not None]
-    total = get_total_norm([norm_of(own, clipping.norm_type, line)], clipping.norm_type, clipping.error_if_nonfinite)
+    total = get_total_norm(
+        [norm_of(own, clipping.norm_type, line)], clipping.norm_type, clipping.error_if_nonfinite
+    )
     clip(parameters, clipping.value, total)
     return total
 
 
 def norm_of(counted: Sequence[Tensor], norm_type: float, line: Line | None) -> Tensor:
-    """All ranks. The norm of gradients that lie over any meshes, over all stages; see `clip_by_norm`."""
-    own = get_total_norm([_whole(get_total_norm(group, norm_type)) for group in by_mesh(counted)], norm_type)
-    norms = [own] if line is None else [line.share(own.double(), position) for position in range(line.size)]
+    """All ranks. The norm of gradients that lie over any meshes, over all stages; see
+    `clip_by_norm`.
+    """
+    own = get_total_norm(
+        [_whole(get_total_norm(group, norm_type)) for group in by_mesh(counted)], norm_type
+    )
+    norms = (
+        [own]
+        if line is None
+        else [line.share(own.double(), position) for position in range(line.size)]
+    )
     return get_total_norm(norms, norm_type)
 
 

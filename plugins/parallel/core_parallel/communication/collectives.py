@@ -10,37 +10,49 @@ from torch import Tensor
 
 
 def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks, with the same tensor. This rank's part of it; the gradient is the average of what all parts give."""
+    """All ranks, with the same tensor. This rank's part of it; the gradient is the average of what
+    all parts give.
+    """
     part: Tensor = _Cut.apply(tensor, dim, group)  # type: ignore[no-untyped-call]  # torch's
     return part
 
 
 def join(part: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks. The whole of all parts, with which all do the same; the gradient is `size` times the part's own."""
+    """All ranks. The whole of all parts, with which all do the same; the gradient is `size` times
+    the part's own.
+    """
     whole: Tensor = _Join.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
     return whole
 
 
 def gather(part: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks. The whole of all parts, with which each does what is its own; gradients are added up."""
+    """All ranks. The whole of all parts, with which each does what is its own; gradients are added
+    up.
+    """
     whole: Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
     return whole
 
 
 def add_up(term: Tensor, group: Any) -> Tensor:
-    """All ranks. The sum of all terms, with which all do the same; the gradient is `size` times the term's own."""
+    """All ranks. The sum of all terms, with which all do the same; the gradient is `size` times the
+    term's own.
+    """
     total: Tensor = _AddUp.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
     return total
 
 
 def sum_alike(term: Tensor, group: Any) -> Tensor:
-    """All ranks. The sum of all terms, with which all do the same; the gradient is the term's own."""
+    """All ranks. The sum of all terms, with which all do the same; the gradient is the term's
+    own.
+    """
     total: Tensor = _SumAlike.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
     return total
 
 
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
-    """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes the way back."""
+    """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes
+    the way back.
+    """
     swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
     return swapped
 
@@ -90,7 +102,9 @@ class _Gather(_Join):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The sum of what all ranks give to this part."""
-        parts = torch.stack([part.contiguous() for part in gradients[0].chunk(ctx.group.size(), ctx.dim)])
+        parts = torch.stack(
+            [part.contiguous() for part in gradients[0].chunk(ctx.group.size(), ctx.dim)]
+        )
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=ctx.group)
         return received.sum(0), None, None
@@ -151,7 +165,9 @@ def _sent(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Ten
 
 
 def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:
-    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    parts = [
+        torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())
+    ]
     dist.all_gather(parts, part.contiguous(), group=group)
     return torch.cat(parts, dim)
 

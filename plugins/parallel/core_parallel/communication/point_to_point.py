@@ -26,7 +26,8 @@ class Line:
         position: of this rank in the pipeline, from 0.
         size: number of its ranks.
         device: on which tensors arrive.
-        expected: what this rank waits for, by a key, the first that it has asked for first; for the watch over ranks.
+        expected: what this rank waits for, by a key, the first that it has asked for first; for the
+            watch over ranks.
         given: what it has sent last, if somebody has yet to take it.
     """
 
@@ -104,7 +105,9 @@ class Line:
         """All ranks of the pipeline. The object of one of them."""
         box = [obj]
         with self._awaiting(what, position):
-            dist.broadcast_object_list(box, group=self.group, group_src=position, device=self.device)
+            dist.broadcast_object_list(
+                box, group=self.group, group_src=position, device=self.device
+            )
         return box[0]
 
     def share(self, tensor: Tensor, position: int, what: str = "a tensor") -> Tensor:
@@ -116,10 +119,16 @@ class Line:
             what: it is, in words.
         """
         sends = self.position == position
-        shared = tensor.detach().to(self.device).contiguous() if sends else _empty_like(tensor, self.device)
+        shared = (
+            tensor.detach().to(self.device).contiguous()
+            if sends
+            else _empty_like(tensor, self.device)
+        )
         if shared.numel():
             with self._awaiting(what, position):
-                dist.broadcast(shared.view(-1).view(torch.uint8), group=self.group, group_src=position)
+                dist.broadcast(
+                    shared.view(-1).view(torch.uint8), group=self.group, group_src=position
+                )
         return shared
 
     def gather_objects(self, obj: Any) -> Sequence[Any]:

@@ -1,4 +1,6 @@
-"""Attention of a part of the sequence, which sees the whole of it, and losses, which are those of the whole."""
+"""Attention of a part of the sequence, which sees the whole of it, and losses, which are those of
+the whole.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,24 @@ if TYPE_CHECKING:
 Attention = Literal["ulysses", "gather"]
 _ATTENTION = functional.scaled_dot_product_attention
 _DRAWS = frozenset(
-    (torch.rand, torch.randn, torch.randint, torch.bernoulli, Tensor.uniform_, Tensor.bernoulli_, Tensor.random_)
+    (
+        torch.rand,
+        torch.randn,
+        torch.randint,
+        torch.bernoulli,
+        Tensor.uniform_,
+        Tensor.bernoulli_,
+        Tensor.random_,
+    )
 )
 
 
 class Caught(TorchFunctionMode):
-    """A context in which attention sees the whole sequence, and a loss is that of the whole sequence.
+    """A context in which attention sees the whole sequence, and a loss is that of the whole
+    sequence.
 
-    It is a mode, for functions under any name, and stands in the place of torch's functions as well: a mode sees
-    nothing of what backward computes again.
+    It is a mode, for functions under any name, and stands in the place of torch's functions as
+    well: a mode sees nothing of what backward computes again.
 
     Attributes:
         length: of this rank's part.
@@ -66,16 +77,22 @@ class Caught(TorchFunctionMode):
         if func in losses.BY_POSITION and not self._is_losing:
             return self._lose(func, *args, **kwargs)
         result = func(*args, **kwargs)
-        if func in _DRAWS and result.numel() == 1 and not result.is_meta:  # whether a layer is dropped, not which place
+        # whether a layer is dropped, not which place
+        if func in _DRAWS and result.numel() == 1 and not result.is_meta:
             dist.broadcast(result, group=self._group, group_src=0)
         return result
 
     def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The result of attention to the whole sequence; on meta, where only shapes are asked for, to the own part."""
+        """The result of attention to the whole sequence; on meta, where only shapes are asked for,
+        to the own part.
+        """
         if query.is_meta or self._is_attending:
             return _ATTENTION(query, *args, **kwargs)
         self._is_attending = True
-        replaced, functional.scaled_dot_product_attention = functional.scaled_dot_product_attention, _ATTENTION
+        replaced, functional.scaled_dot_product_attention = (
+            functional.scaled_dot_product_attention,
+            _ATTENTION,
+        )
         try:
             return self._attend(query, *args, **kwargs)
         finally:
@@ -104,29 +121,39 @@ class Caught(TorchFunctionMode):
     ) -> Tensor:
         if query.shape[-2] != self.length or key.shape[-2] != self.length:
             raise ModuleError(
-                f"Attention between {query.shape[-2]} and {key.shape[-2]} positions, where this rank has {self.length} "
-                "of the sequence under context=: only attention of the sequence to itself can be done in parts."
+                f"Attention between {query.shape[-2]} and {key.shape[-2]} positions, where this "
+                f"rank has {self.length} of the sequence under context=: only attention of the "
+                "sequence to itself can be done in parts."
             )
         if self._learns and not torch.is_grad_enabled():
             raise ModuleError(
-                "Attention ran without gradients inside of a call that has them: computed again in backward, as with "
-                "checkpoint(use_reentrant=True), it would see only this rank's part of the sequence under context=. "
-                "Checkpoint by use_reentrant=False, or by activation_checkpointing='units'."
+                "Attention ran without gradients inside of a call that has them: computed again in "
+                "backward, as with checkpoint(use_reentrant=True), it would see only this rank's "
+                "part of the sequence under context=. Checkpoint by use_reentrant=False, or by "
+                "activation_checkpointing='units'."
             )
-        mask = None if attn_mask is None else masks.of_whole_keys(attn_mask, self.length, self._group)
+        mask = (
+            None if attn_mask is None else masks.of_whole_keys(attn_mask, self.length, self._group)
+        )
         options = {"dropout_p": dropout_p, "is_causal": is_causal, **others}
         exchange = self._by_heads if self._attention == "ulysses" else self._by_keys
         return exchange(query, key, value, mask, options)
 
     def _by_heads(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
     ) -> Tensor:
         size = self._group.size()
         for name, one in {"query": query, "key": key}.items():
             if one.ndim < 3 or one.shape[-3] % size:
                 raise ModuleError(
-                    f"The {name} of attention has the shape {tuple(one.shape)}, and context={size} doesn't divide its "
-                    "heads (the third dim from the end). Use context_attention='gather'."
+                    f"The {name} of attention has the shape {tuple(one.shape)}, and context={size} "
+                    "doesn't divide its heads (the third dim from the end). Use "
+                    "context_attention='gather'."
                 )
         if mask is not None:
             mask = masks.of_own_heads(mask, query.shape[-3], self.length, self._group)
@@ -135,12 +162,18 @@ class Caught(TorchFunctionMode):
         return collectives.swap(answer, -2, -3, self._group)
 
     def _by_keys(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
     ) -> Tensor:
         key, value = (collectives.gather(one, -2, self._group) for one in (key, value))
         if mask is not None:
             mask = masks.of_own_rows(mask, self.length, self._group)
-        elif options["is_causal"]:  # without a mask in memory, where a kernel of the device knows this one
+        elif options["is_causal"]:
+            # without a mask in memory, where a kernel of the device knows this one
             end = (self._group.rank() + 1) * self.length
             key, value = key[..., :end, :], value[..., :end, :]
             mask, options = _causal(self.length, end, query.device), {**options, "is_causal": False}
@@ -148,7 +181,9 @@ class Caught(TorchFunctionMode):
 
 
 def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
-    """The causal mask of the last rows: without memory, as kernels know it, or whole if torch can't make that one."""
+    """The causal mask of the last rows: without memory, as kernels know it, or whole if torch can't
+    make that one.
+    """
     try:
         return causal_lower_right(rows, columns)
     except RuntimeError:  # in a TorchDispatchMode, such as torch's counters of operations

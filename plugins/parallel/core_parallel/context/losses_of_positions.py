@@ -1,4 +1,6 @@
-"""Losses of a part of the sequence, summed over the group: each is the loss of the whole sequence."""
+"""Losses of a part of the sequence, summed over the group: each is the loss of the whole
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Tensor:
-    """All ranks of the group. The loss of the positions of all ranks; of its own ones with `reduction="none"`.
+    """All ranks of the group. The loss of the positions of all ranks; of its own ones with
+    `reduction="none"`.
 
     Gradients are `size` times a rank's part, as those of all that is computed in parts.
 
@@ -41,14 +44,18 @@ def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Te
 
 
 def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Tensor, torch.dtype]:
-    """The sum over this rank's positions, which in 16 bits might overflow, and the dtype of the loss."""
+    """The sum over this rank's positions, which in 16 bits might overflow, and the dtype of the
+    loss.
+    """
     is_half = given["input"].dtype in _HALVES
     found: Tensor = loss(**{**given, "reduction": "none" if is_half else "sum"})
     return found.sum(dtype=torch.float32) if is_half else found, found.dtype
 
 
 def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
-    """The number by which the mean divides: of positions that aren't ignored, or their classes' weights."""
+    """The number by which the mean divides: of positions that aren't ignored, or their classes'
+    weights.
+    """
     values: Tensor = given["input"]
     target: Tensor = given["target"]
     weight: Tensor | None = given.get("weight")

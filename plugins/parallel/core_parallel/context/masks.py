@@ -1,7 +1,7 @@
 """Masks of attention, of which a rank needs the rows or the heads that it computes.
 
-The last two dims of a mask are queries and keys. Those of queries are the whole sequence, this rank's part of it, or
-one, which holds for all.
+The last two dims of a mask are queries and keys. Those of queries are the whole sequence, this
+rank's part of it, or one, which holds for all.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def of_whole_keys(mask: Tensor, length: int, group: Any) -> Tensor:
         return collectives.gather(mask, -1, group)
     if length == 1 or keys not in (1, whole) or queries not in (1, length, whole):
         raise ModuleError(
-            f"scaled_dot_product_attention was called with a mask of shape {tuple(mask.shape)}, which was made of this "
-            f"rank's {length} of {whole} positions under context=. Give the model a mask of the whole sequence as an "
-            f"argument, (..., {whole}, {whole}) or (samples, {whole}) for keys; or use is_causal=True, or no mask."
+            f"scaled_dot_product_attention was called with a mask of shape {tuple(mask.shape)}, "
+            f"which was made of this rank's {length} of {whole} positions under context=. Give the "
+            f"model a mask of the whole sequence as an argument, (..., {whole}, {whole}) or "
+            f"(samples, {whole}) for keys; or use is_causal=True, or no mask."
         )
     return mask
 
@@ -43,7 +44,11 @@ def of_own_heads(mask: Tensor, num_heads: int, length: int, group: Any) -> Tenso
     """All ranks of the group. The mask for the queries of all ranks, and the heads of this one."""
     has_heads = mask.ndim > 2 and mask.shape[-3] == num_heads
     if mask.shape[-2] == length:
-        return collectives.swap(mask, -3, -2, group) if has_heads else collectives.gather(mask, -2, group)
+        return (
+            collectives.swap(mask, -3, -2, group)
+            if has_heads
+            else collectives.gather(mask, -2, group)
+        )
     return mask.chunk(group.size(), -3)[group.rank()] if has_heads else mask
 
 
@@ -53,7 +58,8 @@ def of_own_rows(mask: Tensor, length: int, group: Any) -> Tensor:
 
 
 def is_one(leaf: Tensor, length: int, num_samples: int) -> bool:
-    """True if an argument of a model is a mask between positions, which isn't cut: (length, length), or with heads.
+    """True if an argument of a model is a mask between positions, which isn't cut: (length,
+    length), or with heads.
 
     Where there are as many samples as positions, it may as well be values by position.
     """

@@ -1,7 +1,8 @@
 """A sequence cut over the ranks of a context group, within the call of the model.
 
-Jacobs et al., "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer
-Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers keys and values.
+Jacobs et al., "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long
+Sequence Transformer Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers
+keys and values.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _turns = itertools.count(1)
 class Context:
     """The call of one module by the ranks of a context group, with the same arguments on all.
 
-    Each computes its part of the sequence, and all get the whole result. Gradients of parameters in the call are
-    `size` times a rank's part, so that their average over the group is the gradient of the whole; whatever a step does
-    beside the call, all ranks do alike, and its average is what each has.
+    Each computes its part of the sequence, and all get the whole result. Gradients of parameters in
+    the call are `size` times a rank's part, so that their average over the group is the gradient of
+    the whole; whatever a step does beside the call, all ranks do alike, and its average is what
+    each has.
 
     Args:
         module: the one that is called.
@@ -52,7 +54,8 @@ class Context:
         attention: by which exchange attention sees the whole sequence.
         dim: of the tensors that the module is given, which is the sequence.
         draws: makes a context in which a rank draws random numbers of its own.
-        deciding: the group of all ranks that communicate in the call, and its device: they compare together.
+        deciding: the group of all ranks that communicate in the call, and its device: they compare
+            together.
         joins: all ranks get the whole result; else each keeps the positions that it has computed.
 
     Attributes:
@@ -75,7 +78,13 @@ class Context:
         joins: bool = True,
     ) -> None:
         self._user = user
-        self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
+        self.module, self._group, self._attention, self._dim, self._draws = (
+            module,
+            group,
+            attention,
+            dim,
+            draws,
+        )
         self._size, self._rank = group.size(), group.rank()
         self._is_looked_at = False
         self._deciding = deciding or (None, None)
@@ -100,24 +109,34 @@ class Context:
             self._is_looked_at = False
             self.check(forward, args, kwargs)
         changes = self._own_changes(forward, args, kwargs) if looks else []
-        result = self._run(forward, args, kwargs)  # first: what keeps a tensor with a graph is refused as such
+        # first: what keeps a tensor with a graph is refused as such
+        result = self._run(forward, args, kwargs)
         if changes:
             raise ModuleError(
-                f"{type(self.module).__name__} changes {', '.join(map(repr, changes))} in itself, and to other values "
-                f"where each of {self._size} ranks has a part of the sequence: a statistic, a count or a cache of what "
-                "forward sees. Return what it is made of by position, and update it in the step, after the call."
+                f"{type(self.module).__name__} changes {', '.join(map(repr, changes))} in itself, "
+                f"and to other values where each of {self._size} ranks has a part of the sequence: "
+                "a statistic, a count or a cache of what forward sees. Return what it is made of "
+                "by position, and update it in the step, after the call."
             )
         return result
 
     def _due(self, args: Any, kwargs: Any) -> list[bool]:
         """All ranks of the group. Whether `check` and `_own_changes` are to compare this call."""
-        shapes = tuple(leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_flatten((args, kwargs))[0])
+        shapes = tuple(
+            leaf.shape[1:] if isinstance(leaf, Tensor) else None
+            for leaf in tree_flatten((args, kwargs))[0]
+        )
         given = args, kwargs
-        marks = self._keys.is_new(shapes, self.ways(given), given=given), self._own_keys.is_new(given=given)
+        marks = (
+            self._keys.is_new(shapes, self.ways(given), given=given),
+            self._own_keys.is_new(given=given),
+        )
         return agreed(*self._deciding, *marks)
 
     def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
-        """All ranks of the group. The attributes and buffers that a call in parts sets to other values than a whole."""
+        """All ranks of the group. The attributes and buffers that a call in parts sets to other
+        values than a whole.
+        """
         random_state = random.getstate()
         try:
             with own_state.kept(self.module) as before, torch.no_grad():
@@ -149,7 +168,9 @@ class Context:
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
-        """A context whose calls are those of one microbatch: a schedule compares by itself, with all ranks."""
+        """A context whose calls are those of one microbatch: a schedule compares by itself, with
+        all ranks.
+        """
         self._compares = False
         try:
             yield
@@ -158,7 +179,9 @@ class Context:
 
     @contextmanager
     def answering(self, answer: Callable[..., Any] | None) -> Iterator[None]:
-        """A context in which something else answers a call, given the whole sequence; None: the ranks do again."""
+        """A context in which something else answers a call, given the whole sequence; None: the
+        ranks do again.
+        """
         self._answer = answer
         try:
             yield
@@ -169,7 +192,10 @@ class Context:
     def caught(self) -> Iterator[Caught]:
         """A context in which attention sees the whole sequence, as in the newest call."""
         caught = Caught(self._group, self._attention, self.length)
-        with self._functions.of(self.length), caught if self.apart is None else self.apart.around(caught):
+        with (
+            self._functions.of(self.length),
+            caught if self.apart is None else self.apart.around(caught),
+        ):
             yield caught
 
     def _run(self, forward: Any, args: Any, kwargs: Any, *, joins: bool = True) -> Any:
@@ -188,7 +214,10 @@ class Context:
             self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
         return tree_map(
-            lambda leaf: self._whole(leaf, length, joins=joins and self._joins, has_losses=caught.has_losses), result
+            lambda leaf: self._whole(
+                leaf, length, joins=joins and self._joins, has_losses=caught.has_losses
+            ),
+            result,
         )
 
     def _length(self, given: Any) -> int:
@@ -198,19 +227,21 @@ class Context:
                 length = leaf.shape[self._dim]
                 if length % self._size:
                     raise ModuleError(
-                        f"{type(self.module).__name__} was called with a sequence of {length} (dim {self._dim} of "
-                        f"shape {tuple(leaf.shape)}), which context={self._size} doesn't divide. Pad it, or choose "
-                        "another size."
+                        f"{type(self.module).__name__} was called with a sequence of {length} (dim "
+                        f"{self._dim} of shape {tuple(leaf.shape)}), which context={self._size} "
+                        "doesn't divide. Pad it, or choose another size."
                     )
                 return length
         raise ModuleError(
-            f"{type(self.module).__name__} was called without a tensor that has the dim {self._dim}, which is the "
-            "sequence under context=. Say which one is by context_dim=."
+            f"{type(self.module).__name__} was called without a tensor that has the dim "
+            f"{self._dim}, which is the sequence under context=. Say which one is by context_dim=."
         )
 
     def _cut(self, given: Any, length: int) -> Any:
         leaves, form = tree_flatten(given)
-        num_samples = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > self._dim)
+        num_samples = next(
+            len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > self._dim
+        )
         own = [
             collectives.cut(leaf, self._dim, self._group)
             if isinstance(leaf, Tensor)
@@ -227,13 +258,16 @@ class Context:
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
             raise ModuleError(
-                f"{type(self.module).__name__} returned a tensor of shape {tuple(leaf.shape)}, whose dim {self._dim} "
-                f"isn't the {length // self._size} positions of this rank: what it was made of is unknown. Return "
-                "values by position, or a loss by cross_entropy; compute other losses and means in the step."
+                f"{type(self.module).__name__} returned a tensor of shape {tuple(leaf.shape)}, "
+                f"whose dim {self._dim} isn't the {length // self._size} positions of this rank: "
+                "what it was made of is unknown. Return values by position, or a loss by "
+                "cross_entropy; compute other losses and means in the step."
             )
         if joins:
             return collectives.join(leaf, self._dim, self._group)
-        return SequencePart(leaf, Positions(self._dim, self._rank * self.length, length), self._group)
+        return SequencePart(
+            leaf, Positions(self._dim, self._rank * self.length, length), self._group
+        )
 
     def ways(self, given: Any) -> frozenset[int]:
         """The ways in which samples meet the cuts, for a key."""
@@ -242,9 +276,9 @@ class Context:
     def check(self, forward: Any, args: Any, kwargs: Any) -> None:
         """All ranks of the group. Compare samples in parts with the same ones whole.
 
-        A model that knows its positions from the length that it sees, or looks at neighbours by other means than
-        attention, gives other values. One sample is compared for each way in which tensors of whole numbers, such as
-        `position_ids`, meet the cuts.
+        A model that knows its positions from the length that it sees, or looks at neighbours by
+        other means than attention, gives other values. One sample is compared for each way in which
+        tensors of whole numbers, such as `position_ids`, meet the cuts.
 
         Raises:
             ModuleError: the values differ.
@@ -254,14 +288,23 @@ class Context:
         length = self._length((args, kwargs))
 
         def sampled(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or leaf.ndim < 2 or (leaf.ndim == 2 and masks.is_one(leaf, length, size)):
+            if (
+                not isinstance(leaf, Tensor)
+                or leaf.ndim < 2
+                or (leaf.ndim == 2 and masks.is_one(leaf, length, size))
+            ):
                 return leaf
             return leaf[rows if len(leaf) == size else [0]]
 
         args, kwargs = tree_map(sampled, (args, kwargs))
         training, random_state = self.module.training, random.getstate()
         try:
-            with own_state.kept(self.module), no_constants(self.module), torch.no_grad(), self._draws():
+            with (
+                own_state.kept(self.module),
+                no_constants(self.module),
+                torch.no_grad(),
+                self._draws(),
+            ):
                 if training and self._compare_training(forward, args, kwargs):
                     return
                 with _evaluating(self.module):
@@ -271,7 +314,9 @@ class Context:
             random.setstate(random_state)
 
     def _compare_training(self, forward: Any, args: Any, kwargs: Any) -> bool:
-        """All ranks of the group. Compare as in training, without dropout; False if forward draws anything else."""
+        """All ranks of the group. Compare as in training, without dropout; False if forward draws
+        anything else.
+        """
         with NoDropout():
             before = random_states(self.module)
             expected = self._own_of_whole(forward, args, kwargs)
@@ -282,17 +327,24 @@ class Context:
         return True
 
     def _own_of_whole(self, forward: Any, args: Any, kwargs: Any) -> list[tuple[Any, float]]:
-        """The result of a call on the whole sequence for this rank's positions, and its largest value."""
+        """The result of a call on the whole sequence for this rank's positions, and its largest
+        value.
+        """
         length = self._length((args, kwargs))
 
         def own(leaf: Any) -> tuple[Any, float]:
             leaf = _local(leaf)
             if not isinstance(leaf, Tensor):
                 return leaf, 0.0
-            largest = float(torch.linalg.vector_norm(leaf, torch.inf)) if leaf.is_floating_point() else 0.0
+            largest = (
+                float(torch.linalg.vector_norm(leaf, torch.inf))
+                if leaf.is_floating_point()
+                else 0.0
+            )
             largest = 0.0 if math.isnan(largest) else largest
             if leaf.ndim > self._dim and leaf.shape[self._dim] == length:
-                leaf = collectives.cut(leaf, self._dim, self._group)  # a copy, so that the whole is let go
+                # a copy, so that the whole is let go
+                leaf = collectives.cut(leaf, self._dim, self._group)
             return leaf, largest
 
         return [own(leaf) for leaf in tree_leaves(self._run_whole(forward, args, kwargs))]
@@ -303,14 +355,17 @@ class Context:
         for result, (other, largest) in zip(tree_leaves(found), expected, strict=True):
             one = _local(result)
             if isinstance(one, Tensor) and not _are_close(one, other, largest):
-                spread = max(float((one - other).abs().max()), spread, torch.finfo(torch.float32).tiny)
+                spread = max(
+                    float((one - other).abs().max()), spread, torch.finfo(torch.float32).tiny
+                )
         if spread := self._largest(spread):
             raise ModuleError(
-                f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
-                f"of the sequence (they differ by {spread:.2g}). Positions must be an argument, such as position_ids, "
-                "and not follow from the length that forward sees; only scaled_dot_product_attention may look at other "
-                "positions, without a window and without a border of packed samples. A loss inside is by "
-                "cross_entropy, of labels that were shifted before the call."
+                f"{type(self.module).__name__} computes other values where each of {self._size} "
+                f"ranks has a part of the sequence (they differ by {spread:.2g}). Positions must "
+                "be an argument, such as position_ids, and not follow from the length that forward "
+                "sees; only scaled_dot_product_attention may look at other positions, without a "
+                "window and without a border of packed samples. A loss inside is by cross_entropy, "
+                "of labels that were shifted before the call."
             )
 
     def _largest(self, number: float) -> float:
@@ -325,9 +380,9 @@ class Context:
             return self._run(forward, args, kwargs, joins=False)
         except RuntimeError as error:
             raise ModuleError(
-                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a part of dim "
-                f"{self._dim}, the sequence under context=. If that is no sequence, name its dim by context_dim=, or "
-                "leave context out."
+                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
+                f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
+                "name its dim by context_dim=, or leave context out."
             ) from error
 
 
@@ -337,21 +392,24 @@ def newest_turn(contexts: Iterable[Context]) -> int:
 
 
 def computed_again(contexts: Sequence[Context], began: int) -> AbstractContextManager[Any]:
-    """All ranks of the group. A context for backward: attention that is computed again sees the whole sequence.
+    """All ranks of the group. A context for backward: attention that is computed again sees the
+    whole sequence.
 
     Args:
         contexts: of a module; the newest call counts.
         began: the newest turn when the step began; -1 if it needs no call.
 
     Raises:
-        ModuleError: none of them was called in the step, whose work has been done whole on all ranks.
+        ModuleError: none of them was called in the step, whose work has been done whole on all
+            ranks.
     """
     newest = max(contexts, key=lambda one: one.turn, default=None)
     if newest is not None and newest.turn == began:
         names = " nor ".join(type(one.module).__name__ for one in contexts)
         raise ModuleError(
-            f"The step called neither {names}, whose sequence context= cuts, but perhaps a module inside: every rank "
-            "has computed the whole sequence. Call the module itself, or move what is between into its forward."
+            f"The step called neither {names}, whose sequence context= cuts, but perhaps a module "
+            "inside: every rank has computed the whole sequence. Call the module itself, or move "
+            "what is between into its forward."
         )
     return nullcontext() if newest is None or not newest.turn else newest.caught()
 
@@ -365,14 +423,17 @@ def check_whole_batches(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ModuleError(
-                f"{type(part).__name__} {name!r} would take its statistics from a rank's part of the sequence under "
-                "context=. Use a norm that doesn't depend on other positions, such as LayerNorm."
+                f"{type(part).__name__} {name!r} would take its statistics from a rank's part of "
+                "the sequence under context=. Use a norm that doesn't depend on other positions, "
+                "such as LayerNorm."
             )
 
 
 @contextmanager
 def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
-    """A context in which the outermost of these modules' calls are made in parts. Copies made elsewhere aren't."""
+    """A context in which the outermost of these modules' calls are made in parts. Copies made
+    elsewhere aren't.
+    """
     own = forwards.own(one.module for one in contexts)
 
     def answering(context: Context, forward: Any) -> Any:
@@ -413,7 +474,8 @@ def _are_close(one: Tensor, other: Tensor, largest: float = 0.0) -> bool:
     """True if they differ by a part of the largest value, theirs or a larger one that is given."""
     if not one.is_floating_point():
         return torch.equal(one, other)
-    if torch.equal(one.isnan(), other.isnan()):  # such as the loss of a sample in which all labels are ignored
+    # such as the loss of a sample in which all labels are ignored
+    if torch.equal(one.isnan(), other.isnan()):
         one, other = one.nan_to_num(), other.nan_to_num()
     tolerance = max(1e-6, 64 * torch.finfo(one.dtype).eps)
     scale = max(largest, float(other.abs().max()))

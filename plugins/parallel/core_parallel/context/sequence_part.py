@@ -129,7 +129,9 @@ class SequencePart(PartedTensor):
 
     def _permuted(self, *dims: Any) -> Self:
         order = self._order(dims)
-        return self._with(self._part.permute(order), replace(self._span, dim=order.index(self._span.dim)))
+        return self._with(
+            self._part.permute(order), replace(self._span, dim=order.index(self._span.dim))
+        )
 
     def _lose(self, loss: Any, given: dict[str, Any]) -> Tensor:
         span, target = self._span, given["target"]
@@ -141,8 +143,8 @@ class SequencePart(PartedTensor):
         expected = span.num_samples * span.length
         if dim >= target.ndim or target.shape[dim] != expected:
             raise ModuleError(
-                f"{loss.__name__} of values for {expected} positions got a target of shape {tuple(target.shape)}. It "
-                "must be of the whole sequence."
+                f"{loss.__name__} of values for {expected} positions got a target of shape "
+                f"{tuple(target.shape)}. It must be of the whole sequence."
             )
         number = self._part.shape[span.dim] // max(span.num_samples, 1)
         own = {**given, "input": self._part, "target": span.of(target, dim, number)}

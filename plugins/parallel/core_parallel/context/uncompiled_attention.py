@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Apart:
     """Attention that sees the whole sequence, in eager mode between graphs.
 
-    It is put in the place of torch's function: a mode of torch would be traced with all of the model.
+    It is put in the place of torch's function: a mode of torch would be traced with all of the
+    model.
     """
 
     def __init__(self) -> None:

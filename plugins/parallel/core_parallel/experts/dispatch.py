@@ -1,4 +1,6 @@
-"""Tokens on their way to the ranks of their experts and back, around the forward of a module of experts."""
+"""Tokens on their way to the ranks of their experts and back, around the forward of a module of
+experts.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Routes:
 
 
 def route(numbers: Tensor, num_experts: int, group: Any) -> Routes:
-    """All ranks of the group. The ways of pairs whose experts have these numbers; numbers past the last go nowhere."""
+    """All ranks of the group. The ways of pairs whose experts have these numbers; numbers past the
+    last go nowhere.
+    """
     size = group.size()
     order = numbers.argsort(stable=True)
     counts = torch.bincount(numbers.clamp(max=num_experts), minlength=num_experts + 1)[:num_experts]
@@ -56,8 +60,9 @@ def route(numbers: Tensor, num_experts: int, group: Any) -> Routes:
 def local_part(parameter: DTensor) -> Tensor:
     """This rank's experts, as a plain tensor with which a forward computes.
 
-    The losses of all ranks of an expert group give gradients to it, and their sum over the number of ranks is what an
-    average over these ranks is to what they have in common. What is common to all experts is averaged later.
+    The losses of all ranks of an expert group give gradients to it, and their sum over the number
+    of ranks is what an average over these ranks is to what they have in common. What is common to
+    all experts is averaged later.
     """
     local: Tensor = parameter.to_local()
     if "expert" in cut_axes(parameter) and local.requires_grad and torch.is_grad_enabled():
@@ -68,7 +73,8 @@ def local_part(parameter: DTensor) -> Tensor:
 
 
 class Dispatch:
-    """The hooks of one module of experts: its forward sees the tokens of this rank's experts, from all ranks.
+    """The hooks of one module of experts: its forward sees the tokens of this rank's experts, from
+    all ranks.
 
     Args:
         name: of the module.
@@ -100,10 +106,13 @@ class Dispatch:
         self._calls.append((numbers, routes))
         rows = tokens[routes.order // numbers.shape[1]]
         rows = collectives.send_rows(rows, routes.sent, routes.received, group)
-        factors = collectives.send_rows(weights.flatten()[routes.order], routes.sent, routes.received, group)
+        factors = collectives.send_rows(
+            weights.flatten()[routes.order], routes.sent, routes.received, group
+        )
         experts = routes.experts
         if not sum(routes.received):
-            # One row that counts nowhere, so that backward goes through the exchange and the parameters here too.
+            # One row that counts nowhere, so that backward goes through the exchange and the
+            # parameters here too.
             rows, factors = rows.sum(0, keepdim=True) + 1, factors.sum(0, keepdim=True) + 1
             experts = experts.new_zeros(1)
         return (rows, experts[:, None], factors[:, None]), {}
@@ -115,22 +124,29 @@ class Dispatch:
             return None
         received = output[: sum(routes.received)]
         answers = collectives.send_rows(received, routes.received, routes.sent, self._group)
-        pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(0, routes.order, answers)
+        pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(
+            0, routes.order, answers
+        )
         return pairs.unflatten(0, numbers.shape).sum(1)
 
     def _refuse_parts(self, tokens: Tensor) -> None:
-        """All ranks of a tensor group, which have the same tokens, or gradients of experts would be a part's."""
+        """All ranks of a tensor group, which have the same tokens, or gradients of experts would be
+        a part's.
+        """
         if self._mesh["expert_tensor"].size() == 1:
             return
         group = self._mesh.get_group("expert_tensor")
-        sizes = tokens.detach().float().abs().flatten(1).sum(1)  # of each token: sums over all are alike by chance
+        # of each token: sums over all are alike by chance
+        sizes = tokens.detach().float().abs().flatten(1).sum(1)
         picked = sizes[:: max(1, len(sizes) // _MARKED)][:_MARKED]
-        mark = torch.cat([sizes.new_tensor([len(sizes)]), picked, sizes.new_zeros(_MARKED - len(picked))])
+        mark = torch.cat(
+            [sizes.new_tensor([len(sizes)]), picked, sizes.new_zeros(_MARKED - len(picked))]
+        )
         marks = [torch.empty_like(mark) for _ in range(group.size())]
         dist.all_gather(marks, mark, group=group)
         if not torch.allclose(torch.stack(marks), mark, rtol=1e-3):
             raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} was called with other tokens on each rank of a tensor "
-                "group. The plan of tensor= must leave them whole before experts, such as by "
-                "PrepareModuleInput(desired_input_layouts=Replicate())."
+                f"{type(self._module).__name__} {self._name!r} was called with other tokens on "
+                "each rank of a tensor group. The plan of tensor= must leave them whole before "
+                "experts, such as by PrepareModuleInput(desired_input_layouts=Replicate())."
             )

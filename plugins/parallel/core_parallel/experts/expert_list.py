@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
 
 class ExpertList(nn.Module):
-    """Experts of one form, called for the tokens that a router has chosen for them. Computes alike on any strategy.
+    """Experts of one form, called for the tokens that a router has chosen for them. Computes alike
+    on any strategy.
 
         self.experts = ExpertList(Expert() for _ in range(8))
         ...
         weights, numbers = self.gate(x).softmax(-1).topk(2)
         x = x + self.experts(x, numbers, weights)
 
-    Parameters are stacked, with the expert as their first dim, and have the names of one expert's after `"each."`.
+    Parameters are stacked, with the expert as their first dim, and have the names of one expert's
+    after `"each."`.
 
     Args:
-        experts: modules of one class with the same shapes, from shape (tokens, width) to (tokens, width); without
-            buffers.
+        experts: modules of one class with the same shapes, from shape (tokens, width) to (tokens,
+            width); without buffers.
 
     Attributes:
         num_experts: that this rank computes.
@@ -68,7 +70,9 @@ class ExpertList(nn.Module):
             place, rank = torch.where(numbers == number)
             if len(place):
                 answer: Any = functional_call(
-                    self.each, {name: one[number] for name, one in stacked.items()}, (tokens[place],)
+                    self.each,
+                    {name: one[number] for name, one in stacked.items()},
+                    (tokens[place],),
                 )
                 parts.append(answer * weights[place, rank, None])
                 places.append(place)
@@ -77,7 +81,8 @@ class ExpertList(nn.Module):
 
 
 def _draw_each(part: nn.Module, name: str) -> None:
-    """Draw one expert after the other: its own method takes stacked parameters for those of one, and draws too little.
+    """Draw one expert after the other: its own method takes stacked parameters for those of one,
+    and draws too little.
 
     Args:
         part: a module of one expert, with stacked parameters.
@@ -94,11 +99,16 @@ def _draw_each(part: nn.Module, name: str) -> None:
 
 def _refuse_unlike(members: list[nn.Module]) -> None:
     forms = [
-        (type(member).__name__, [(name, tuple(one.shape)) for name, one in member.named_parameters()])
+        (
+            type(member).__name__,
+            [(name, tuple(one.shape)) for name, one in member.named_parameters()],
+        )
         for member in members
     ]
     if not members or not forms[0][1] or any(form != forms[0] for form in forms):
         got = "; ".join(dict.fromkeys(map(str, forms))) or "none"
-        raise ModuleError(f"ExpertList takes experts of one class with the same parameters, and got {got}.")
+        raise ModuleError(
+            f"ExpertList takes experts of one class with the same parameters, and got {got}."
+        )
     if any(next(member.buffers(), None) is not None for member in members):
         raise ModuleError(f"ExpertList takes experts without buffers, and {forms[0][0]} has some.")

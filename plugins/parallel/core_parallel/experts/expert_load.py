@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 class ExpertLoad(Callback):
     """Logs how many of a router's choices go to each expert, over all ranks, on any strategy.
 
-    For each module of experts `expert_load/NAME/0`, ... are shares, which add up to 1. `expert_load/NAME/max_violation`
-    is the largest over the mean, less 1: 0 is a balanced load (Wang et al., "Auxiliary-Loss-Free Load Balancing
-    Strategy for Mixture-of-Experts", 2024). Counted in training, from one log to the next, every `log_every_n_steps`.
+    For each module of experts `expert_load/NAME/0`, ... are shares, which add up to 1.
+    `expert_load/NAME/max_violation` is the largest over the mean, less 1: 0 is a balanced load
+    (Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024).
+    Counted in training, from one log to the next, every `log_every_n_steps`.
     """
 
-    def __init__(self, expert_plan: Sequence[str] | Mapping[str, Any] | None = None, *, each: bool = True) -> None:
+    def __init__(
+        self, expert_plan: Sequence[str] | Mapping[str, Any] | None = None, *, each: bool = True
+    ) -> None:
         """Create the callback.
 
         Args:
@@ -40,9 +43,13 @@ class ExpertLoad(Callback):
         self._counts.clear()
         for one in expert_modules.find(module, self._plan):
             # On every rank, also of another stage: they add them up together.
-            self._counts[one.name] = torch.zeros(one.count, dtype=torch.long, device=trainer.strategy.root_device)
+            self._counts[one.name] = torch.zeros(
+                one.count, dtype=torch.long, device=trainer.strategy.root_device
+            )
             # Before the hook that brings tokens to other ranks.
-            hook = one.module.register_forward_pre_hook(self._counting(one), prepend=True, with_kwargs=True)
+            hook = one.module.register_forward_pre_hook(
+                self._counting(one), prepend=True, with_kwargs=True
+            )
             self._hooks.append(hook)
 
     def _counting(self, found: expert_modules.ExpertModule) -> Callable[..., None]:
@@ -51,11 +58,15 @@ class ExpertLoad(Callback):
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if module.training and torch.is_grad_enabled():
                 numbers = [*args, *kwargs.values()][1].flatten()
-                self._counts[name] += torch.bincount(numbers.clamp(max=count), minlength=count + 1)[:count]
+                self._counts[name] += torch.bincount(numbers.clamp(max=count), minlength=count + 1)[
+                    :count
+                ]
 
         return hook
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Log, if the metrics of this step are logged."""
         if trainer.global_step % trainer.options.log_every_n_steps:
             return
@@ -65,7 +76,9 @@ class ExpertLoad(Callback):
             if not load.sum():
                 continue
             shares = load / load.sum()
-            values = {str(number): share for number, share in enumerate(shares)} if self._each else {}
+            values = (
+                {str(number): share for number, share in enumerate(shares)} if self._each else {}
+            )
             values["max_violation"] = shares.max() * len(shares) - 1
             for key, value in values.items():
                 module.log(f"expert_load/{name}/{key}", value, on_step=True, on_epoch=False)

@@ -1,6 +1,7 @@
 """Experts of mixture-of-experts models, distributed over the ranks of an expert group.
 
-Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
+Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding",
+2020.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _EXAMPLE = '["blocks.*.experts"]'
 
 @dataclass(frozen=True)
 class ExpertModule:
-    """One module whose parameters belong to experts: the first dim of each is the number of the expert.
+    """One module whose parameters belong to experts: the first dim of each is the number of the
+    expert.
 
     Attributes:
         name: of the module.
@@ -58,8 +60,9 @@ def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
 
     Args:
         module: the user's.
-        given: names of modules whose parameters are experts, perhaps with words as in transformers' plans. None asks
-            the model, and its config; and else recognizes them. An empty plan says that there are none.
+        given: names of modules whose parameters are experts, perhaps with words as in transformers'
+            plans. None asks the model, and its config; and else recognizes them. An empty plan says
+            that there are none.
 
     Raises:
         ModuleError: there are none, or their parameters don't fit together.
@@ -67,7 +70,12 @@ def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
     """
     try:
         planned = plans.find(
-            module, given, "expert_parallel_plan", "base_model_ep_plan", "expert_plan", example=_EXAMPLE
+            module,
+            given,
+            "expert_parallel_plan",
+            "base_model_ep_plan",
+            "expert_plan",
+            example=_EXAMPLE,
         )
     except ModuleError:
         planned = dict.fromkeys(_recognized(module))
@@ -79,12 +87,16 @@ def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
     names = [name for name, word in planned.items() if name in modules and word in _OF_MODULES]
     if not names:
         raise ModuleError(
-            f"{type(module).__name__} has no experts that are known: neither a plan (expert_plan={_EXAMPLE} of the "
-            "strategy, expert_parallel_plan of the model, base_model_ep_plan of its config) names any, nor is there a "
-            "module with num_experts, parameters whose first dim that is, and a forward of tokens, numbers of experts "
-            "and weights. core_parallel.ExpertList makes one of a list of modules."
+            f"{type(module).__name__} has no experts that are known: neither a plan "
+            f"(expert_plan={_EXAMPLE} of the strategy, expert_parallel_plan of the model, "
+            "base_model_ep_plan of its config) names any, nor is there a module with num_experts, "
+            "parameters whose first dim that is, and a forward of tokens, numbers of experts and "
+            "weights. core_parallel.ExpertList makes one of a list of modules."
         )
-    return [ExpertModule(name, modules[name], _parameters_of(name, modules[name], planned)) for name in names]
+    return [
+        ExpertModule(name, modules[name], _parameters_of(name, modules[name], planned))
+        for name in names
+    ]
 
 
 def _recognized(module: nn.Module) -> Iterator[str]:
@@ -103,21 +115,27 @@ def _check_words(planned: Mapping[str, Any], modules: Mapping[str, nn.Module]) -
         if word not in known and word not in _OF_TENSORS:
             raise ConfigurationError(
                 f"The plan of experts for {name!r} is {word!r}; expected {known[1]!r} for a "
-                f"{'module' if name in modules else 'parameter'}, or its name alone, as in {_EXAMPLE}."
+                f"{'module' if name in modules else 'parameter'}, or its name alone, as in "
+                f"{_EXAMPLE}."
             )
 
 
-def _parameters_of(name: str, module: nn.Module, planned: Mapping[str, Any]) -> Mapping[str, Tensor]:
+def _parameters_of(
+    name: str, module: nn.Module, planned: Mapping[str, Any]
+) -> Mapping[str, Tensor]:
     own = dict(module.named_parameters())
-    named = {key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS}
+    named = {
+        key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS
+    }
     chosen = named or own
     counts = {key: tuple(one.shape) for key, one in chosen.items()}
     if not chosen or len({shape[:1] for shape in counts.values()}) > 1 or () in counts.values():
         shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in counts.items()) or "nothing"
         raise ModuleError(
-            f"The parameters of the experts {name!r} must have the number of experts as their first dim, and it has "
-            f"{shown}. Name those that belong to experts in the plan too, such as '{name}.weight'; or make one module "
-            "of a list of experts by core_parallel.ExpertList."
+            f"The parameters of the experts {name!r} must have the number of experts as their "
+            f"first dim, and it has {shown}. Name those that belong to experts in the plan too, "
+            f"such as '{name}.weight'; or make one module of a list of experts by "
+            "core_parallel.ExpertList."
         )
     return chosen
 
@@ -148,8 +166,8 @@ def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:
     for experts in found:
         if experts.count % size:
             raise ModuleError(
-                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide that. Choose a size "
-                "that does."
+                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide "
+                "that. Choose a size that does."
             )
     return found
 
@@ -167,13 +185,14 @@ def check_owners(found: Iterable[ExpertModule], owners: Mapping[int, int]) -> No
     for experts in found:
         if any(id(one) not in owners for one in experts.parameters.values()):
             raise ModuleError(
-                f"The experts {experts.name!r} are in no part of the pipeline, so that every stage would have them. "
-                "Put the module that calls them among the parts."
+                f"The experts {experts.name!r} are in no part of the pipeline, so that every stage "
+                "would have them. Put the module that calls them among the parts."
             )
 
 
 def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: bool) -> None:
-    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
+    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those
+    of the others.
 
     Args:
         found: see `plan`. What another stage has by now stays as it is.
@@ -187,14 +206,22 @@ def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: boo
         for name, parameter in list(experts.module.named_parameters()):
             owner, _, last = name.rpartition(".")
             if name in own or in_units:
-                placed = _placed(parameter, mesh, Shard(0) if name in own else Replicate(), has_copies=not in_units)
+                placed = _placed(
+                    parameter,
+                    mesh,
+                    Shard(0) if name in own else Replicate(),
+                    has_copies=not in_units,
+                )
                 part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
                 experts.module.get_submodule(owner).register_parameter(last, part)
         Dispatch(experts.name, experts.module, experts.count, mesh).attach()
 
 
-def _placed(parameter: Tensor, mesh: DeviceMesh, placement: Placement, *, has_copies: bool) -> DTensor:
-    """This rank's experts, or what is common to all, over all axes along which there are several ranks.
+def _placed(
+    parameter: Tensor, mesh: DeviceMesh, placement: Placement, *, has_copies: bool
+) -> DTensor:
+    """This rank's experts, or what is common to all, over all axes along which there are several
+    ranks.
 
     Checkpoints see from these who has the same.
     """
@@ -204,7 +231,9 @@ def _placed(parameter: Tensor, mesh: DeviceMesh, placement: Placement, *, has_co
     copies = ("expert_copies",) if has_copies and mesh["expert_copies"].size() > 1 else ()
     tensor = ("expert_tensor",) if mesh["expert_tensor"].size() > 1 else ()
     placements = [*(Replicate() for _ in copies), placement, *(Replicate() for _ in tensor)]
-    return DTensor.from_local(own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False)
+    return DTensor.from_local(
+        own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False
+    )
 
 
 def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
@@ -213,17 +242,20 @@ def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if id(parameter) in parts and (first := seen.setdefault(id(parameter), name)) != name:
             raise ModuleError(
-                f"{first!r} and {name!r} share a parameter of experts: they would go apart when it is distributed. "
-                "Untie them."
+                f"{first!r} and {name!r} share a parameter of experts: they would go apart when it "
+                "is distributed. Untie them."
             )
 
 
 def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:
-    before, now = (dist.get_process_group_ranks(one.get_group("expert")) for one in (parameter.device_mesh, mesh))
+    before, now = (
+        dist.get_process_group_ranks(one.get_group("expert"))
+        for one in (parameter.device_mesh, mesh)
+    )
     if before != now:
         raise ModuleError(
-            f"Its experts are distributed already, over the ranks {before}, and not over {now}. Make the module anew, "
-            "and load a checkpoint into it."
+            f"Its experts are distributed already, over the ranks {before}, and not over {now}. "
+            "Make the module anew, and load a checkpoint into it."
         )
 
 
@@ -233,7 +265,8 @@ def is_expert(parameter: Tensor) -> bool:
 
 
 def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
-    """All ranks of a stage. Average gradients of experts in place, over the ranks that have the same part of them.
+    """All ranks of a stage. Average gradients of experts in place, over the ranks that have the
+    same part of them.
 
     Args:
         parameters: the same ones in the same order on all ranks.
@@ -258,7 +291,9 @@ def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
 
 
 def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
-    """This rank's places along the axes over which experts lie, by their names; none without experts."""
+    """This rank's places along the axes over which experts lie, by their names; none without
+    experts.
+    """
     if mesh is None:
         return {}
     places = dict(zip(EXPERT_AXES, mesh.get_coordinate() or (), strict=True))
@@ -267,7 +302,8 @@ def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
 
 
 def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
-    """All ranks of a stage. Copy what the first rank has read to those that have the same part of experts.
+    """All ranks of a stage. Copy what the first rank has read to those that have the same part of
+    experts.
 
     Args:
         tensors: the same ones in the same order on all ranks.
@@ -276,4 +312,6 @@ def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
     placed = [one for one in tensors if {"expert", "expert_shard"}.intersection(cut_axes(one))]
     for axis in ("expert_copies", "expert_shard", "expert", "expert_tensor"):
         if mesh[axis].size() > 1:
-            averages.copy_from_first([one for one in placed if axis not in cut_axes(one)], mesh.get_group(axis))
+            averages.copy_from_first(
+                [one for one in placed if axis not in cut_axes(one)], mesh.get_group(axis)
+            )

@@ -1,4 +1,6 @@
-"""Each rank's experts in shards, over ranks that have the same ones: units of their own, beside those of the model."""
+"""Each rank's experts in shards, over ranks that have the same ones: units of their own, beside
+those of the model.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ def check(found: Iterable[ExpertModule], experts: int, size: int) -> None:
             shape = (parameter.shape[0] // experts, *parameter.shape[1:])
             if _dim(shape, size) is None:
                 raise ModuleError(
-                    f"'{one.name}.{name}' has for the experts of one rank the shape {shape}, and {size} ranks, over "
-                    "which these are sharded, divide none of its dimensions. Choose another size of shard."
+                    f"'{one.name}.{name}' has for the experts of one rank the shape {shape}, and "
+                    f"{size} ranks, over which these are sharded, divide none of its dimensions. "
+                    "Choose another size of shard."
                 )
 
 
@@ -49,7 +52,11 @@ def cut(modules: Iterable[nn.Module], mesh: DeviceMesh, **options: Any) -> None:
         options: of `fully_shard`.
     """
     size = mesh["expert_shard"].size()
-    axes = mesh["expert_copies", "expert_shard"] if mesh["expert_copies"].size() > 1 else mesh["expert_shard"]
+    axes = (
+        mesh["expert_copies", "expert_shard"]
+        if mesh["expert_copies"].size() > 1
+        else mesh["expert_shard"]
+    )
 
     def place(parameter: Tensor) -> Shard | None:
         dim = _dim(own_part(parameter).shape, size)

@@ -1,4 +1,6 @@
-"""Experts outside of the graphs of a compiled model: how many tokens they get changes from step to step."""
+"""Experts outside of the graphs of a compiled model: how many tokens they get changes from step to
+step.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def leave_out(modules: Iterable[nn.Module]) -> Callable[[], None]:
 
 
 def _outside(call: Any) -> Any:
-    """A function or method that no graph has in it. A copy of its module has a method of its own."""
+    """A function or method that no graph has in it. A copy of its module has a method of its
+    own.
+    """
     if isinstance(call, MethodType):
         return MethodType(torch.compiler.disable(call.__func__), call.__self__)
     return torch.compiler.disable(call)

@@ -33,9 +33,17 @@ def rows(sizes: Sizes, owners: Sequence[int]) -> Iterator[Row]:
     used = [axis for axis in AXES if getattr(sizes, axis) > 1]
     shown = ", ".join(f"{axis}={getattr(sizes, axis)}" for axis in used) or "data=1"
     world_size = prod(sizes.shape)
-    yield "mesh", shown, f"{world_size} processes; ranks follow each other along the last of these axes"
+    yield (
+        "mesh",
+        shown,
+        f"{world_size} processes; ranks follow each other along the last of these axes",
+    )
     for axis in used:
-        yield f"{axis} groups", listed(map(_group, groups(sizes.shape, AXES.index(axis)))), _DOES[axis]
+        yield (
+            f"{axis} groups",
+            listed(map(_group, groups(sizes.shape, AXES.index(axis)))),
+            _DOES[axis],
+        )
     if sizes.expert > 1:
         shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
         why = "ranks of a group have other experts each, and send tokens to each other"
@@ -57,7 +65,9 @@ def _group(ranks: range) -> str:
 
 
 def _place(rank: int, sizes: Sizes, used: Iterable[str], owners: Sequence[int]) -> tuple[str, str]:
-    place = {axis: rank // prod(sizes.shape[at + 1 :]) % sizes.shape[at] for at, axis in enumerate(AXES)}
+    place = {
+        axis: rank // prod(sizes.shape[at + 1 :]) % sizes.shape[at] for at, axis in enumerate(AXES)
+    }
     share = place["data"] * sizes.shard + place["shard"]
     does = [f"share {share} of {sizes.data * sizes.shard} of the data, from 0"]
     if sizes.pipeline > 1:

@@ -1,4 +1,6 @@
-"""The rows about a model: its stages, the layers and experts that are cut, and what a rank keeps."""
+"""The rows about a model: its stages, the layers and experts that are cut, and what a rank
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,21 @@ def rows(model: PlacedModel) -> Iterator[Row]:
     yield from _stages(model)
     yield from _cut_layers(model)
     for name, experts in {_pattern(one.name): one for one in model.experts}.items():
-        yield "experts", f"{experts.count // model.sizes.expert} of {experts.count} a rank", f"in each of {name}"
+        yield (
+            "experts",
+            f"{experts.count // model.sizes.expert} of {experts.count} a rank",
+            f"in each of {name}",
+        )
     for position in range(model.sizes.pipeline):
         whole = model.parameters_of(position)
-        kept, size_bytes = sum(map(model.kept, whole)), sum(model.kept(one) * one.element_size() for one in whole)
+        kept, size_bytes = (
+            sum(map(model.kept, whole)),
+            sum(model.kept(one) * one.element_size() for one in whole),
+        )
         ranks = model.ranks_at(position)
-        why = f"its parts of parameters; gradients and optimizer state come to it{_others(ranks[1:])}"
+        why = (
+            f"its parts of parameters; gradients and optimizer state come to it{_others(ranks[1:])}"
+        )
         yield f"rank {ranks[0]} keeps", f"{kept:,} parameters, {size_text(size_bytes)}", why
 
 
@@ -38,7 +49,13 @@ def _cut_layers(model: PlacedModel) -> Iterator[Row]:
     for name, one in model.styles.items():
         by_style[_STYLES.get(type(one), type(one).__name__)][_pattern(name)] += 1
     for style, patterns in by_style.items():
-        names = listed((f"{count} x {pattern}" if count > 1 else pattern for pattern, count in patterns.items()), 12)
+        names = listed(
+            (
+                f"{count} x {pattern}" if count > 1 else pattern
+                for pattern, count in patterns.items()
+            ),
+            12,
+        )
         yield "cut layers", f"{patterns.total()} {style}", f"tensor={model.sizes.tensor}: {names}"
 
 
@@ -52,7 +69,9 @@ def _stages(model: PlacedModel) -> Iterator[Row]:
         return
     for stage in range(layout.num_stages):
         modules = layout.cut.modules_of(stage)
-        own = dict.fromkeys(one for part in modules for one in part.parameters() if id(one) not in model.outside)
+        own = dict.fromkeys(
+            one for part in modules for one in part.parameters() if id(one) not in model.outside
+        )
         ranks = model.ranks_at(layout.owner(stage))
         names = layout.names_of(stage)
         where = f"on rank{'s' * (len(ranks) > 1)} {listed(map(str, ranks))}"

@@ -39,7 +39,8 @@ class PlacedModel:
         styles: of the layers that are cut over `tensor`, by name.
         experts: that are distributed over `expert`.
         units: modules in shards whose parameters are gathered again in backward.
-        gathers_as, reduces_as: formats in which shards are gathered, and gradients reduced; None as they are.
+        gathers_as, reduces_as: formats in which shards are gathered, and gradients reduced; None as
+            they are.
     """
 
     module: nn.Module
@@ -59,7 +60,9 @@ class PlacedModel:
 
     @cached_property
     def cut(self) -> dict[int, int]:
-        """The dim along which the ranks of a tensor group have a part each of a parameter, by its identity."""
+        """The dim along which the ranks of a tensor group have a part each of a parameter, by its
+        identity.
+        """
         found: dict[int, int] = {}
         for name, style in self.styles.items():
             part = self.module.get_submodule(name)
@@ -84,7 +87,9 @@ class PlacedModel:
             position: of the rank in its pipeline.
         """
         owners = {} if self.layout is None else self.layout.owners()
-        return [one for one in self.module.parameters() if owners.get(id(one), position) == position]
+        return [
+            one for one in self.module.parameters() if owners.get(id(one), position) == position
+        ]
 
     def num_shards(self, parameter: Tensor) -> int:
         """Over how many ranks a parameter is sharded, beside what else it is cut by."""
@@ -97,7 +102,9 @@ class PlacedModel:
         return prod(self._shape(parameter))
 
     def kept(self, parameter: Tensor) -> int:
-        """The number of elements of a parameter that the first rank of its group has between steps."""
+        """The number of elements of a parameter that the first rank of its group has between
+        steps.
+        """
         shards, shape = self.num_shards(parameter), self._shape(parameter)
         if shards == 1:
             return prod(shape)

@@ -1,4 +1,6 @@
-"""The bytes that a rank hands to torch.distributed in a step, as far as they follow from the model."""
+"""The bytes that a rank hands to torch.distributed in a step, as far as they follow from the
+model.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,26 @@ def rows(model: PlacedModel) -> Iterator[Row]:
         yield _over_pipeline(model)
     if sizes.shard > 1:
         text = _by_place(model, lambda at: _over_shard(model, model.parameters_of(at)), "a step")
-        yield "sends over shard", text, "shards, each time they are gathered, and whole gradients, to be averaged, once"
+        yield (
+            "sends over shard",
+            text,
+            "shards, each time they are gathered, and whole gradients, to be averaged, once",
+        )
     yield from _averages(model)
     if sizes.tensor > 1:
         yield _over_tensor(model)
     if sizes.context > 1:
-        yield "sends over context", _BY_BATCH, "attention exchanges heads, or gathers keys and values, in each layer"
+        yield (
+            "sends over context",
+            _BY_BATCH,
+            "attention exchanges heads, or gathers keys and values, in each layer",
+        )
     if sizes.expert > 1:
-        yield "sends over expert", _BY_BATCH, "tokens go to the ranks of their experts and back, and their gradients"
+        yield (
+            "sends over expert",
+            _BY_BATCH,
+            "tokens go to the ranks of their experts and back, and their gradients",
+        )
 
 
 def _by_place(model: PlacedModel, count: Callable[[int], float], unit: str) -> str:
@@ -60,16 +74,29 @@ def _over_shard(model: PlacedModel, own: Iterable[Tensor]) -> int:
 
 
 def _averages(model: PlacedModel) -> Iterator[Row]:
-    """Gradients that torch's shards don't average: those in shards over copies, all others over shards too."""
+    """Gradients that torch's shards don't average: those in shards over copies, all others over
+    shards too.
+    """
     for axes, is_sharded in ((("data", "context"), True), (("data", "shard", "context"), False)):
         shared = [axis for axis in axes if getattr(model.sizes, axis) > 1]
-        counts = [_averaged(model, model.parameters_of(at), is_sharded) for at in range(model.sizes.pipeline)]
+        counts = [
+            _averaged(model, model.parameters_of(at), is_sharded)
+            for at in range(model.sizes.pipeline)
+        ]
         if shared and any(counts):
             text = _by_place(model, counts.__getitem__, "a step")
-            yield f"sends over {' and '.join(shared)}", text, "gradients, to be averaged once a step"
+            yield (
+                f"sends over {' and '.join(shared)}",
+                text,
+                "gradients, to be averaged once a step",
+            )
     if model.sizes.expert > 1 and model.sizes.of_experts[0] > 1:
         text = _by_place(model, lambda at: _of_experts(model, model.parameters_of(at)), "a step")
-        yield "sends of experts", text, f"gradients, to be averaged over {model.sizes.of_experts[0]} copies once a step"
+        yield (
+            "sends of experts",
+            text,
+            f"gradients, to be averaged over {model.sizes.of_experts[0]} copies once a step",
+        )
 
 
 def _of_experts(model: PlacedModel, own: Iterable[Tensor]) -> int:
@@ -90,10 +117,17 @@ def _over_tensor(model: PlacedModel) -> Row:
         if isinstance(style, ColwiseParallel | RowwiseParallel):
             layers[id(part.weight)] = _of_layer(part, style, model)
     others = len(model.styles) - len(layers)
-    why = "a position of each sample: results of layers cut by rows, gradients of inputs of those cut by columns"
+    why = (
+        "a position of each sample: results of layers cut by rows, gradients of inputs of those "
+        "cut by columns"
+    )
     if others:
         why += f"; without {others} of other styles"
-    text = _by_place(model, lambda at: sum(layers.get(id(one), 0) for one in model.parameters_of(at)), "a position")
+    text = _by_place(
+        model,
+        lambda at: sum(layers.get(id(one), 0) for one in model.parameters_of(at)),
+        "a position",
+    )
     return "sends over tensor", _up_to(model) + text, why
 
 
@@ -106,12 +140,20 @@ def _up_to(model: PlacedModel) -> str:
 def _of_layer(part: Any, style: ColwiseParallel | RowwiseParallel, model: PlacedModel) -> int:
     """The bytes of a position that a rank sends for a layer, in forward and backward."""
     is_embedding = isinstance(part, nn.Embedding)
-    inputs, outputs = (0, part.embedding_dim) if is_embedding else (part.in_features, part.out_features)
-    gives_whole, takes_whole = (_is_whole(one) for one in (style.output_layouts, style.input_layouts))
+    inputs, outputs = (
+        (0, part.embedding_dim) if is_embedding else (part.in_features, part.out_features)
+    )
+    gives_whole, takes_whole = (
+        _is_whole(one) for one in (style.output_layouts, style.input_layouts)
+    )
     if isinstance(style, ColwiseParallel):
-        count = (inputs if takes_whole else 0) + (outputs // model.sizes.tensor if gives_whole else 0)
+        count = (inputs if takes_whole else 0) + (
+            outputs // model.sizes.tensor if gives_whole else 0
+        )
     else:
-        count = (outputs if gives_whole else 0) + (inputs // model.sizes.tensor if takes_whole else 0)
+        count = (outputs if gives_whole else 0) + (
+            inputs // model.sizes.tensor if takes_whole else 0
+        )
     return int(count * part.weight.element_size())
 
 
@@ -122,16 +164,27 @@ def _is_whole(layouts: Any) -> bool:
 def _over_pipeline(model: PlacedModel) -> Row:
     layout = model.layout
     assert layout is not None, "there is one with a pipeline"
-    why = "results to the next stage, and their gradients to the one before; without schedule=, the model's result too"
+    why = (
+        "results to the next stage, and their gradients to the one before; without schedule=, "
+        "the model's result too"
+    )
     widths, unit, source = _boundaries(model)
     if not widths:
-        return "sends over pipeline", _BY_BATCH, f"{why}; example_input_array or a config's hidden_size would say more"
+        return (
+            "sends over pipeline",
+            _BY_BATCH,
+            f"{why}; example_input_array or a config's hidden_size would say more",
+        )
     sent = [0.0] * layout.size
     for stage in range(layout.num_stages - 1):
         ends = layout.owner(stage), layout.owner(stage + 1)
         for position in ends if ends[0] != ends[1] else ():
             sent[position] += widths[stage]
-    return "sends over pipeline", _up_to(model) + _by_place(model, sent.__getitem__, unit), f"{source}: {why}"
+    return (
+        "sends over pipeline",
+        _up_to(model) + _by_place(model, sent.__getitem__, unit),
+        f"{source}: {why}",
+    )
 
 
 def _boundaries(model: PlacedModel) -> tuple[list[float], str, str]:
@@ -146,7 +199,11 @@ def _boundaries(model: PlacedModel) -> tuple[list[float], str, str]:
         hidden = getattr(getattr(part, "config", None), "hidden_size", None)
         if isinstance(hidden, int):
             width = next(model.module.parameters()).element_size()
-            return [float(hidden * width)] * count, "a position", f"hidden_size={hidden}, a position of each sample"
+            return (
+                [float(hidden * width)] * count,
+                "a position",
+                f"hidden_size={hidden}, a position of each sample",
+            )
     return [], "", ""
 
 
@@ -160,7 +217,9 @@ def _of_example(model: PlacedModel) -> list[float]:
     assert layout is not None, "there is one with a pipeline"
     args, kwargs = ((), example) if isinstance(example, dict) else (example, {})
     args = (args,) if isinstance(args, Tensor) else tuple(args)
-    args, kwargs = tree_map(lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs))
+    args, kwargs = tree_map(
+        lambda one: one.to("meta") if isinstance(one, Tensor) else one, (args, kwargs)
+    )
     num_samples = next(len(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
     calls: list[Any] = []
 
@@ -186,4 +245,8 @@ def _of_example(model: PlacedModel) -> list[float]:
 
 def _width(tensor: Tensor, dtype: torch.dtype | None) -> int:
     """Bytes of an element, in a format where that is one of floating point."""
-    return dtype.itemsize if dtype is not None and tensor.is_floating_point() else tensor.element_size()
+    return (
+        dtype.itemsize
+        if dtype is not None and tensor.is_floating_point()
+        else tensor.element_size()
+    )

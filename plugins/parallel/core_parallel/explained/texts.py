@@ -24,4 +24,7 @@ def listed(items: Iterable[str], most: int = 4) -> str:
 def count_text(parameters: Iterable[Tensor]) -> str:
     """A number of parameters, with their bytes."""
     own = [*parameters]
-    return f"{sum(one.numel() for one in own):,} parameters, {size_text(sum(one.nbytes for one in own))}"
+    return (
+        f"{sum(one.numel() for one in own):,} parameters, "
+        f"{size_text(sum(one.nbytes for one in own))}"
+    )

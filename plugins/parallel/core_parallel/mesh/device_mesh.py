@@ -23,7 +23,9 @@ _laid_out: dict[tuple[str, Sizes], tuple[object, Mesh]] = {}
 
 
 def lay_out(device_type: str, sizes: Sizes) -> Mesh:
-    """All ranks. A mesh of these sizes: the one of an earlier stage, if this process has stayed in the group since."""
+    """All ranks. A mesh of these sizes: the one of an earlier stage, if this process has stayed in
+    the group since.
+    """
     key = (device_type, sizes)
     if key not in _laid_out or _laid_out[key][0] is not dist.group.WORLD:
         _laid_out[key] = (dist.group.WORLD, Mesh(device_type, sizes))
@@ -31,7 +33,9 @@ def lay_out(device_type: str, sizes: Sizes) -> Mesh:
 
 
 def forget() -> None:
-    """All ranks, before the group is left. Forget the meshes: the next ones belong to another group."""
+    """All ranks, before the group is left. Forget the meshes: the next ones belong to another
+    group.
+    """
     _laid_out.clear()
 
 
@@ -53,10 +57,14 @@ class Mesh:
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
 
     def group(self, *names: str) -> ProcessGroup | None:
-        """All ranks, in one order. The group of the ranks that differ along these axes only; None if it is one rank."""
+        """All ranks, in one order. The group of the ranks that differ along these axes only; None
+        if it is one rank.
+        """
         names = tuple(name for name in AXES if name in names and getattr(self.sizes, name) > 1)
         if names not in self._groups:
-            self._groups[names] = dist.new_subgroups_by_enumeration(self._rows(names))[0] if names else None
+            self._groups[names] = (
+                dist.new_subgroups_by_enumeration(self._rows(names))[0] if names else None
+            )
         return self._groups[names]
 
     def _rows(self, names: tuple[str, ...]) -> list[list[int]]:
@@ -64,11 +72,15 @@ class Mesh:
         others = [position for position in range(len(AXES)) if position not in kept]
         shape = self.sizes.shape
         ranks = torch.arange(dist.get_world_size()).reshape(shape).permute(*others, *kept)
-        rows: list[list[int]] = ranks.reshape(-1, prod(shape[position] for position in kept)).tolist()
+        rows: list[list[int]] = ranks.reshape(
+            -1, prod(shape[position] for position in kept)
+        ).tolist()
         return rows
 
 
 def _lay_out_experts(device_type: str, sizes: Sizes) -> DeviceMesh:
-    """All ranks. The mesh of the experts: neighbours along data, shard and context have different ones."""
+    """All ranks. The mesh of the experts: neighbours along data, shard and context have different
+    ones.
+    """
     shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
     return init_device_mesh(device_type, shape, mesh_dim_names=EXPERT_AXES)

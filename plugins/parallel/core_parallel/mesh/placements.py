@@ -1,4 +1,6 @@
-"""The part of a DTensor that this rank has: its place in the whole, and the axes along which ranks have the same."""
+"""The part of a DTensor that this rank has: its place in the whole, and the axes along which ranks
+have the same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def placed_like(whole: Tensor, like: DTensor) -> DTensor:
 def beside(local: Tensor, like: DTensor) -> DTensor:
     """A DTensor over this rank's part, placed as another one is."""
     return DTensor.from_local(
-        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 
@@ -51,5 +58,7 @@ def cut_axes(tensor: Any) -> frozenset[str]:
         return frozenset()
     names = tensor.device_mesh.mesh_dim_names or ()
     return frozenset(
-        name for name, placement in zip(names, tensor.placements, strict=True) if not placement.is_replicate()
+        name
+        for name, placement in zip(names, tensor.placements, strict=True)
+        if not placement.is_replicate()
     )

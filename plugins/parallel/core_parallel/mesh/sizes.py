@@ -21,7 +21,8 @@ EXPERT_AXES = ("expert_pipeline", "expert_copies", "expert_shard", "expert", "ex
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the axes, which multiply to the number of processes, and of the one that lies across three of them.
+    """Sizes of the axes, which multiply to the number of processes, and of the one that lies across
+    three of them.
 
     Attributes:
         expert: ranks over which experts are distributed; divides data * shard * context.
@@ -41,7 +42,8 @@ class Sizes:
 
     @property
     def of_experts(self) -> tuple[int, int, int]:
-        """Copies of all experts, ranks over which one rank's experts are sharded, and ranks that have different ones.
+        """Copies of all experts, ranks over which one rank's experts are sharded, and ranks that
+        have different ones.
 
         They are sharded over as many ranks as `shard` says, as far as there are copies.
         """
@@ -67,8 +69,8 @@ def derive(given: Mapping[str, int | None], world_size: int) -> Sizes:
     """The sizes for this number of processes.
 
     Args:
-        given: the size of each axis, and of `expert`. None is what the others leave over; of several the first in
-            the order of `AXES` gets it, `data` last.
+        given: the size of each axis, and of `expert`. None is what the others leave over; of
+            several the first in the order of `AXES` gets it, `data` last.
         world_size: number of processes.
 
     Raises:
@@ -96,8 +98,9 @@ def _expert(given: int | None, sizes: Mapping[str, int]) -> int:
     if across % given:
         fit = ", ".join(str(size) for size in range(1, across + 1) if across % size == 0)
         raise ConfigurationError(
-            f"expert={given}: experts are distributed over the ranks of data * shard * context, which are {across} "
-            f"({sizes['data']} * {sizes['shard']} * {sizes['context']}). Sizes that divide that: {fit}."
+            f"expert={given}: experts are distributed over the ranks of data * shard * context, "
+            f"which are {across} ({sizes['data']} * {sizes['shard']} * {sizes['context']}). Sizes "
+            f"that divide that: {fit}."
         )
     return given
 
@@ -114,9 +117,14 @@ def _listed(sizes: Mapping[str, int], shown: Sequence[str]) -> str:
 
 def _nearest(sizes: Mapping[str, int], shown: Sequence[str], world_size: int) -> dict[str, int]:
     def distance(shape: Mapping[str, int]) -> tuple[int, list[int]]:
-        return sum(abs(shape[axis] - sizes[axis]) for axis in shown), [-shape[axis] for axis in shown]
+        return sum(abs(shape[axis] - sizes[axis]) for axis in shown), [
+            -shape[axis] for axis in shown
+        ]
 
-    fits = (dict.fromkeys(AXES, 1) | dict(zip(shown, shape, strict=True)) for shape in _factors(world_size, len(shown)))
+    fits = (
+        dict.fromkeys(AXES, 1) | dict(zip(shown, shape, strict=True))
+        for shape in _factors(world_size, len(shown))
+    )
     return min(fits, key=distance)
 
 

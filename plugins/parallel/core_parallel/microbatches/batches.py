@@ -21,8 +21,8 @@ def cut_batch(batch: Any, size: int, num_pieces: int) -> list[Any]:
     """Cut a batch along its samples.
 
     Args:
-        batch: tensors, arrays, and lists and tuples with an entry for each sample, in containers of any depth. What has
-            another first dimension, numbers and strings go into all pieces.
+        batch: tensors, arrays, and lists and tuples with an entry for each sample, in containers of
+            any depth. What has another first dimension, numbers and strings go into all pieces.
         size: number of samples; `num_pieces` divides it.
         num_pieces: number of pieces.
 
@@ -30,7 +30,10 @@ def cut_batch(batch: Any, size: int, num_pieces: int) -> list[Any]:
         ModuleError: there is an object in it that can't be cut.
     """
     length = size // num_pieces
-    return [_piece(batch, size, slice(index * length, (index + 1) * length)) for index in range(num_pieces)]
+    return [
+        _piece(batch, size, slice(index * length, (index + 1) * length))
+        for index in range(num_pieces)
+    ]
 
 
 def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
@@ -41,17 +44,24 @@ def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
 def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
     def is_cut(data: Any) -> bool:
         """True if a list has an entry for each sample."""
-        return type(data) in (list, tuple) and len(data) == size and not any(_has_samples(one, size) for one in data)
+        return (
+            type(data) in (list, tuple)
+            and len(data) == size
+            and not any(_has_samples(one, size) for one in data)
+        )
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, list | tuple):
-            return type(leaf)(leaf[index] for index in (range(size)[part] if isinstance(part, slice) else part))
+            return type(leaf)(
+                leaf[index] for index in (range(size)[part] if isinstance(part, slice) else part)
+            )
         if isinstance(leaf, _PLAIN) or not getattr(leaf, "ndim", 1):
             return leaf
         if not hasattr(leaf, "shape") or not hasattr(leaf, "ndim"):
             raise ModuleError(
-                f"The batch holds a {type(leaf).__name__}, which can't be cut into microbatches. Hand over tensors, "
-                "lists with an entry for each sample, dicts and dataclasses of them; or leave schedule out."
+                f"The batch holds a {type(leaf).__name__}, which can't be cut into microbatches. "
+                "Hand over tensors, lists with an entry for each sample, dicts and dataclasses of "
+                "them; or leave schedule out."
             )
         return leaf[part] if len(leaf) == size else leaf
 
@@ -64,23 +74,36 @@ def _has_samples(data: Any, size: int) -> bool:
 
 def has_mask(batch: Any, size: int) -> bool:
     """True if there is a mask between positions in it, as many as there are samples by accident."""
-    return pieces.has_mask([leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim], size)
+    return pieces.has_mask(
+        [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim], size
+    )
 
 
 def shapes_of(batch: Any) -> str:
     """A key of everything in a batch that shapes may follow from."""
-    return repr([(tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one) for one in leaves(batch)])
+    return repr(
+        [
+            (tuple(one.shape), str(one.dtype)) if isinstance(one, Tensor) else type(one)
+            for one in leaves(batch)
+        ]
+    )
 
 
 def are_even(batch: Any, size: int, num_pieces: int) -> tuple[tuple[bool, ...], ...]:
-    """Of each tensor of whole numbers with samples: do microbatches have as many below 0, of the least, and at 0?
+    """Of each tensor of whole numbers with samples: do microbatches have as many below 0, of the
+    least, and at 0?
 
-    Where labels leave out as many places in each, means over microbatches may be the mean over their batch by chance.
+    Where labels leave out as many places in each, means over microbatches may be the mean over
+    their batch by chance.
     """
     return tuple(
         tuple(_is_even(chosen, num_pieces) for chosen in (leaf < 0, leaf == leaf.min(), leaf == 0))
         for leaf in leaves(batch)
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size and leaf.numel() and not _is_real(leaf)
+        if isinstance(leaf, Tensor)
+        and leaf.ndim
+        and len(leaf) == size
+        and leaf.numel()
+        and not _is_real(leaf)
     )
 
 

@@ -1,4 +1,6 @@
-"""Numbers that a step counts in attributes of its module: once a batch, though a schedule runs it once a microbatch."""
+"""Numbers that a step counts in attributes of its module: once a batch, though a schedule runs it
+once a microbatch.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ class Counters:
     def note(self) -> None:
         """Note the numbers after a step that came to its end."""
         now = _numbers_of(self._module)
-        self.counted = {name: value for name, value in now.items() if self._before.get(name) != value}
+        self.counted = {
+            name: value for name, value in now.items() if self._before.get(name) != value
+        }
 
     def end(self, counted: Mapping[str, int | float]) -> None:
-        """All ranks of the pipeline. Set the numbers that the rank of the last stage has counted."""
+        """All ranks of the pipeline. Set the numbers that the rank of the last stage has
+        counted.
+        """
         self.begin()
         vars(self._module).update(counted)
 

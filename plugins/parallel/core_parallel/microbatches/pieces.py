@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 def num_samples(tree: Any) -> int | None:
     """The first dim of the first tensor that has one."""
-    return next((len(leaf) for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.ndim), None)
+    return next(
+        (len(leaf) for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.ndim),
+        None,
+    )
 
 
 def is_unclear(tree: Any, num_samples: int | None, *, is_chosen: bool) -> bool:
-    """True if the samples may be the second dim of the first tensor, and not the first, or a tensor is none of samples.
+    """True if the samples may be the second dim of the first tensor, and not the first, or a tensor
+    is none of samples.
 
     Args:
         tree: nested lists, tuples and dicts.
         num_samples: of the batch that these arguments were made of; None if nobody knows.
-        is_chosen: the user has said into how many pieces to cut, and so that samples are the first dim if they can be.
+        is_chosen: the user has said into how many pieces to cut, and so that samples are the first
+            dim if they can be.
     """
     tensors = [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.ndim]
     first = tensors[0]
@@ -37,13 +42,19 @@ def is_unclear(tree: Any, num_samples: int | None, *, is_chosen: bool) -> bool:
 
 
 def has_mask(tensors: Sequence[Tensor], size: int) -> bool:
-    """True if one behind the first is a mask between positions, as many as there are samples by accident."""
+    """True if one behind the first is a mask between positions, as many as there are samples by
+    accident.
+    """
     square = [one for one in tensors[1:] if tuple(one.shape) == (size, size)]
-    return any(one.dtype == torch.bool or (one.is_floating_point() and bool((one < -1e4).any())) for one in square)
+    return any(
+        one.dtype == torch.bool or (one.is_floating_point() and bool((one < -1e4).any()))
+        for one in square
+    )
 
 
 def split(tree: Any, num_pieces: int) -> list[Any]:
-    """Cut every tensor whose first dim is that of the first one; anything else goes into all pieces.
+    """Cut every tensor whose first dim is that of the first one; anything else goes into all
+    pieces.
 
     Args:
         tree: nested lists, tuples and dicts.
@@ -63,7 +74,8 @@ def split(tree: Any, num_pieces: int) -> list[Any]:
 
 
 def choose(given: int | None, size: int | None, num_stages: int) -> int:
-    """The number of microbatches of a batch: what was asked for, or the largest up to twice the stages that divides it.
+    """The number of microbatches of a batch: what was asked for, or the largest up to twice the
+    stages that divides it.
 
     Args:
         given: what the user asked for; None for `"auto"`.
@@ -99,8 +111,9 @@ def _join(column: Sequence[Any], sizes: Sequence[int | None]) -> Any:
         return column[0]
     if any(not part.ndim or len(part) != size for part, size in zip(column, sizes, strict=True)):
         raise ModuleError(
-            f"The model returned a tensor of shape {tuple(column[0].shape)} for a microbatch of {sizes[0]} samples: "
-            "its first dim isn't that of the samples, so that those of several microbatches can't be put together. "
-            "Return values by sample, or say microbatches=1."
+            f"The model returned a tensor of shape {tuple(column[0].shape)} for a microbatch of "
+            f"{sizes[0]} samples: its first dim isn't that of the samples, so that those of "
+            "several microbatches can't be put together. Return values by sample, or say "
+            "microbatches=1."
         )
     return torch.cat(list(column))

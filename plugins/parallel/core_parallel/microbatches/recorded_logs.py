@@ -1,4 +1,6 @@
-"""The values that a step logs on the rank of the last stage, microbatch by microbatch: one a name for the batch."""
+"""The values that a step logs on the rank of the last stage, microbatch by microbatch: one a name
+for the batch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 _ARGUMENTS = (
-    *("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "batch_size", "add_dataloader_idx"),
+    *(
+        "prog_bar",
+        "logger",
+        "on_step",
+        "on_epoch",
+        "reduce_fx",
+        "sync_dist",
+        "batch_size",
+        "add_dataloader_idx",
+    ),
     "rank_zero_only",
 )
 
@@ -28,7 +39,9 @@ Header: TypeAlias = tuple[str, dict[str, Any], str]
 
 @dataclass(slots=True)
 class _Logged:
-    """One name: the options of its last call, and for each call its value, microbatch, and samples if it said so."""
+    """One name: the options of its last call, and for each call its value, microbatch, and samples
+    if it said so.
+    """
 
     options: dict[str, Any]
     values: list[Any] = field(default_factory=list)
@@ -40,8 +53,8 @@ class RecordedLogs:
     """Stands for a module's `log` while a schedule, or a part of the model runs.
 
     Attributes:
-        is_open: the user's step runs for its loss, and its values count; they are muted where it runs for its
-            arguments, and refused where a stage runs.
+        is_open: the user's step runs for its loss, and its values count; they are muted where it
+            runs for its arguments, and refused where a stage runs.
         microbatch: that runs.
     """
 
@@ -74,14 +87,15 @@ class RecordedLogs:
             return
         if not self.is_open:
             raise ModuleError(
-                f"self.log({name!r}) was called by a part of the model, of which this rank computes its own alone. "
-                "Return the value with the part's result, and log it in the step."
+                f"self.log({name!r}) was called by a part of the model, of which this rank "
+                "computes its own alone. Return the value with the part's result, and log it in "
+                "the step."
             )
         if not isinstance(value, Tensor | int | float):
             raise ModuleError(
-                f"self.log({name!r}) got a {type(value).__name__}; with a schedule expected a number, or a tensor with "
-                "one element, whose values are brought to all ranks of the pipeline. Log what it computes, or leave "
-                "schedule out."
+                f"self.log({name!r}) got a {type(value).__name__}; with a schedule expected a "
+                "number, or a tensor with one element, whose values are brought to all ranks of "
+                "the pipeline. Log what it computes, or leave schedule out."
             )
         options |= dict(zip(_ARGUMENTS, given, strict=False))
         size = options.pop("batch_size", None)
@@ -96,15 +110,26 @@ class RecordedLogs:
         """The names, options and dtypes of the values, which nobody has to read for that."""
         found = []
         for name, logged in self._logged.items():
-            options = {**logged.options, "batch_size": sum(logged.sizes)} if logged.sizes else logged.options
-            found.append((name, options, str(getattr(logged.values[0], "dtype", type(logged.values[0]).__name__))))
+            options = (
+                {**logged.options, "batch_size": sum(logged.sizes)}
+                if logged.sizes
+                else logged.options
+            )
+            found.append(
+                (
+                    name,
+                    options,
+                    str(getattr(logged.values[0], "dtype", type(logged.values[0]).__name__)),
+                )
+            )
         return found
 
     def values(self, weights: Sequence[float], like: Tensor) -> list[Tensor]:
         """One value for each name.
 
         Args:
-            weights: of the microbatches. What one without weight has logged, perhaps NaN, doesn't count.
+            weights: of the microbatches. What one without weight has logged, perhaps NaN, doesn't
+                count.
             like: has the device and the dtype that the values are to have.
         """
         return [_reduced(logged, weights, like) for logged in self._logged.values()]
@@ -127,7 +152,9 @@ def _as_logged(value: Tensor, kind: str) -> Any:
 def _reduced(logged: _Logged, weights: Sequence[float], like: Tensor) -> Tensor:
     own = [weights[index] for index in logged.microbatches]
     counted = [position for position, weight in enumerate(own) if weight] or list(range(len(own)))
-    values = torch.stack([torch.as_tensor(logged.values[position]).to(like).reshape(()) for position in counted])
+    values = torch.stack(
+        [torch.as_tensor(logged.values[position]).to(like).reshape(()) for position in counted]
+    )
     reduce_fx = logged.options.get("reduce_fx", "mean")
     kind = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "mean")
     if kind in ("min", "amin"):
@@ -137,6 +164,6 @@ def _reduced(logged: _Logged, weights: Sequence[float], like: Tensor) -> Tensor:
     if kind == "sum":
         return values.sum()
     shares = logged.sizes if len(logged.sizes) == len(own) else own
-    return torch.dot(values, torch.tensor([shares[position] for position in counted]).to(like)) / sum(
-        shares[position] for position in counted
-    )
+    return torch.dot(
+        values, torch.tensor([shares[position] for position in counted]).to(like)
+    ) / sum(shares[position] for position in counted)

@@ -1,1 +1,3 @@
-"""Modules under any dimension: their forwards, plans, own state, graphs, and parts that are elsewhere."""
+"""Modules under any dimension: their forwards, plans, own state, graphs, and parts that are
+elsewhere.
+"""

@@ -1,4 +1,6 @@
-"""Parts of the model that another rank of the pipeline has: their names, shapes and groups stay, their memory goes."""
+"""Parts of the model that another rank of the pipeline has: their names, shapes and groups stay,
+their memory goes.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,35 @@ _inspects: ContextVar[bool] = ContextVar("inspects", default=False)
 
 _ABOUT = frozenset(
     {
-        *("__get__", "__set__", "__repr__", "__hash__", "__len__", "__deepcopy__", "__reduce_ex__", "_backward_hooks"),
-        *("size", "stride", "dim", "numel", "element_size", "is_floating_point", "is_complex", "is_contiguous"),
-        *("detach", "requires_grad_", "data_ptr", "empty_like", "new_empty_strided", "register_hook", "to"),
+        *(
+            "__get__",
+            "__set__",
+            "__repr__",
+            "__hash__",
+            "__len__",
+            "__deepcopy__",
+            "__reduce_ex__",
+            "_backward_hooks",
+        ),
+        *(
+            "size",
+            "stride",
+            "dim",
+            "numel",
+            "element_size",
+            "is_floating_point",
+            "is_complex",
+            "is_contiguous",
+        ),
+        *(
+            "detach",
+            "requires_grad_",
+            "data_ptr",
+            "empty_like",
+            "new_empty_strided",
+            "register_hook",
+            "to",
+        ),
         *("double", "float", "half", "bfloat16", "_has_compatible_shallow_copy_type"),
     }
 )
@@ -37,9 +65,11 @@ _CAREFUL = frozenset({"torch", "core", "core_fsdp", "core_parallel"})
 
 
 class AbsentTensor(Tensor):
-    """A tensor that another rank has: on meta, without memory. To compute with it is an error that says so.
+    """A tensor that another rank has: on meta, without memory. To compute with it is an error that
+    says so.
 
-    Some of torch's functions would mix it with tensors that are here, and return numbers that mean nothing.
+    Some of torch's functions would mix it with tensors that are here, and return numbers that mean
+    nothing.
     """
 
     @classmethod
@@ -54,13 +84,15 @@ class AbsentTensor(Tensor):
         is_written = name.endswith("_") and not name.endswith("__") and _is_there_alone(*args)
         if name not in _ABOUT and not is_written and not _inspects.get():
             raise ModuleError(
-                f"{name} was called with a parameter or buffer that another stage has, such as in a penalty "
-                "over self.parameters(): each rank of a pipeline has those of its own stage only. Give the optimizer a "
-                "weight_decay, or compute that in the part that has it."
+                f"{name} was called with a parameter or buffer that another stage has, such as in "
+                "a penalty over self.parameters(): each rank of a pipeline has those of its own "
+                "stage only. Give the optimizer a weight_decay, or compute that in the part that "
+                "has it."
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors that are here.
+            # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors
+            # that are here.
             is_bare = type(result) is Tensor and result.is_meta and not _inspects.get()
             return result.as_subclass(AbsentTensor) if is_bare else result
 
@@ -72,39 +104,48 @@ class AbsentTensor(Tensor):
 
 
 def _is_there_alone(written: Any, *others: Any) -> bool:
-    """True if what is written to is absent too, of lists wherever another is: as in the average of two models."""
+    """True if what is written to is absent too, of lists wherever another is: as in the average of
+    two models.
+    """
     if isinstance(written, list | tuple):
         lists = [one for one in others if isinstance(one, list | tuple)]
         return all(
-            isinstance(one, AbsentTensor) or not any(isinstance(each[index], AbsentTensor) for each in lists)
+            isinstance(one, AbsentTensor)
+            or not any(isinstance(each[index], AbsentTensor) for each in lists)
             for index, one in enumerate(written)
         )
     return isinstance(written, AbsentTensor)
 
 
 class AbsentParameter(AbsentTensor, nn.Parameter):
-    """A parameter that another rank has. Optimizers have it in its group, and leave it as one without a gradient."""
+    """A parameter that another rank has. Optimizers have it in its group, and leave it as one
+    without a gradient.
+    """
 
     own_device: torch.device
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device of this rank, as code that asks any parameter for it expects; by `is_meta` it is absent."""
+        """The device of this rank, as code that asks any parameter for it expects; by `is_meta` it
+        is absent.
+        """
         return self.own_device
 
     @property
     def grad(self) -> Tensor | None:
-        """None. Optimizers and the like may ask; to read it anywhere else is an error, since a sum would leave it out.
+        """None. Optimizers and the like may ask; to read it anywhere else is an error, since a sum
+        would leave it out.
 
         Raises:
             ModuleError: a step, a hook or a loop reads it.
         """
         if not _inspects.get() and not _may_leave_out(sys._getframe(1)):
             raise ModuleError(
-                "The gradient of a parameter that another stage has was read, as for a norm over self.parameters(): "
-                "each rank of a pipeline has the gradients of its own stage only. clip_gradients of the Module, or of "
-                "Fabric, clips by the norm over all stages and returns it; float('inf') as its limit only measures. "
-                "What looks at each gradient by itself leaves out parameters whose is_meta is True."
+                "The gradient of a parameter that another stage has was read, as for a norm over "
+                "self.parameters(): each rank of a pipeline has the gradients of its own stage "
+                "only. clip_gradients of the Module, or of Fabric, clips by the norm over all "
+                "stages and returns it; float('inf') as its limit only measures. What looks at "
+                "each gradient by itself leaves out parameters whose is_meta is True."
             )
         return None
 
@@ -119,7 +160,9 @@ class AbsentParameter(AbsentTensor, nn.Parameter):
 
 
 def _may_leave_out(reader: FrameType | None) -> bool:
-    """True if who reads a gradient looks at each by itself: an optimizer, or what torch and core do around its step."""
+    """True if who reads a gradient looks at each by itself: an optimizer, or what torch and core do
+    around its step.
+    """
     if reader is not None and _package(reader) in _CAREFUL:
         around = (reader, reader.f_back)  # in Python 3.11 a comprehension has a frame of its own
         clips = any(one is not None and one.f_code.co_name == "clip_grad_norm_" for one in around)
@@ -153,7 +196,10 @@ def drop(modules: Iterable[nn.Module], device: torch.device, owned: Container[in
     """
     made: dict[int, tuple[Tensor, Any]] = {}
     for part in (part for module in modules for part in module.modules()):
-        for tensors, absent in ((part._parameters, partial(_absent, device)), (part._buffers, _absent_buffer)):
+        for tensors, absent in (
+            (part._parameters, partial(_absent, device)),
+            (part._buffers, _absent_buffer),
+        ):
             for name, tensor in tensors.items():
                 if tensor is not None and not is_absent(tensor) and id(tensor) in owned:
                     # With the tensor itself, so that no other one gets its identity.

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 EVERY = 1000
-"""After so many calls a comparison is made again, whatever the key; before that after 4, 16, 64 and 256."""
+"""After so many calls a comparison is made again, whatever the key; before that after 4, 16, 64 and
+256.
+"""
 
 _EARLY = frozenset({1, 4, 16, 64, 256})
 _KINDS = frozenset({bool, int, float, str, type(None)})
@@ -28,9 +30,10 @@ _MOST_VALUES = 20
 class CheckKeys:
     """The keys for which something was compared.
 
-    A key is what the caller says, such as shapes, whether each module trains, arguments that are a bool, a str or None,
-    and the attributes of modules that are one of these, an int or a float. An attribute with a new value in three calls
-    in a row, as a counter has, is no part of it; nor is one with many values.
+    A key is what the caller says, such as shapes, whether each module trains, arguments that are a
+    bool, a str or None, and the attributes of modules that are one of these, an int or a float. An
+    attribute with a new value in three calls in a row, as a counter has, is no part of it; nor is
+    one with many values.
 
     Args:
         module: whose attributes count, with all in it.
@@ -38,7 +41,9 @@ class CheckKeys:
         device: of that group.
     """
 
-    def __init__(self, module: nn.Module, group: Any = None, device: torch.device | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, group: Any = None, device: torch.device | None = None
+    ) -> None:
         self._module, self._group, self._device = module, group, device
         self._num_calls = 0
         self._seen: set[int] = set()
@@ -53,12 +58,13 @@ class CheckKeys:
         return agreed(self._group, self._device, self.is_new(*further, given=given))[0]
 
     def is_new(self, *further: Hashable, given: Any = ()) -> bool:
-        """This rank, once a call. True if the comparison is to be made now, as far as this rank knows.
+        """This rank, once a call. True if the comparison is to be made now, as far as this rank
+        knows.
 
         Args:
             further: of the key.
-            given: arguments of the call: each that is a bool, a str or None is of the key, while these don't have many
-                values.
+            given: arguments of the call: each that is a bool, a str or None is of the key, while
+                these don't have many values.
         """
         if is_without_values(self._module):
             return False
@@ -66,13 +72,19 @@ class CheckKeys:
         words = tuple(leaf for leaf in tree_leaves(given) if type(leaf) in _WORDS)
         if len(self._words) <= _MOST_VALUES:
             self._words.add(words)
-        key = hash((further, tuple(self._attributes()), words if len(self._words) <= _MOST_VALUES else ()))
+        key = hash(
+            (further, tuple(self._attributes()), words if len(self._words) <= _MOST_VALUES else ())
+        )
         is_new = key not in self._seen or self._num_calls in _EARLY or self._num_calls % EVERY == 0
         self._seen.add(key)
         return is_new
 
     def _attributes(self) -> list[Any]:
-        if self._num_calls % EVERY == 0 or not self._sizes or any(len(own) != size for own, size in self._sizes):
+        if (
+            self._num_calls % EVERY == 0
+            or not self._sizes
+            or any(len(own) != size for own, size in self._sizes)
+        ):
             self._find()
         values = [own.get(name) for own, name in self._places]
         found = [one if type(one) in _KINDS else None for one in values]
@@ -80,7 +92,9 @@ class CheckKeys:
             for index, value in enumerate(found):
                 if index >= len(self._last) or value != self._last[index]:
                     self._note(index, value)
-            self._places = [one for one in self._places if one[1] == "training" or not self._is_changing(one)]
+            self._places = [
+                one for one in self._places if one[1] == "training" or not self._is_changing(one)
+            ]
             kept = [own.get(name) for own, name in self._places]
             found = [one if type(one) in _KINDS else None for one in kept]
             self._last = found
@@ -89,7 +103,12 @@ class CheckKeys:
     def _find(self) -> None:
         owners = [vars(part) for part in self._module.modules()]
         self._sizes = [(own, len(own)) for own in owners]
-        places = [(own, name) for own in owners for name in own if name not in OF_EVERY_MODULE or name == "training"]
+        places = [
+            (own, name)
+            for own in owners
+            for name in own
+            if name not in OF_EVERY_MODULE or name == "training"
+        ]
         self._places = [one for one in places if one[1] == "training" or not self._is_changing(one)]
         self._last = []
 
@@ -111,11 +130,15 @@ def is_without_values(module: nn.Module) -> bool:
     """True for a module of fake tensors, by which a run is planned: there is nothing to compare."""
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     first = next(module.parameters(), None)
-    return fakes is not None and isinstance(getattr(first, "_local_tensor", first), fakes.FakeTensor)
+    return fakes is not None and isinstance(
+        getattr(first, "_local_tensor", first), fakes.FakeTensor
+    )
 
 
 def agreed(group: Any, device: torch.device | None, *marks: bool) -> list[bool]:
-    """All ranks of a group, None for one rank. The marks that any of them has set, in one message."""
+    """All ranks of a group, None for one rank. The marks that any of them has set, in one
+    message.
+    """
     if group is None:
         return list(marks)
     numbers = torch.tensor([float(one) for one in marks], device=device)

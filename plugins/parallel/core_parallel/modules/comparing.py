@@ -1,4 +1,6 @@
-"""Contexts in which a module is compared with itself: values in place of constants, and no dropout."""
+"""Contexts in which a module is compared with itself: values in place of constants, and no
+dropout.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,35 @@ _ATTENTION = functional.scaled_dot_product_attention  # under context= something
 _DROPOUTS = frozenset(
     getattr(owner, name)
     for owner in (functional, torch)
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    for name in (
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_alpha_dropout",
+    )
     if hasattr(owner, name)
 )
 
 
 @contextmanager
 def no_constants(module: nn.Module) -> Iterator[None]:
-    """A context with values in the place of parameters that are the same everywhere, such as gates that begin at 0.
+    """A context with values in the place of parameters that are the same everywhere, such as gates
+    that begin at 0.
 
     Ranks that have the same parameter get the same ones. Graphs that were made before stay valid.
     """
     kept: list[tuple[Tensor, Tensor]] = []
     for name, parameter in module.named_parameters():
-        own: Tensor = getattr(parameter, "_local_tensor", parameter).data  # whose changes autograd doesn't count
-        if own.is_meta or not own.numel() or not own.is_floating_point() or bool((own != own.flatten()[0]).any()):
+        # whose changes autograd doesn't count
+        own: Tensor = getattr(parameter, "_local_tensor", parameter).data
+        if (
+            own.is_meta
+            or not own.numel()
+            or not own.is_floating_point()
+            or bool((own != own.flatten()[0]).any())
+        ):
             continue
         draws = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         kept.append((own, own.clone()))
@@ -53,7 +69,8 @@ class NoDropout(TorchFunctionMode):
     """A context in which dropout leaves all as it is, also while a module trains.
 
     Attributes:
-        seen: the shapes of what was to be dropped, and whether each rank was to draw its own mask for it.
+        seen: the shapes of what was to be dropped, and whether each rank was to draw its own mask
+            for it.
     """
 
     def __init__(self) -> None:
@@ -75,7 +92,9 @@ class NoDropout(TorchFunctionMode):
 
 
 def random_states(module: nn.Module) -> list[bytes]:
-    """The states from which torch, Python and NumPy draw: after a call that draws nothing they are as before."""
+    """The states from which torch, Python and NumPy draw: after a call that draws nothing they are
+    as before.
+    """
     states = [torch.get_rng_state(), *_of_devices(module)]
     numpy = sys.modules.get("numpy")
     others = (random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False))
@@ -88,9 +107,13 @@ def _of_devices(module: nn.Module) -> list[Tensor]:
 
 
 def are_close(one: Tensor, other: Tensor, tolerances: dict[torch.dtype, float]) -> bool:
-    """True if two tensors of one shape differ by at most a part of the largest value; whole numbers not at all."""
+    """True if two tensors of one shape differ by at most a part of the largest value; whole numbers
+    not at all.
+    """
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
     scale = float(other.abs().max()) if other.numel() else 0.0
     spread = float((one - other).abs().max()) if other.numel() else 0.0
-    return spread <= tolerances.get(one.dtype, 6e-2) * max(scale, 1e-12) or bool(other.isnan().any())
+    return spread <= tolerances.get(one.dtype, 6e-2) * max(scale, 1e-12) or bool(
+        other.isnan().any()
+    )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) -> Callable[[], None]:
+def compile_parts(
+    modules: Iterable[nn.Module], compiler: Callable[[Any], Any]
+) -> Callable[[], None]:
     """Compile the forward of modules, in place.
 
     Args:
@@ -33,5 +35,6 @@ def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) 
 def _compiled(module: nn.Module, compiler: Callable[[Any], Any]) -> Any:
     forward: Any = module.forward
     if isinstance(forward, MethodType) and forward.__self__ is module:
-        return MethodType(compiler(forward.__func__), module)  # a copy of the module has its own, with its own weights
+        # a copy of the module has its own, with its own weights
+        return MethodType(compiler(forward.__func__), module)
     return compiler(forward)

@@ -1,4 +1,6 @@
-"""Calls of a module of experts: in which form it is called, and that it answers for each expert alone."""
+"""Calls of a module of experts: in which form it is called, and that it answers for each expert
+alone.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 _FORM = (
-    "Under expert= and tensor= a module of experts is called with three tensors: tokens of shape (tokens, width), the "
-    "numbers of their experts, and the weights of these, both of shape (tokens, k). It returns, for each token, the "
-    "sum of its experts' answers by their weights."
+    "Under expert= and tensor= a module of experts is called with three tensors: tokens of shape "
+    "(tokens, width), the numbers of their experts, and the weights of these, both of shape "
+    "(tokens, k). It returns, for each token, the sum of its experts' answers by their weights."
 )
 
 
@@ -64,21 +66,30 @@ class ExpertCalls:
         except TypeError:
             given = [*args, *kwargs.values()]
         shapes = [tuple(one.shape) for one in given if isinstance(one, Tensor)]
-        fits = len(given) == len(shapes) == 3 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[1] == shapes[2]
+        fits = (
+            len(given) == len(shapes) == 3
+            and len(shapes[0]) == len(shapes[1]) == 2
+            and shapes[1] == shapes[2]
+        )
         if not fits or shapes[0][0] != shapes[1][0] or given[1].is_floating_point():
             raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} was called with {shapes or 'no tensors'}. {_FORM}"
+                f"{type(self._module).__name__} {self._name!r} was called with "
+                f"{shapes or 'no tensors'}. {_FORM}"
             )
         return given[0], given[1], given[2]
 
     def _check(self, tokens: Tensor, weights: Tensor) -> None:
-        """Compare the module's answer for a few tokens with the sum of those for each of their experts alone."""
+        """Compare the module's answer for a few tokens with the sum of those for each of their
+        experts alone.
+        """
         if is_without_values(self._module):
             return
         tokens = tokens[:4].detach()
         weights = weights[:4, : self._own].detach()
         draws = torch.Generator().manual_seed(0)
-        numbers = torch.stack([torch.randperm(self._own, generator=draws)[: weights.shape[1]] for _ in tokens])
+        numbers = torch.stack(
+            [torch.randperm(self._own, generator=draws)[: weights.shape[1]] for _ in tokens]
+        )
         numbers = numbers.to(tokens.device)
         training = {part: part.training for part in self._module.modules()}
         self._module.eval()
@@ -94,13 +105,20 @@ class ExpertCalls:
 
     def _compare(self, whole: Any, pairs: Any, numbers: Tensor) -> None:
         if not isinstance(whole, Tensor) or whole.ndim != 2 or len(whole) != len(numbers):
-            got = f"a tensor of shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
-            raise ModuleError(f"{type(self._module).__name__} {self._name!r} returned {got}. {_FORM}")
+            got = (
+                f"a tensor of shape {tuple(whole.shape)}"
+                if isinstance(whole, Tensor)
+                else type(whole).__name__
+            )
+            raise ModuleError(
+                f"{type(self._module).__name__} {self._name!r} returned {got}. {_FORM}"
+            )
         summed = pairs.unflatten(0, numbers.shape).sum(1)
         # Coarse, since formats of 16 bits round; what isn't such a sum differs by as much as it is.
         if float((whole - summed).abs().max()) > 0.05 * float(whole.abs().max()):
             raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} computes other values for tokens with several experts "
-                f"than for each expert alone (they differ by {float((whole - summed).abs().max()):.2g}). {_FORM} "
-                "Choose and normalize experts, and limit their capacity, before it is called."
+                f"{type(self._module).__name__} {self._name!r} computes other values for tokens "
+                "with several experts than for each expert alone (they differ by "
+                f"{float((whole - summed).abs().max()):.2g}). {_FORM} Choose and normalize "
+                "experts, and limit their capacity, before it is called."
             )

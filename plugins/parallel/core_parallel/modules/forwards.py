@@ -1,4 +1,6 @@
-"""The forwards that modules have of their own, in place of those of their classes: set, and set back."""
+"""The forwards that modules have of their own, in place of those of their classes: set, and set
+back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def own(modules: Iterable[nn.Module]) -> Forwards:
 
 
 def put(forwards: Mapping[nn.Module, Any]) -> None:
-    """Set forwards, or take them away where there is None. Not by `__setattr__`, which is for modules."""
+    """Set forwards, or take them away where there is None. Not by `__setattr__`, which is for
+    modules.
+    """
     for module, forward in forwards.items():
         if forward is None:
             vars(module).pop("forward", None)
@@ -42,8 +46,14 @@ def replaced(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which modules are called without hooks, such as those that gather what lies in parts."""
-    kept = [(vars(one), name, vars(one)[name]) for one in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
+    """A context in which modules are called without hooks, such as those that gather what lies in
+    parts.
+    """
+    kept = [
+        (vars(one), name, vars(one)[name])
+        for one in modules
+        for name in ("_forward_pre_hooks", "_forward_hooks")
+    ]
     for attributes, name, _ in kept:
         attributes[name] = OrderedDict()
     try:

@@ -20,9 +20,12 @@ _HOLDERS = (Tensor, list, tuple, dict)
 def uses_twice(tensors: Iterable[Any]) -> bool:
     """True if a leaf enters the graph in two places, as a weight that two layers share does.
 
-    torch's schedules that compute the gradients of weights later than those of inputs can't do it for such a stage.
+    torch's schedules that compute the gradients of weights later than those of inputs can't do it
+    for such a stage.
     """
-    waiting = [one.grad_fn for one in tensors if isinstance(one, Tensor) and one.grad_fn is not None]
+    waiting = [
+        one.grad_fn for one in tensors if isinstance(one, Tensor) and one.grad_fn is not None
+    ]
     seen, entered = set(waiting), set()
     while waiting:
         for node, _ in waiting.pop().next_functions:
@@ -44,10 +47,12 @@ def kept(named: Iterable[tuple[str, nn.Module]]) -> set[int]:
 
 
 def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] = ()) -> None:
-    """Refuse modules that keep a tensor with a graph as an attribute: a loss of their own, which the step would add.
+    """Refuse modules that keep a tensor with a graph as an attribute: a loss of their own, which
+    the step would add.
 
     Args:
-        named: the modules of a stage, after a forward, or those around all stages; or all that see a part.
+        named: the modules of a stage, after a forward, or those around all stages; or all that see
+            a part.
         before: identities of the tensors that they kept before it.
 
     Raises:
@@ -57,9 +62,10 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
         if id(leaf) not in before:
             title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
             raise ModuleError(
-                f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of a part's own. A "
-                "training step would find what this rank has computed: of one stage and one of several microbatches, "
-                "or of a part of the sequence. Return it with the result, through the parts behind; or detach it."
+                f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of "
+                "a part's own. A training step would find what this rank has computed: of one "
+                "stage and one of several microbatches, or of a part of the sequence. Return it "
+                "with the result, through the parts behind; or detach it."
             )
 
 
@@ -78,11 +84,15 @@ def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Modu
 
 
 def _with_graphs(value: Any) -> Iterator[Tensor]:
-    yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
+    yield from (
+        leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+    )
 
 
 def _bound_in(hook: Any) -> Iterator[tuple[str, Any]]:
-    """Return where a hook may keep something, by name: variables around it, attributes of a method's object."""
+    """Return where a hook may keep something, by name: variables around it, attributes of a
+    method's object.
+    """
     code, cells = getattr(hook, "__code__", None), getattr(hook, "__closure__", None) or ()
     bound = []
     for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def use_local(module: nn.Module, to_local: Callable[[Any], Tensor]) -> None:
-    """Replace a module's DTensors by plain tensors while its forward runs; gradients go to the DTensors.
+    """Replace a module's DTensors by plain tensors while its forward runs; gradients go to the
+    DTensors.
 
     Args:
         module: has DTensors.
@@ -20,8 +21,14 @@ def use_local(module: nn.Module, to_local: Callable[[Any], Tensor]) -> None:
     replaced: list[list[tuple[nn.Module, str, Any]]] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        own = [(part, name, parameter) for part in module.modules() for name, parameter in part._parameters.items()]
-        cut: list[tuple[nn.Module, str, Any]] = [entry for entry in own if hasattr(entry[2], "placements")]
+        own = [
+            (part, name, parameter)
+            for part in module.modules()
+            for name, parameter in part._parameters.items()
+        ]
+        cut: list[tuple[nn.Module, str, Any]] = [
+            entry for entry in own if hasattr(entry[2], "placements")
+        ]
         replaced.append(cut)
         for part, name, parameter in cut:
             part._parameters[name] = to_local(parameter)  # type: ignore[assignment]  # as torch.func does it

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CROSS_ENTROPY = functional.cross_entropy
-LINEAR_CROSS_ENTROPY = getattr(functional, "linear_cross_entropy", CROSS_ENTROPY)  # torch has it since 2.13
-BY_POSITION: frozenset[Callable[..., Any]] = frozenset((CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, functional.nll_loss))
-"""The functions whose loss is the sum, or the mean, of one number for each position that isn't ignored."""
+# torch has it since 2.13
+LINEAR_CROSS_ENTROPY = getattr(functional, "linear_cross_entropy", CROSS_ENTROPY)
+BY_POSITION: frozenset[Callable[..., Any]] = frozenset(
+    (CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, functional.nll_loss)
+)
+"""The functions whose loss is the sum, or the mean, of one number for each position that isn't
+ignored.
+"""
 
 IGNORED = -100
 

@@ -1,4 +1,6 @@
-"""Blocks of `with` and `try` in which the user's code makes a call: an exception through it would run their ends."""
+"""Blocks of `with` and `try` in which the user's code makes a call: an exception through it would
+run their ends.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _LIBRARIES = ("torch.nn", "torch._dynamo", "transformers", "core")
 
 
 def around_call() -> str | None:
-    """The place of the innermost block around the call that has led to the caller; None if there is none.
+    """The place of the innermost block around the call that has led to the caller; None if there is
+    none.
 
     It looks at the frames between those of the caller's module and the next ones of that.
     """
@@ -29,7 +32,8 @@ def around_call() -> str | None:
     while frame is not None and frame.f_globals is not home:
         module = str(frame.f_globals.get("__name__"))
         if not _is_of_library(module):
-            if module != "contextlib" or not place:  # what a decorator is around says more than its own line
+            # what a decorator is around says more than its own line
+            if module != "contextlib" or not place:
                 place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             if any(begin <= frame.f_lasti < end for begin, end in _blocks_of(frame.f_code)):
                 return place
@@ -38,7 +42,9 @@ def around_call() -> str | None:
 
 
 def _is_of_library(module: str) -> bool:
-    return module.startswith("core_") or any(module == one or module.startswith(one + ".") for one in _LIBRARIES)
+    return module.startswith("core_") or any(
+        module == one or module.startswith(one + ".") for one in _LIBRARIES
+    )
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,5 @@
-"""Random numbers where each rank of a tensor group has a part of the values: its own, as in Megatron.
+"""Random numbers where each rank of a tensor group has a part of the values: its own, as in
+Megatron.
 
 With the same ones on all, heads of one rank would be dropped together with those of the others.
 """
@@ -20,10 +21,11 @@ def is_open() -> bool:
 
 
 class OwnDraws:
-    """Random numbers of one rank, between a call of `begin` and one of `end`; what all share goes on afterwards.
+    """Random numbers of one rank, between a call of `begin` and one of `end`; what all share goes
+    on afterwards.
 
-    They follow from what all share, so that a forward that is computed again in backward draws the same ones. Where
-    nothing was drawn, what all share is as it would be on one device.
+    They follow from what all share, so that a forward that is computed again in backward draws the
+    same ones. Where nothing was drawn, what all share is as it would be on one device.
 
     Args:
         rank: in the group.
@@ -44,7 +46,8 @@ class OwnDraws:
         # Of 32 bits: the CPU's generator takes no more.
         number = zlib.crc32(self._before.numpy().tobytes(), self._rank + 1)
         if device.type == "cpu":
-            torch.default_generator.manual_seed(number)  # torch.manual_seed takes a traceback, which is 1 ms
+            # torch.manual_seed takes a traceback, which is 1 ms
+            torch.default_generator.manual_seed(number)
         else:
             torch.get_device_module(device).manual_seed(number)
         self._seeded = self._state()
@@ -55,7 +58,9 @@ class OwnDraws:
         if self._before is None:
             return
         has_drawn = not torch.equal(self._state(), self._seeded)
-        generator: Any = torch if self._device.type == "cpu" else torch.get_device_module(self._device)
+        generator: Any = (
+            torch if self._device.type == "cpu" else torch.get_device_module(self._device)
+        )
         generator.set_rng_state(self._before)
         self._before = None
         _open.discard(self)
@@ -63,6 +68,8 @@ class OwnDraws:
             torch.rand((), device=self._device)  # so that the next ones are others
 
     def _state(self) -> Tensor:
-        generator: Any = torch if self._device.type == "cpu" else torch.get_device_module(self._device)
+        generator: Any = (
+            torch if self._device.type == "cpu" else torch.get_device_module(self._device)
+        )
         state: Tensor = generator.get_rng_state()
         return state

@@ -1,4 +1,6 @@
-"""Changes that a module makes in itself in a call: in buffers, and in attributes that are numbers or tensors."""
+"""Changes that a module makes in itself in a call: in buffers, and in attributes that are numbers
+or tensors.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,19 @@ def changed(before: State, after: State) -> set[tuple[str, str]]:
 
 
 def differing(
-    one: State, other: State, places: set[tuple[str, str]], is_alike: Callable[[Tensor, Tensor], bool]
+    one: State,
+    other: State,
+    places: set[tuple[str, str]],
+    is_alike: Callable[[Tensor, Tensor], bool],
 ) -> set[tuple[str, str]]:
-    """Those of the places in which two states differ, where `is_alike` compares tensors of one shape."""
+    """Those of the places in which two states differ, where `is_alike` compares tensors of one
+    shape.
+    """
     nothing = (None, None)
     found = {place: (one.get(place, nothing)[1], other.get(place, nothing)[1]) for place in places}
-    return {place for place, (left, right) in found.items() if not _are_alike(left, right, is_alike)}
+    return {
+        place for place, (left, right) in found.items() if not _are_alike(left, right, is_alike)
+    }
 
 
 @contextmanager
@@ -78,7 +87,9 @@ def names_of(places: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
-    yield from ((key, one) for key, one in part.named_buffers(recurse=False) if not absent.is_absent(one))
+    yield from (
+        (key, one) for key, one in part.named_buffers(recurse=False) if not absent.is_absent(one)
+    )
     for key, value in vars(part).items():
         if key not in OF_EVERY_MODULE and isinstance(value, _KINDS):
             yield key, value

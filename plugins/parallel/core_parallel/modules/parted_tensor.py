@@ -1,4 +1,6 @@
-"""Values of which each rank of a group keeps a part, and which a step uses as if they were whole."""
+"""Values of which each rank of a group keeps a part, and which a step uses as if they were
+whole.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,65 @@ if TYPE_CHECKING:
 
 _GETTERS = frozenset(
     getattr(Tensor, name).__get__
-    for name in ("shape", "dtype", "device", "ndim", "layout", "is_meta", "is_cuda", "is_sparse", "is_nested")
+    for name in (
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "layout",
+        "is_meta",
+        "is_cuda",
+        "is_sparse",
+        "is_nested",
+    )
 ) | {
     getattr(Tensor, name)
-    for name in ("size", "dim", "numel", "nelement", "is_floating_point", "is_complex", "__len__", "element_size")
+    for name in (
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "is_floating_point",
+        "is_complex",
+        "__len__",
+        "element_size",
+    )
 }
-_OF_PART = frozenset(getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf"))
+_OF_PART = frozenset(
+    getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
+)
 _NAMES = (
-    *("float", "double", "half", "bfloat16", "to", "type", "contiguous", "clone", "detach", "neg", "__neg__"),
-    *("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "add", "__add__", "__radd__"),
+    *(
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "to",
+        "type",
+        "contiguous",
+        "clone",
+        "detach",
+        "neg",
+        "__neg__",
+    ),
+    *(
+        "mul",
+        "__mul__",
+        "__rmul__",
+        "div",
+        "__truediv__",
+        "true_divide",
+        "add",
+        "__add__",
+        "__radd__",
+    ),
     *("sub", "__sub__", "tanh"),
 )
 _BY_ELEMENT = frozenset(
-    getattr(owner, name) for owner in (Tensor, torch) for name in _NAMES if callable(getattr(owner, name, None))
+    getattr(owner, name)
+    for owner in (Tensor, torch)
+    for name in _NAMES
+    if callable(getattr(owner, name, None))
 ) - {torch.half, torch.float}
 _MOVES: dict[Any, str] = {
     Tensor.__getitem__: "_sliced",
@@ -38,7 +86,9 @@ _MOVES: dict[Any, str] = {
     **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), "_viewed"),
     **dict.fromkeys((Tensor.transpose, torch.transpose), "_transposed"),
     **dict.fromkeys((Tensor.permute, torch.permute), "_permuted"),
-    **dict.fromkeys((torch.log_softmax, Tensor.log_softmax, functional.log_softmax), "_log_softmax"),
+    **dict.fromkeys(
+        (torch.log_softmax, Tensor.log_softmax, functional.log_softmax), "_log_softmax"
+    ),
     **dict.fromkeys((torch.softmax, Tensor.softmax, functional.softmax), "_softmax"),
     **dict.fromkeys((torch.argmax, Tensor.argmax), "_argmax"),
 }
@@ -47,8 +97,9 @@ _MOVES: dict[Any, str] = {
 class PartedTensor(Tensor):
     """A tensor in the shape of the whole, of which this rank has a part.
 
-    What is done element by element is done with the part; views, slices and losses as the kind of part knows how, and
-    all else is an error. A rank never has the values of others, unless all call `whole`.
+    What is done element by element is done with the part; views, slices and losses as the kind of
+    part knows how, and all else is an error. A rank never has the values of others, unless all call
+    `whole`.
     """
 
     option: ClassVar[str]
@@ -66,7 +117,10 @@ class PartedTensor(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's is untyped
         """A line about both shapes."""
-        return f"{type(self).__name__}(shape={tuple(self.shape)}, of which this rank has {tuple(self._part.shape)})"
+        return (
+            f"{type(self).__name__}(shape={tuple(self.shape)}, of which this rank has "
+            f"{tuple(self._part.shape)})"
+        )
 
     def local(self) -> Tensor:
         """The values that this rank has."""
@@ -111,7 +165,10 @@ class PartedTensor(Tensor):
 
     def _order(self, dims: Any) -> list[int]:
         """The dims that a permutation names."""
-        return [one % self.ndim for one in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)]
+        return [
+            one % self.ndim
+            for one in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)
+        ]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -140,7 +197,9 @@ class PartedTensor(Tensor):
         raise refused(own, func)
 
     def _by_element(self, func: Any, args: Any, kwargs: Any) -> Self:
-        others = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one is not self]
+        others = [
+            one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one is not self
+        ]
         if any(one.numel() != 1 for one in others):
             raise refused(self, func)
         return self._like(func(*(self._part if one is self else one for one in args), **kwargs))
@@ -155,7 +214,7 @@ def refused(kind: PartedTensor | type[PartedTensor], func: Any) -> ModuleError:
     """The error of a use that there isn't."""
     name = getattr(func, "__name__", str(func))
     return ModuleError(
-        f"{name} of what the model returned: with {kind.option} each rank has its own part of it alone. {kind.uses} "
-        "and cross entropy are done in parts. Call .whole() first, on all ranks, to have all values; or leave the "
-        "option out."
+        f"{name} of what the model returned: with {kind.option} each rank has its own part of it "
+        f"alone. {kind.uses} and cross entropy are done in parts. Call .whole() first, on all "
+        "ranks, to have all values; or leave the option out."
     )

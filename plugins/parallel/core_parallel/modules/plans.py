@@ -1,4 +1,6 @@
-"""Plans: which modules of a model are cut how, from the strategy's argument, the model, or its config."""
+"""Plans: which modules of a model are cut how, from the strategy's argument, the model, or its
+config.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,23 @@ Plan = Mapping[str, Any]
 
 
 def find(
-    module: nn.Module, given: Plan | None, attribute: str, of_config: str, option: str, *, example: str
+    module: nn.Module,
+    given: Plan | None,
+    attribute: str,
+    of_config: str,
+    option: str,
+    *,
+    example: str,
 ) -> dict[str, Any]:
     """The plan for modules and parameters, by their names in the user's module.
 
     Args:
         module: the user's.
         given: by names in it; `*` stands for one part of a name.
-        attribute: a mapping of the module or of one in it, or a method that returns one; names are those in its owner.
-        of_config: name of the plan of a config, such as transformers' `base_model_tp_plan`; the config is an attribute
-            `config` of a module.
+        attribute: a mapping of the module or of one in it, or a method that returns one; names are
+            those in its owner.
+        of_config: name of the plan of a config, such as transformers' `base_model_tp_plan`; the
+            config is an attribute `config` of a module.
         option: of the strategy, for messages.
         example: of a plan, for messages.
 
@@ -45,8 +54,9 @@ def find(
     planned = _of_configs(module, of_config)
     if not planned:
         raise ModuleError(
-            f"{type(module).__name__} has no plan: neither the strategy's argument {option}=, nor an attribute "
-            f"{attribute}, nor a config with {of_config}. Add one, such as {attribute} = {example}."
+            f"{type(module).__name__} has no plan: neither the strategy's argument {option}=, nor "
+            f"an attribute {attribute}, nor a config with {of_config}. Add one, such as "
+            f"{attribute} = {example}."
         )
     return planned
 
@@ -74,33 +84,45 @@ def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
 
 
 def of_classes(module: nn.Module) -> dict[str, Any]:
-    """The plans of classes of transformers for what a config's plan leaves out: the head, and with it the embedding."""
+    """The plans of classes of transformers for what a config's plan leaves out: the head, and with
+    it the embedding.
+    """
     planned: dict[str, Any] = {}
     for name, part in module.named_modules():
         plan = vars(type(part)).get("_tp_plan") if hasattr(part, "config") else None
         if plan:
             planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
             embedding = part.get_input_embeddings()
-            planned |= {_joined(name, one): "embedding_rowwise" for one, it in part.named_modules() if it is embedding}
+            planned |= {
+                _joined(name, one): "embedding_rowwise"
+                for one, it in part.named_modules()
+                if it is embedding
+            }
     return planned
 
 
-def _matched(owner: str, module: nn.Module, plan: Plan | Iterable[str], option: str) -> dict[str, Any]:
+def _matched(
+    owner: str, module: nn.Module, plan: Plan | Iterable[str], option: str
+) -> dict[str, Any]:
     words = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(plan)
     planned = dict(_fits(module, words))
     for pattern in words:
         if not any(as_expression(pattern).fullmatch(name) for name in planned):
             names = [name for name, _ in module.named_modules() if name][:8]
             raise ConfigurationError(
-                f"{option} names {pattern!r}, and {type(module).__name__} has no such module or parameter. It has "
-                f"{', '.join(map(repr, names))}; '*' stands for one part of a name, as in 'blocks.*.up'."
+                f"{option} names {pattern!r}, and {type(module).__name__} has no such module or "
+                f"parameter. It has {', '.join(map(repr, names))}; '*' stands for one part of a "
+                "name, as in 'blocks.*.up'."
             )
     return {_joined(owner, name): word for name, word in planned.items()}
 
 
 def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
     expressions = [(as_expression(pattern), word) for pattern, word in plan.items()]
-    for name in [*(name for name, _ in module.named_modules()), *(name for name, _ in module.named_parameters())]:
+    for name in [
+        *(name for name, _ in module.named_modules()),
+        *(name for name, _ in module.named_parameters()),
+    ]:
         for expression, word in expressions:
             if name and expression.fullmatch(name):
                 yield name, word

@@ -1,4 +1,6 @@
-"""torch's own `clip_grad_norm_`, for gradients over several meshes and those that stages of a pipeline have."""
+"""torch's own `clip_grad_norm_`, for gradients over several meshes and those that stages of a
+pipeline have.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,14 @@ _knowing: WeakSet[KnowsNorm] = WeakSet()
 
 
 def follow(strategy: KnowsNorm) -> None:
-    """Make `clip_grad_norm_` ask a strategy too. Under whatever name it was imported, it looks up these two itself."""
+    """Make `clip_grad_norm_` ask a strategy too. Under whatever name it was imported, it looks up
+    these two itself.
+    """
     own = vars(clip_grad)
-    if own.get("_get_total_norm") is get_total_norm and own.get("_clip_grads_with_norm_") is clip_grads_with_norm_:
+    if (
+        own.get("_get_total_norm") is get_total_norm
+        and own.get("_clip_grads_with_norm_") is clip_grads_with_norm_
+    ):
         own.update(_get_total_norm=_total_norm, _clip_grads_with_norm_=_clip)
     _knowing.add(strategy)
 
@@ -35,11 +42,15 @@ def leave(strategy: KnowsNorm) -> None:
     """Ask it no longer; idempotent. After the last one torch has its own functions again."""
     _knowing.discard(strategy)
     if not _knowing and is_followed():
-        vars(clip_grad).update(_get_total_norm=get_total_norm, _clip_grads_with_norm_=clip_grads_with_norm_)
+        vars(clip_grad).update(
+            _get_total_norm=get_total_norm, _clip_grads_with_norm_=clip_grads_with_norm_
+        )
 
 
 def is_followed() -> bool:
-    """True if `clip_grad_norm_` asks strategies; another release of torch may have no such names."""
+    """True if `clip_grad_norm_` asks strategies; another release of torch may have no such
+    names.
+    """
     return vars(clip_grad).get("_get_total_norm") is _total_norm
 
 
@@ -51,7 +62,9 @@ def by_mesh(gradients: Iterable[Tensor]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def clip(parameters: Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
+def clip(
+    parameters: Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
     """Scale gradients that lie over any meshes in place, as `clip_grads_with_norm_` does."""
     holders = {id(one.grad): one for one in parameters if one.grad is not None}
     for group in by_mesh(one.grad for one in holders.values() if one.grad is not None):
@@ -59,7 +72,10 @@ def clip(parameters: Iterable[Tensor], max_norm: float, total_norm: Tensor, fore
 
 
 def _total_norm(
-    tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+    tensors: Any,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     asked = (one.norm_of(gradients, norm_type) for one in list(_knowing))
@@ -68,5 +84,12 @@ def _total_norm(
     return get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
 
 
-def _clip(parameters: Any, max_norm: float, total_norm: Tensor, foreach: bool | None = None) -> None:
-    clip([parameters] if isinstance(parameters, Tensor) else parameters, max_norm, total_norm, foreach)
+def _clip(
+    parameters: Any, max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
+    clip(
+        [parameters] if isinstance(parameters, Tensor) else parameters,
+        max_norm,
+        total_norm,
+        foreach,
+    )

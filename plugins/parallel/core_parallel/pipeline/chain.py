@@ -1,7 +1,9 @@
-"""The stages of a pipeline as one call that all its ranks make, with gradients that find their way back.
+"""The stages of a pipeline as one call that all its ranks make, with gradients that find their way
+back.
 
-Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019: all
-microbatches forward, then all backward, and the loss on the whole batch in between.
+Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism",
+NeurIPS 2019: all microbatches forward, then all backward, and the loss on the whole batch in
+between.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class _Form:
 
 @dataclass(slots=True)
 class Computed:
-    """One microbatch in one stage: what it was given and what it made of it, with the graph between.
+    """One microbatch in one stage: what it was given and what it made of it, with the graph
+    between.
 
     Attributes:
         inputs, outputs: the leaves.
@@ -71,7 +74,8 @@ class _Pass:
         sizes: samples of each microbatch.
         wanting: the tensors among the arguments that want a gradient.
         computed: by stage and microbatch.
-        gradients: of what a stage was given, by the stage that made it (-1 for the arguments) and the microbatch.
+        gradients: of what a stage was given, by the stage that made it (-1 for the arguments) and
+            the microbatch.
     """
 
     sizes: list[int | None] = field(default_factory=list)
@@ -116,7 +120,8 @@ class Chain:
         self.peers: Peers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
+        """All ranks of the pipeline, with the same arguments. The result of the model for them, on
+        all ranks.
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
@@ -137,13 +142,21 @@ class Chain:
         self.check(args, kwargs)
         learns = torch.is_grad_enabled()
         leaves = tree_flatten((args, kwargs))[0]
-        made = _Pass(wanting=[one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns])
+        made = _Pass(
+            wanting=[
+                one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns
+            ]
+        )
         size = pieces.num_samples((args, kwargs))
         number = pieces.choose(self._microbatches, size, self.layout.num_stages)
-        if number > 1 and pieces.is_unclear((args, kwargs), self.num_samples, is_chosen=self._microbatches is not None):
+        if number > 1 and pieces.is_unclear(
+            (args, kwargs), self.num_samples, is_chosen=self._microbatches is not None
+        ):
             number = 1
             self._warn_unclear()
-        cut = pieces.split((args, kwargs), number if self.peers is None else self.peers.least(number))
+        cut = pieces.split(
+            (args, kwargs), number if self.peers is None else self.peers.least(number)
+        )
         made.sizes = [pieces.num_samples(piece) for piece in cut]
         with self._draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)
@@ -161,14 +174,16 @@ class Chain:
         if not self._has_warned and self.line.position == 0:
             self._has_warned = True
             _log.warning(
-                "%s gets its batch whole, and not in microbatches: the second dim of an argument is as long as the "
-                "batch, which may be a mask between positions, or samples behind a dim of time. If samples are the "
-                "first dim of all arguments, say microbatches=N, and give a mask for each of them.",
+                "%s gets its batch whole, and not in microbatches: the second dim of an argument "
+                "is as long as the batch, which may be a mask between positions, or samples behind "
+                "a dim of time. If samples are the first dim of all arguments, say microbatches=N, "
+                "and give a mask for each of them.",
                 type(self.layout.module).__name__,
             )
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_due: bool = False) -> None:
-        """Compare the forward of the module that was called with its parts, on meta, where `CheckKeys` says so.
+        """Compare the forward of the module that was called with its parts, on meta, where
+        `CheckKeys` says so.
 
         Args:
             args: of the call.
@@ -193,7 +208,7 @@ class Chain:
         finally:
             self.answer = before
 
-    # forward --------------------------------------------------------------------------------------------------------
+    # forward --------------------------------------------------------------------------------------
 
     def run_forward(self, cut: Sequence[Any], seeds: Seeds) -> dict[tuple[int, int], Computed]:
         """All ranks of the pipeline. Run microbatches forward, without gradients.
@@ -212,8 +227,8 @@ class Chain:
         return made.computed
 
     def _run_stages(self, made: _Pass, cut: Sequence[Any], seeds: Seeds) -> None:
-        # With several stages a rank, everything is received before anything is sent: so the messages between two ranks
-        # have one order, which some backends need.
+        # With several stages a rank, everything is received before anything is sent: so the
+        # messages between two ranks have one order, which some backends need.
         waits = len(self.layout.own_stages) > 1
         for stage in self.layout.own_stages:
             for index, piece in enumerate(cut):
@@ -226,7 +241,9 @@ class Chain:
                     self._give(made, stage, index, piece)
 
     def _forward(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
-        leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
+        leaves, given_form = (
+            tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
+        )
         inputs = [_leaf(one, stage) for one in leaves]
         given = tree_unflatten(inputs, given_form)
         looks = stage not in self._looked_at and torch.is_grad_enabled()
@@ -246,9 +263,14 @@ class Chain:
         """The result of a stage for a microbatch; see `Layout.run`.
 
         Raises:
-            ModuleError: its parts change themselves with each microbatch, which one device does once a batch.
+            ModuleError: its parts change themselves with each microbatch, which one device does
+                once a batch.
         """
-        if index != 1 or stage in self._compared or not (self.layout.module.training and torch.is_grad_enabled()):
+        if (
+            index != 1
+            or stage in self._compared
+            or not (self.layout.module.training and torch.is_grad_enabled())
+        ):
             return self.layout.run(stage, call, arrived)
         self._compared.add(stage)
         named = [*self.layout.named_modules_of(stage), *self.layout.modules_around()]
@@ -257,9 +279,9 @@ class Chain:
         if places := own_state.changed(before, own_state.state_of(named)):
             shown = ", ".join(map(repr, own_state.names_of(places)))
             raise ModuleError(
-                f"{self.layout.describe(stage)} changes {shown} with each microbatch, which one device does once a "
-                "batch: a statistic, or a count. Say microbatches=1, without a schedule; or update it in the step, "
-                "after the call."
+                f"{self.layout.describe(stage)} changes {shown} with each microbatch, which one "
+                "device does once a batch: a statistic, or a count. Say microbatches=1, without a "
+                "schedule; or update it in the step, after the call."
             )
         return result
 
@@ -269,7 +291,10 @@ class Chain:
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
             return before.outputs, before.form
-        key, what = (stage - 1, self._signature(piece)), f"the output of stage {stage - 1} for microbatch {index}"
+        key, what = (
+            (stage - 1, self._signature(piece)),
+            f"the output of stage {stage - 1} for microbatch {index}",
+        )
         if key not in self._headers:
             self._headers[key] = self.line.receive_object(owner, what)
         described, form = tree_flatten(self._headers[key])
@@ -288,9 +313,9 @@ class Chain:
             self.line.send_object(header, receiver)
         elif self._headers[key] != header:
             raise ModuleError(
-                f"{self.layout.describe(stage)} returned tensors of {header}, and before, for arguments of the same "
-                f"shapes, of {self._headers[key]}. What goes from one stage to the next must follow from the shapes "
-                "that the model is given."
+                f"{self.layout.describe(stage)} returned tensors of {header}, and before, for "
+                f"arguments of the same shapes, of {self._headers[key]}. What goes from one stage "
+                "to the next must follow from the shapes that the model is given."
             )
         for one in done.outputs:
             self.line.send(one, receiver)
@@ -308,9 +333,10 @@ class Chain:
         for one in outputs:
             if not isinstance(one, Tensor):
                 raise ModuleError(
-                    f"{self.layout.describe(stage)} returned a {type(one).__name__}; expected tensors, in lists, "
-                    "tuples and dicts. Of a model that can't be changed, such as an encoder with a decoder, make "
-                    "modules that hand on tensors alone, and name them by pipeline()."
+                    f"{self.layout.describe(stage)} returned a {type(one).__name__}; expected "
+                    "tensors, in lists, tuples and dicts. Of a model that can't be changed, such "
+                    "as an encoder with a decoder, make modules that hand on tensors alone, and "
+                    "name them by pipeline()."
                 )
 
     def _share_answer(self, made: _Pass) -> Any:
@@ -321,21 +347,29 @@ class Chain:
         if owner == self.line.position:
             done = [made.computed[last, index] for index in range(len(made.sizes))]
             with torch.no_grad():
-                answer = pieces.join([tree_unflatten(one.outputs, one.form) for one in done], made.sizes)
+                answer = pieces.join(
+                    [tree_unflatten(one.outputs, one.form) for one in done], made.sizes
+                )
             flat, form = tree_flatten(answer)
             header = tree_unflatten([_form_of(one) for one in flat], form)
-        described, form = tree_flatten(self.line.share_object(header, owner, "the result of the model"))
+        described, form = tree_flatten(
+            self.line.share_object(header, owner, "the result of the model")
+        )
         likes = flat or [_like(one) for one in described]
-        return tree_unflatten([self.line.share(one, owner, "the result of the model") for one in likes], form)
+        return tree_unflatten(
+            [self.line.share(one, owner, "the result of the model") for one in likes], form
+        )
 
-    # backward -------------------------------------------------------------------------------------------------------
+    # backward -------------------------------------------------------------------------------------
 
     def backward(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """All ranks of the pipeline. Compute the gradients of parameters, and of the arguments that want some.
+        """All ranks of the pipeline. Compute the gradients of parameters, and of the arguments that
+        want some.
 
         Args:
             made: the forward pass.
-            gradients: of the tensors that the model returned; those on the rank of the last stage count.
+            gradients: of the tensors that the model returned; those on the rank of the last stage
+                count.
 
         Returns:
             A gradient for each of the arguments that want one.
@@ -346,7 +380,9 @@ class Chain:
             for stage in reversed(self.layout.own_stages):
                 found = {}
                 for index in reversed(range(len(made.sizes))):
-                    found[index] = self._backward(made, stage, index, [column[index] for column in cut])
+                    found[index] = self._backward(
+                        made, stage, index, [column[index] for column in cut]
+                    )
                     if not waits:
                         self._give_back(made, stage, index, found.pop(index))
                 for index, gradients_of_inputs in found.items():
@@ -356,7 +392,9 @@ class Chain:
 
     @contextmanager
     def _reduced(self) -> Iterator[None]:
-        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches."""
+        """All ranks of the pipeline. Reduce gradients of what is in shards after all
+        microbatches.
+        """
         if self.shards is None:
             yield
             return
@@ -366,7 +404,9 @@ class Chain:
             self.shards.reduce()
         self.shards.reshard()
 
-    def _backward(self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]) -> list[Tensor]:
+    def _backward(
+        self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]
+    ) -> list[Tensor]:
         """The gradients of what the stage was given."""
         done = made.computed.pop((stage, index))
         if stage < self.layout.num_stages - 1:
@@ -377,7 +417,9 @@ class Chain:
             if output.requires_grad and gradient is not None
         ]
         if pairs:
-            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+            torch.autograd.backward(
+                [output for output, _ in pairs], [gradient for _, gradient in pairs]
+            )
         given = [one for one in done.inputs if isinstance(one, Tensor) and one.requires_grad]
         return [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
 
@@ -388,29 +430,39 @@ class Chain:
         for one in found:
             self.line.send(one, owner)
 
-    def _take_gradients(self, made: _Pass, stage: int, index: int, outputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def _take_gradients(
+        self, made: _Pass, stage: int, index: int, outputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
         """The gradients of what a stage has handed on: of every tensor that can have one."""
         owner = self.layout.owner(stage + 1)
         if owner == self.line.position:
             found = iter(made.gradients.pop((stage, index)))
         else:
             what = f"the gradient of stage {stage}'s output for microbatch {index}"
-            found = iter([self.line.receive(one, owner, what) for one in outputs if _can_learn(one)])
+            found = iter(
+                [self.line.receive(one, owner, what) for one in outputs if _can_learn(one)]
+            )
         return [next(found) if _can_learn(one) else None for one in outputs]
 
     def _share_gradients(self, made: _Pass) -> list[Tensor]:
-        """All ranks of the pipeline. The gradients of the arguments, which the first stage has computed."""
+        """All ranks of the pipeline. The gradients of the arguments, which the first stage has
+        computed.
+        """
         owner, shared = self.layout.owner(0), []
         for position, like in enumerate(made.wanting):
             whole = like
             if owner == self.line.position:
-                whole = _whole([made.gradients[-1, index][position] for index in range(len(made.sizes))], like)
+                whole = _whole(
+                    [made.gradients[-1, index][position] for index in range(len(made.sizes))], like
+                )
             shared.append(self.line.share(whole, owner))
         return shared
 
     @contextmanager
     def added_up(self) -> Iterator[None]:
-        """All ranks of the pipeline. Add up what the stages in here give to the gradients of parameters of no part."""
+        """All ranks of the pipeline. Add up what the stages in here give to the gradients of
+        parameters of no part.
+        """
         outside = [one for one in self.layout.outside() if one.requires_grad]
         before = [one.grad for one in outside]
         for one in outside:
@@ -418,8 +470,12 @@ class Chain:
         yield
         if not outside:
             return
-        gave = torch.tensor([float(one.grad is not None) for one in outside], device=self.line.device)
-        for one, earlier, count in zip(outside, before, self.line.add_up(gave).tolist(), strict=True):
+        gave = torch.tensor(
+            [float(one.grad is not None) for one in outside], device=self.line.device
+        )
+        for one, earlier, count in zip(
+            outside, before, self.line.add_up(gave).tolist(), strict=True
+        ):
             if count:
                 added = self.line.add_up(torch.zeros_like(one) if one.grad is None else one.grad)
                 one.grad = added if earlier is None else earlier + added
@@ -431,7 +487,9 @@ class _Answer(torch.autograd.Function):
     """The result of the model, as the end of a graph that goes over all ranks of the pipeline."""
 
     @staticmethod
-    def forward(ctx: Any, chain: Chain, made: _Pass, num_outputs: int, anchor: Tensor, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, chain: Chain, made: _Pass, num_outputs: int, anchor: Tensor, *tensors: Tensor
+    ) -> Any:
         """The first `num_outputs` tensors; the others are the arguments that want gradients."""
         ctx.chain, ctx.made, ctx.num_outputs = chain, made, num_outputs
         outputs = [one.view_as(one) for one in tensors[:num_outputs]]
@@ -444,15 +502,17 @@ class _Answer(torch.autograd.Function):
         """All ranks of the pipeline."""
         if not ctx.made.computed:
             raise ModuleError(
-                "backward was called twice on one result of the model, whose graph over the ranks of a pipeline is "
-                "gone by then. Add up the losses, and call it once."
+                "backward was called twice on one result of the model, whose graph over the ranks "
+                "of a pipeline is gone by then. Add up the losses, and call it once."
             )
         found = ctx.chain.backward(ctx.made, gradients)
         return (None, None, None, None, *([None] * ctx.num_outputs), *found)
 
 
 def _leaf(value: Any, stage: int) -> Any:
-    """An input of a stage, apart from the graph before it. The output of another stage always wants a gradient."""
+    """An input of a stage, apart from the graph before it. The output of another stage always wants
+    a gradient.
+    """
     if not isinstance(value, Tensor):
         return value
     learns = torch.is_grad_enabled() and (value.requires_grad if stage == 0 else _can_learn(value))
@@ -481,9 +541,13 @@ def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
     """The gradient of an argument: cut as it was, or given to all microbatches whole."""
     if len(found) == 1:
         return found[0]
-    return torch.stack(list(found)).sum(0) if found[0].shape == like.shape else torch.cat(list(found))
+    return (
+        torch.stack(list(found)).sum(0) if found[0].shape == like.shape else torch.cat(list(found))
+    )
 
 
 def _shapes(piece: Any) -> tuple[Any, str]:
     leaves, form = tree_flatten(piece)
-    return tuple(_form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves), str(form)
+    return tuple(
+        _form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
+    ), str(form)

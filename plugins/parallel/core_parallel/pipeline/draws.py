@@ -1,4 +1,6 @@
-"""Random numbers of stages, apart from those of the user's step, which all ranks of a pipeline draw alike."""
+"""Random numbers of stages, apart from those of the user's step, which all ranks of a pipeline draw
+alike.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """The random numbers of one pass: the same ones for a stage and a microbatch, whatever the schedule.
+    """The random numbers of one pass: the same ones for a stage and a microbatch, whatever the
+    schedule.
 
     Args:
         base: of the pass.
@@ -29,8 +32,11 @@ class Seeds:
 
     def __init__(self, base: int, stream: int, device: torch.device) -> None:
         self._base, self._stream = base, stream
-        # torch.manual_seed takes a traceback for each kind of device that isn't in use, which is 1 ms.
-        self._seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+        # torch.manual_seed takes a traceback for each kind of device that isn't in use, which is 1
+        # ms.
+        self._seed = (
+            torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+        )
 
     def begin(self, stage: int, microbatch: int) -> None:
         """Begin with the numbers of a stage and a microbatch."""
@@ -51,7 +57,8 @@ class Seeds:
 
 
 class Draws:
-    """The random state of one rank: shared by the ranks of a pipeline, except where a stage computes.
+    """The random state of one rank: shared by the ranks of a pipeline, except where a stage
+    computes.
 
     Args:
         accelerator: of the device.
@@ -64,13 +71,15 @@ class Draws:
 
     @contextmanager
     def of_stages(self, base: int | None = None) -> Iterator[Seeds]:
-        """All ranks of a pipeline. A context in which a stage seeds itself; the shared state goes on afterwards.
+        """All ranks of a pipeline. A context in which a stage seeds itself; the shared state goes
+        on afterwards.
 
         Args:
             base: of a pass that is no part of the training, and draws nothing. None draws one.
         """
         if base is None:
-            # Of Python's generator, which checkpoints have too: so torch's draws in a step are those of one device.
+            # Of Python's generator, which checkpoints have too: so torch's draws in a step are
+            # those of one device.
             base = random.getrandbits(62)
         before = collect_random_state(self._accelerator, self._device)
         try:

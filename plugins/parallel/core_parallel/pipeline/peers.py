@@ -31,14 +31,16 @@ class Peers:
         return int(self._gathered([number]).min())
 
     def common_batch(self, size: int | None, shapes: str) -> tuple[int | None, Any]:
-        """All ranks of the group. A size that divides those of all their batches, and a key of all their shapes.
+        """All ranks of the group. A size that divides those of all their batches, and a key of all
+        their shapes.
 
         Args:
             size: of this rank's batch, None if it has none.
             shapes: of all that is in it.
 
         Returns:
-            The largest such size, None if one of them has none; and the key, which differs where any rank's does.
+            The largest such size, None if one of them has none; and the key, which differs where
+            any rank's does.
         """
         found: list[list[int]] = self._gathered([size or 0, zlib.crc32(shapes.encode())]).tolist()
         sizes = [one for one, _ in found]
@@ -63,14 +65,19 @@ class Peers:
         tolerance = 32 * torch.finfo(factor.dtype).eps
         if known and max(known) - min(known) > tolerance * max(map(abs, known)):
             raise ModuleError(
-                f"Losses of ranks whose experts are distributed are scaled by {min(known):.6g} to {max(known):.6g} "
-                "after a schedule has computed the gradients of all of them. Return the loss from the step with its "
-                "'weight', scale it there, or leave schedule out."
+                f"Losses of ranks whose experts are distributed are scaled by {min(known):.6g} to "
+                f"{max(known):.6g} after a schedule has computed the gradients of all of them. "
+                "Return the loss from the step with its 'weight', scale it there, or leave "
+                "schedule out."
             )
         return factor if is_known or not known else torch.full_like(factor, known[0])
 
     def _gathered(self, numbers: list[int] | list[float]) -> Tensor:
-        own = torch.tensor(numbers, device=self._device, dtype=torch.float64 if isinstance(numbers[0], float) else None)
+        own = torch.tensor(
+            numbers,
+            device=self._device,
+            dtype=torch.float64 if isinstance(numbers[0], float) else None,
+        )
         parts = [torch.empty_like(own) for _ in range(self._group.size())]
         dist.all_gather(parts, own, group=self._group)
         return torch.stack(parts)

@@ -1,11 +1,11 @@
 """A training step through one of torch's schedules, in which the user's step stays as it is.
 
-For each microbatch the first stage runs the step until it calls the model, takes the arguments, and leaves it. The last
-stage runs the step with the stage's result as the answer of that call, so that the loss comes to be there; torch calls
-that its loss function.
+For each microbatch the first stage runs the step until it calls the model, takes the arguments, and
+leaves it. The last stage runs the step with the stage's result as the answer of that call, so that
+the loss comes to be there; torch calls that its loss function.
 
-A step that makes the call within a block of `with` or `try` can't be left there: what it has opened holds while the
-model computes, and ends once. It runs as without a schedule, on all ranks.
+A step that makes the call within a block of `with` or `try` can't be left there: what it has opened
+holds while the model computes, and ends once. It runs as without a schedule, on all ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it 
 
 
 class _Taken(BaseException):
-    """The first stage has the arguments of the model. Nothing in the user's step notices it, see `open_blocks`."""
+    """The first stage has the arguments of the model. Nothing in the user's step notices it, see
+    `open_blocks`.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -140,7 +142,8 @@ class ScheduledStep:
         context: makes what stages and the user's step compute in, such as autocast.
         scale: gives the number by which the precision multiplies losses before backward.
         sequence: the call of the model on a part of the sequence; None if it is whole.
-        deciding: the group of all ranks that communicate in a step, and its device: they compare together.
+        deciding: the group of all ranks that communicate in a step, and its device: they compare
+            together.
     """
 
     def __init__(
@@ -155,7 +158,12 @@ class ScheduledStep:
         deciding: tuple[Any, torch.device],
     ) -> None:
         self._chain, self._schedule, self._draws = chain, schedule, draws
-        self._microbatches, self._context, self._scale, self._sequence = microbatches, context, scale, sequence
+        self._microbatches, self._context, self._scale, self._sequence = (
+            microbatches,
+            context,
+            scale,
+            sequence,
+        )
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._keys = CheckKeys(chain.layout.user, *deciding)
@@ -165,7 +173,11 @@ class ScheduledStep:
     @property
     def stages(self) -> list[WatchedStage]:
         """The stages of this rank in every schedule that is set up."""
-        return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
+        return [
+            stage.pipeline_stage
+            for runner in self._runners.values()
+            for stage in runner.stages.values()
+        ]
 
     @property
     def last(self) -> int:
@@ -182,8 +194,8 @@ class ScheduledStep:
     ) -> Any:
         """All ranks of the pipeline. The loss of a batch, whose gradients have been computed.
 
-        Its graph scales these, and adds them to those that were there before. A batch that can't be cut as the schedule
-        needs it goes through all stages at once, see `Chain`.
+        Its graph scales these, and adds them to those that were there before. A batch that can't be
+        cut as the schedule needs it goes through all stages at once, see `Chain`.
 
         Args:
             step: the user's, for a batch.
@@ -193,10 +205,12 @@ class ScheduledStep:
             step_context: makes what the step computes in; None is that of the stages.
 
         Returns:
-            What the user's step returns: the loss, or a dict with it and perhaps its weight; or None.
+            What the user's step returns: the loss, or a dict with it and perhaps its weight; or
+                None.
         """
         self._step_context = step_context or self._context
-        self._is_plain = isinstance(self._context(), nullcontext)  # to ask for each microbatch takes time
+        # to ask for each microbatch takes time
+        self._is_plain = isinstance(self._context(), nullcontext)
         layout, size = self._chain.layout, size_of(batch)
         divided, key_of_peers = size, None
         if self._chain.peers is not None:
@@ -227,31 +241,43 @@ class ScheduledStep:
                 runner.run = None
         return self._finish(runner, run, module, gradients)
 
-    # once for each shape --------------------------------------------------------------------------------------------
+    # once for each shape --------------------------------------------------------------------------
 
     def _try(
         self, batch: Any, cut: list[Any], step: trial.Trial, *, is_new: bool, is_due: bool
     ) -> dict[tuple[int, int], Computed] | None:
-        """All ranks of the pipeline. Run the stages, which gives the shapes between them; if due, compare losses too.
+        """All ranks of the pipeline. Run the stages, which gives the shapes between them; if due,
+        compare losses too.
 
         Returns:
-            What this rank's stages have computed; None if the step can't be left at its call of the model.
+            What this rank's stages have computed; None if the step can't be left at its call of the
+            model.
         """
         layout, line = self._chain.layout, self._chain.line
         if is_new:
-            with own_state.kept(layout.user), self._draws.of_stages(base=0) as seeds, trial.agreed(line):
+            with (
+                own_state.kept(layout.user),
+                self._draws.of_stages(base=0) as seeds,
+                trial.agreed(line),
+            ):
                 self._is_left_out = self._calls_in_block(step, cut[0], seeds)
             if self._is_left_out:
                 return None
         if self._chain.shards is not None:
             self._chain.shards.reshard()
         no_constants = comparing.no_constants(layout.user) if is_due else nullcontext()
-        with own_state.buffers_kept(layout.user), self._draws.of_stages(base=0) as seeds, no_constants:
+        with (
+            own_state.buffers_kept(layout.user),
+            self._draws.of_stages(base=0) as seeds,
+            no_constants,
+        ):
             if is_due and self._sequence is not None:
                 self._check_sequence(self._sequence, step, batch, seeds)
             with trial.agreed(line):
                 pieces = cut if is_due else cut[:1]
-                arguments = [self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)]
+                arguments = [
+                    self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)
+                ]
                 self._chain.check(*arguments[0], is_due=is_due)
             with torch.no_grad(), self._caught():
                 computed = self._chain.run_forward(arguments, seeds)
@@ -263,10 +289,17 @@ class ScheduledStep:
         return computed
 
     def _set_up(self, computed: dict[tuple[int, int], Computed], number: int) -> _Runner:
-        """All ranks of the pipeline. A schedule of so many microbatches, each like the one that was computed."""
+        """All ranks of the pipeline. A schedule of so many microbatches, each like the one that was
+        computed.
+        """
         layout = self._chain.layout
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
-        make = partial(StageModule, self._chain, context=self._stage_context, splits=self._schedule.splits_backward)
+        make = partial(
+            StageModule,
+            self._chain,
+            context=self._stage_context,
+            splits=self._schedule.splits_backward,
+        )
         runner = _Runner({stage: make(stage, like) for stage, like in likes.items()})
         if self._sequence is not None:
             runner.length = self._sequence.length
@@ -280,7 +313,9 @@ class ScheduledStep:
         return runner
 
     def _calls_in_block(self, step: trial.Trial, piece: Any, seeds: Seeds) -> bool:
-        """All ranks of the pipeline. True if the step calls the model in a block; then it has run to its end."""
+        """All ranks of the pipeline. True if the step calls the model in a block; then it has run
+        to its end.
+        """
         found: list[str] = []
 
         def look(*args: Any, **kwargs: Any) -> Any:
@@ -296,9 +331,9 @@ class ScheduledStep:
             step(piece)
         if found and dist.get_rank() == 0:
             _log.warning(
-                "schedule=%r has no effect: the training step calls %s within a block of `with` or `try` (%s), which "
-                "is open on all ranks while all stages compute. End the block before the call, or move it into the "
-                "model.",
+                "schedule=%r has no effect: the training step calls %s within a block of `with` or "
+                "`try` (%s), which is open on all ranks while all stages compute. End the block "
+                "before the call, or move it into the model.",
                 *(self._schedule.name, type(self._chain.layout.module).__name__, found[0]),
             )
         return bool(found)
@@ -324,8 +359,12 @@ class ScheduledStep:
     def _uncompared(self) -> AbstractContextManager[None]:
         return nullcontext() if self._sequence is None else self._sequence.uncompared()
 
-    def _check_sequence(self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds) -> None:
-        """All ranks of the pipeline. Compare the call of the model in parts of the sequence with the whole one."""
+    def _check_sequence(
+        self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds
+    ) -> None:
+        """All ranks of the pipeline. Compare the call of the model in parts of the sequence with
+        the whole one.
+        """
         seeds.begin_step(self._last + 1, 0)
         try:
             with sequence.answering(_take), self._step_context():
@@ -347,14 +386,18 @@ class ScheduledStep:
         )
         module.pipeline_stage = made
         # Units reduce, and tokens travel, once a backward.
-        if any(isinstance(part, FSDPModule) for part in module.modules()) or any(map(is_expert, module.parameters())):
+        if any(isinstance(part, FSDPModule) for part in module.modules()) or any(
+            map(is_expert, module.parameters())
+        ):
             module.splits_nothing()
         return made
 
-    # one step -------------------------------------------------------------------------------------------------------
+    # one step -------------------------------------------------------------------------------------
 
     def _run(self, runner: _Runner, run: _Run) -> dict[nn.Parameter, Tensor]:
-        """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from earlier ones."""
+        """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from
+        earlier ones.
+        """
         layout, line = self._chain.layout, self._chain.line
         shards = self._chain.shards
         assert shards is not None, "the set-up has found them"
@@ -362,7 +405,9 @@ class ScheduledStep:
         shards.forget_gradients()
         if self._sequence is not None:
             self._sequence.length = runner.length
-        learning = [one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad]
+        learning = [
+            one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
+        ]
         before = [one.grad for one in learning]
         for one in learning:
             one.grad = None
@@ -372,8 +417,15 @@ class ScheduledStep:
         options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
         try:
             # Autocast is for forward, and the schedule runs backward too.
-            with shards.held(), self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
-                runner.schedule.step(*([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options)
+            with (
+                shards.held(),
+                self._chain.added_up(),
+                _quiet(),
+                torch.autocast(line.device.type, enabled=False),
+            ):
+                runner.schedule.step(
+                    *([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options
+                )
                 self._chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
@@ -391,7 +443,12 @@ class ScheduledStep:
         return self._arguments(run.step, run.cut[index], index, run.seeds, run.logs)
 
     def _arguments(
-        self, step: Callable[[Any], Any], piece: Any, index: int, seeds: Seeds, logs: RecordedLogs | None = None
+        self,
+        step: Callable[[Any], Any],
+        piece: Any,
+        index: int,
+        seeds: Seeds,
+        logs: RecordedLogs | None = None,
     ) -> Arguments:
         """The arguments with which the user's step calls the model, for a microbatch."""
         seeds.begin_step(self._last + 1, index)
@@ -405,12 +462,15 @@ class ScheduledStep:
         finally:
             logs.is_muted = False
         raise ModuleError(
-            f"The training step returned without a call of {type(self._chain.layout.module).__name__}, which has been "
-            "cut into stages. With a schedule every step calls it once; leave schedule out for steps that may skip it."
+            "The training step returned without a call of "
+            f"{type(self._chain.layout.module).__name__}, which has been cut into stages. With a "
+            "schedule every step calls it once; leave schedule out for steps that may skip it."
         )
 
     def _loss(self, runner: _Runner, output: Any, target: Tensor) -> Tensor:
-        """On the rank of the last stage: the user's loss of a microbatch, by its share of the batch."""
+        """On the rank of the last stage: the user's loss of a microbatch, by its share of the
+        batch.
+        """
         run, index = runner.run, int(target)
         assert run is not None, "torch calls it within a step"
         leaves = output if isinstance(output, tuple) else (output,)
@@ -418,7 +478,10 @@ class ScheduledStep:
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
         try:
-            with trial.answering_once(self._chain, runner.stages[self._last].answer(leaves)), self._step_context():
+            with (
+                trial.answering_once(self._chain, runner.stages[self._last].answer(leaves)),
+                self._step_context(),
+            ):
                 found = run.step(run.cut[index])
             run.counters.note()
         finally:
@@ -429,8 +492,9 @@ class ScheduledStep:
         run.kinds.add(kind)
         if len(run.kinds) > 1:
             raise ModuleError(
-                f"The training step returned {' and '.join(sorted(run.kinds))} for microbatches of one batch. Return a "
-                "loss for each, all with a weight or all without; or leave schedule out."
+                f"The training step returned {' and '.join(sorted(run.kinds))} for microbatches of "
+                "one batch. Return a loss for each, all with a weight or all without; or leave "
+                "schedule out."
             )
         run.weights.append(1.0 if weight is None else float(weight))
         if not run.reference:
@@ -442,23 +506,33 @@ class ScheduledStep:
         run.losses.append(loss.detach())
         return _times(loss, run.scale * run.weights[-1] / run.reference)
 
-    def _finish(self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]) -> Any:
-        """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return the loss."""
+    def _finish(
+        self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]
+    ) -> Any:
+        """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
+        the loss.
+        """
         described, (loss, total, factor, *others) = self._share(runner, run)
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
         counted = zip(described.counted, others[num_logged:], strict=True)
-        run.counters.end({name: int(value) if is_whole else float(value) for (name, is_whole), value in counted})
+        run.counters.end(
+            {name: int(value) if is_whole else float(value) for (name, is_whole), value in counted}
+        )
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor, self._chain)  # type: ignore[no-untyped-call]  # torch's
+        made: Tensor = _Scheduled.apply(
+            loss.to(described.dtype), anchor, gradients, factor, self._chain
+        )  # type: ignore[no-untyped-call]  # torch's
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
 
     def _share(self, runner: _Runner, run: _Run) -> tuple[_Described, list[Tensor]]:
-        """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what it did before."""
+        """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what
+        it did before.
+        """
         line, owner = self._chain.line, self._chain.layout.owner(self._last)
         described, before = None, runner.described
         dtype = torch.float32 if line.device.type == "mps" else torch.float64
@@ -475,15 +549,24 @@ class ScheduledStep:
                 return before, list(message[1:])
         runner.described = described = line.share_object(described, owner)
         assert described is not None
-        return described, list(line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner))
+        return described, list(
+            line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner)
+        )
 
 
 class _Scheduled(torch.autograd.Function):
-    """The loss of a batch whose gradients are there already: backward scales them, and adds them to earlier ones."""
+    """The loss of a batch whose gradients are there already: backward scales them, and adds them to
+    earlier ones.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor, chain: Chain
+        ctx: Any,
+        loss: Tensor,
+        anchor: Tensor,
+        gradients: dict[nn.Parameter, Tensor],
+        factor: Tensor,
+        chain: Chain,
     ) -> Tensor:
         """The loss."""
         ctx.gradients, ctx.factor, ctx.chain = gradients, factor, chain
@@ -494,8 +577,8 @@ class _Scheduled(torch.autograd.Function):
         """Set the gradients of this rank's parameters."""
         if ctx.gradients is None:
             raise ModuleError(
-                "backward was called twice on one loss of a pipeline's schedule, which has computed the gradients "
-                "once. Add up the losses in training_step, and call it once."
+                "backward was called twice on one loss of a pipeline's schedule, which has "
+                "computed the gradients once. Add up the losses in training_step, and call it once."
             )
         scale = incoming[0] * ctx.factor.to(incoming[0])
         if ctx.chain.peers is not None:
@@ -515,21 +598,26 @@ def _times(tensor: Tensor, number: float) -> Tensor:
 def _take(*args: Any, **kwargs: Any) -> Any:
     if (place := open_blocks.around_call()) is not None:
         raise ModuleError(
-            f"The training step called the model within a block of `with` or `try` ({place}), and for an earlier batch "
-            "it didn't. With a schedule the step is left at that call: leave out the block, or the schedule."
+            f"The training step called the model within a block of `with` or `try` ({place}), and "
+            "for an earlier batch it didn't. With a schedule the step is left at that call: leave "
+            "out the block, or the schedule."
         )
     raise _Taken(args, kwargs)
 
 
 def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
-    """The numbers of a step: its loss, its weight, what gradients are multiplied by, and what was logged."""
+    """The numbers of a step: its loss, its weight, what gradients are multiplied by, and what was
+    logged.
+    """
     kind = next(iter(run.kinds))
     weights = torch.tensor(run.weights).to(like)
     losses = torch.stack([loss.to(like).reshape(()) for loss in run.losses])
     total = weights.sum()
     nothing = torch.zeros_like(total)  # a batch without items teaches nothing, and spoils nothing
     loss = torch.where(total == 0, nothing, (losses * weights).sum() / total)
-    factor = torch.where(total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total)
+    factor = torch.where(
+        total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total
+    )
     logged = run.logs.values(run.weights, like)
     counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
     described = _Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
@@ -539,14 +627,17 @@ def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
 
 def _example(leaf: Tensor) -> Tensor:
     leaf = travelling(leaf)
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=can_learn(leaf))
+    return torch.empty(
+        leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=can_learn(leaf)
+    )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """A context in which torch doesn't log the whole schedule beside an error."""
     log = logging.getLogger("torch.distributed.pipelining.schedules")
-    before, log.disabled = log.disabled, True  # setLevel clears the caches of all loggers, which takes milliseconds
+    # setLevel clears the caches of all loggers, which takes milliseconds
+    before, log.disabled = log.disabled, True
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""The schedules of `torch.distributed.pipelining`: what each of them needs of stages and microbatches."""
+"""The schedules of `torch.distributed.pipelining`: what each of them needs of stages and
+microbatches.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,11 @@ class Schedule:
             return False
         return not self.in_rounds or (number >= num_ranks and number % (number // num_ranks) == 0)
 
-    def choose(self, given: int | None, size: int | None, num_ranks: int, num_stages: int) -> int | None:
-        """The number of microbatches of a batch, which divides it: torch's stages take pieces of one shape.
+    def choose(
+        self, given: int | None, size: int | None, num_ranks: int, num_stages: int
+    ) -> int | None:
+        """The number of microbatches of a batch, which divides it: torch's stages take pieces of
+        one shape.
 
         Args:
             given: what the user asked for; None for `"auto"`, which is twice the stages.
@@ -63,9 +68,13 @@ _ALL = (
     Schedule("1F1B", least_is_stages=True),
     Schedule("LoopedBFS", has_several_stages=True),
     Schedule("Interleaved1F1B", has_several_stages=True, in_rounds=True),
-    Schedule("InterleavedZeroBubble", has_several_stages=True, in_rounds=True, splits_backward=True),
+    Schedule(
+        "InterleavedZeroBubble", has_several_stages=True, in_rounds=True, splits_backward=True
+    ),
     Schedule("ZBVZeroBubble", has_several_stages=True, in_v=True, splits_backward=True),
-    Schedule("DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True, splits_backward=True),
+    Schedule(
+        "DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True, splits_backward=True
+    ),
 )
 
 
@@ -73,7 +82,8 @@ def find(name: Any) -> Schedule | None:
     """The schedule of a name, in small or capital letters; None stays None.
 
     Raises:
-        ConfigurationError: torch has none of that name, or is older than 2.13: native code of 2.9 ends the ranks.
+        ConfigurationError: torch has none of that name, or is older than 2.13: native code of 2.9
+            ends the ranks.
     """
     if name is None:
         return None
@@ -81,14 +91,15 @@ def find(name: Any) -> Schedule | None:
         if isinstance(name, str) and schedule.name.lower() == name.lower():
             if torch.__version__ < "2.13":  # a TorchVersion, which compares numbers
                 raise ConfigurationError(
-                    f"schedule={schedule.name!r} needs torch 2.13 or later, and this is {torch.__version__}. Leave "
-                    "schedule out: the pipeline then does the same steps with its stages one after the other."
+                    f"schedule={schedule.name!r} needs torch 2.13 or later, and this is "
+                    f"{torch.__version__}. Leave schedule out: the pipeline then does the same "
+                    "steps with its stages one after the other."
                 )
             return schedule
     names = ", ".join(repr(schedule.name) for schedule in _ALL)
     raise ConfigurationError(
-        f"schedule={name!r}: expected one of torch's schedules ({names}); or None, with which the step sees its whole "
-        "batch on all ranks."
+        f"schedule={name!r}: expected one of torch's schedules ({names}); or None, with which the "
+        "step sees its whole batch on all ranks."
     )
 
 
@@ -105,27 +116,28 @@ def stages_per_rank(given: int | None, schedule: Schedule | None) -> int:
     if schedule is None or not schedule.has_several_stages:
         if given not in (None, 1):
             raise ConfigurationError(
-                f"stages_per_rank={given} with schedule={schedule and schedule.name!r}, which has one stage on each "
-                "rank. Use 'Interleaved1F1B', or leave stages_per_rank out."
+                f"stages_per_rank={given} with schedule={schedule and schedule.name!r}, which has "
+                "one stage on each rank. Use 'Interleaved1F1B', or leave stages_per_rank out."
             )
         return 1
     if schedule.in_v and given not in (None, 2):
         raise ConfigurationError(
-            f"stages_per_rank={given} with schedule={schedule.name!r}, whose stages go there and back: a rank has "
-            "exactly 2. Leave stages_per_rank out."
+            f"stages_per_rank={given} with schedule={schedule.name!r}, whose stages go there and "
+            "back: a rank has exactly 2. Leave stages_per_rank out."
         )
     return given or 2
 
 
 def refuse_compiled(schedule: Schedule | None) -> None:
-    """Refuse schedules that compute the gradients of weights after those of inputs: a compiled part computes both.
+    """Refuse schedules that compute the gradients of weights after those of inputs: a compiled part
+    computes both.
 
     Raises:
         ConfigurationError: with others that train compiled parts.
     """
     if schedule is not None and schedule.splits_backward:
         raise ConfigurationError(
-            f"compile=True with schedule={schedule.name!r}, which computes the gradients of weights later than those "
-            "of inputs: a compiled part computes both at once. Use 'GPipe', '1F1B', 'LoopedBFS' or 'Interleaved1F1B'; "
-            "or leave compile out."
+            f"compile=True with schedule={schedule.name!r}, which computes the gradients of "
+            "weights later than those of inputs: a compiled part computes both at once. Use "
+            "'GPipe', '1F1B', 'LoopedBFS' or 'Interleaved1F1B'; or leave compile out."
         )

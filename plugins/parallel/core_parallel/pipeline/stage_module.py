@@ -44,13 +44,20 @@ class StageModule(nn.Module):
     ) -> None:
         super().__init__()
         self._chain, self._stage, self._context, self._splits = chain, stage, context, splits
-        self._anchor = torch.zeros((), requires_grad=True)  # no attribute of a part, and of no gradient
+        # no attribute of a part, and of no gradient
+        self._anchor = torch.zeros((), requires_grad=True)
         # torch's schedules that split backward find parameters here.
         self.parts = nn.ModuleList(chain.layout.cut.modules_of(stage))
         self.outside = nn.ParameterList(chain.layout.outside())
-        self._given_form, self._given = like.given_form, [one.dtype for one in like.inputs if isinstance(one, Tensor)]
+        self._given_form, self._given = (
+            like.given_form,
+            [one.dtype for one in like.inputs if isinstance(one, Tensor)],
+        )
         self._form, self._shapes = like.form, [_shape_of(one) for one in like.outputs]
-        self._named, self._around = chain.layout.named_modules_of(stage), chain.layout.modules_around()
+        self._named, self._around = (
+            chain.layout.named_modules_of(stage),
+            chain.layout.modules_around(),
+        )
         self.pipeline_stage: Any = None
         self._seeds: Seeds | None = None
         self._take: Callable[[int], Arguments] | None = None
@@ -61,12 +68,15 @@ class StageModule(nn.Module):
 
         Args:
             seeds: its random numbers.
-            take: the arguments of the model for a microbatch, which the first stage asks for; or all, see `Layout.run`.
+            take: the arguments of the model for a microbatch, which the first stage asks for; or
+                all, see `Layout.run`.
         """
         self._seeds, self._take, self._numbers = seeds, take, count()
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """One microbatch, in their order: the results of the stage before, or a number for the first stage."""
+        """One microbatch, in their order: the results of the stage before, or a number for the
+        first stage.
+        """
         assert self._seeds is not None
         assert self._take is not None
         index, layout = next(self._numbers), self._chain.layout
@@ -85,11 +95,13 @@ class StageModule(nn.Module):
         if (shapes := [_shape_of(one) for one in leaves]) != self._shapes or form != self._form:
             raise ModuleError(
                 f"{layout.describe(self._stage)} returned tensors of {shapes} "
-                f"for microbatch {index}, and before of {self._shapes}. With a schedule the results of a stage have "
-                "the same shapes for all microbatches of a batch. Pad them alike, or leave schedule out."
+                f"for microbatch {index}, and before of {self._shapes}. With a schedule the "
+                "results of a stage have the same shapes for all microbatches of a batch. Pad them "
+                "alike, or leave schedule out."
             )
         if self._stage == layout.num_stages - 1:
-            return tuple(one.view_as(one) for one in leaves)  # torch detaches in place what is no view
+            # torch detaches in place what is no view
+            return tuple(one.view_as(one) for one in leaves)
         made: tuple[Tensor, ...] = _Leaving.apply(self._anchor, *leaves)  # type: ignore[no-untyped-call]  # torch's
         return made
 
@@ -120,7 +132,8 @@ class StageModule(nn.Module):
 
 
 class _Leaving(torch.autograd.Function):
-    """The results of a stage as they travel: in one piece, and with a graph, also where all before them is frozen.
+    """The results of a stage as they travel: in one piece, and with a graph, also where all before
+    them is frozen.
 
     torch detaches them in place, so they are neither views nor what the stage's graph has saved.
     """

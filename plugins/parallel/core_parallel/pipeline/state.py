@@ -1,4 +1,6 @@
-"""The canonical state of a model in stages and of its optimizers, whole on rank 0 or in parts, and back."""
+"""The canonical state of a model in stages and of its optimizers, whole on rank 0 or in parts, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Elsewhere:
 
 
 class WholeState:
-    """All ranks of the pipeline. Makes whole tensors on the first of them, one at a time, on the CPU.
+    """All ranks of the pipeline. Makes whole tensors on the first of them, one at a time, on the
+    CPU.
 
     Args:
         line: to the other ranks.
@@ -51,18 +54,25 @@ class WholeState:
         if not self._takes_part or not isinstance(value, Tensor | Elsewhere):
             return value
         if owner in (None, 0):
-            return value.detach().cpu().clone() if self._line.position == 0 and isinstance(value, Tensor) else None
+            return (
+                value.detach().cpu().clone()
+                if self._line.position == 0 and isinstance(value, Tensor)
+                else None
+            )
         if self._line.position == owner:
             assert isinstance(value, Tensor), "the owner has it"
             self._line.send(value, 0)
             self._line.wait()
         elif self._line.position == 0:
-            return self._line.receive(torch.empty(value.shape, dtype=value.dtype, device="meta"), owner).cpu()
+            return self._line.receive(
+                torch.empty(value.shape, dtype=value.dtype, device="meta"), owner
+            ).cpu()
         return None
 
 
 class PartedState:
-    """Makes leaves of which each rank has its own part, or nothing: of ranks that have the same, the first writes.
+    """Makes leaves of which each rank has its own part, or nothing: of ranks that have the same,
+    the first writes.
 
     Args:
         position: of this rank in the pipeline.
@@ -70,7 +80,9 @@ class PartedState:
         of_experts: the same along those over which experts lie.
     """
 
-    def __init__(self, position: int, coordinates: Mapping[str, int], of_experts: Mapping[str, int]) -> None:
+    def __init__(
+        self, position: int, coordinates: Mapping[str, int], of_experts: Mapping[str, int]
+    ) -> None:
         self._position, self._coordinates, self._of_experts = position, coordinates, of_experts
 
     def leaf(self, value: Any, owner: int | None) -> Any:
@@ -91,7 +103,11 @@ def chunked(value: Tensor | Elsewhere, *, has: bool) -> ShardedLeaf:
     if not has:
         return ShardedLeaf(shape, value.dtype)
     assert isinstance(value, Tensor), "it is here"
-    chunk = chunk_of(value) if isinstance(value, DTensor) else Chunk((0,) * len(shape), shape, value.detach())
+    chunk = (
+        chunk_of(value)
+        if isinstance(value, DTensor)
+        else Chunk((0,) * len(shape), shape, value.detach())
+    )
     return ShardedLeaf(shape, value.dtype, () if chunk is None else (chunk,))
 
 
@@ -130,11 +146,16 @@ def optimizer_state(
 
     Args:
         named: this rank's, by parameter names.
-        owners: position of the rank that has a parameter, None if all have it; by name, of all parameters.
+        owners: position of the rank that has a parameter, None if all have it; by name, of all
+            parameters.
         line: to the other ranks.
         convert: makes of a leaf what is wanted.
     """
-    own = {name: entry for name, entry in named["state"].items() if owners[name] in (None, line.position)}
+    own = {
+        name: entry
+        for name, entry in named["state"].items()
+        if owners[name] in (None, line.position)
+    }
     described = line.gather_objects({name: _described(entry) for name, entry in own.items()})
     entries = {}
     for name, owner in owners.items():
@@ -147,7 +168,9 @@ def optimizer_state(
 
 
 def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The description for other ranks: of tensors with elements their form; numbers travel themselves."""
+    """The description for other ranks: of tensors with elements their form; numbers travel
+    themselves.
+    """
     return {
         key: Elsewhere(tuple(leaf.shape), leaf.dtype)
         if isinstance(leaf, Tensor) and leaf.ndim
@@ -161,7 +184,8 @@ def _owner_of(described: Any, owner: int | None) -> int | None:
 
 
 def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state to be loaded, with nothing to copy where another rank has the tensor, or it is in its place already.
+    """A state to be loaded, with nothing to copy where another rank has the tensor, or it is in its
+    place already.
 
     Args:
         own: the module's tensors, by the same names.
@@ -185,7 +209,9 @@ def _for_tensor(leaf: Any, own: Any) -> Any:
     return leaf
 
 
-def optimizer_targets(targets: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+def optimizer_targets(
+    targets: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> dict[str, Any]:
     """Places for the tensors of a saved optimizer's state; of another stage's there is none here.
 
     Args:
@@ -198,7 +224,12 @@ def optimizer_targets(targets: Mapping[str, Any], parameters: Mapping[str, Tenso
         return ShardedLeaf(tuple(place.shape), place.dtype) if is_elsewhere else place
 
     entries = targets["state"].items()
-    return {"state": {name: {key: here(name, place) for key, place in entry.items()} for name, entry in entries}}
+    return {
+        "state": {
+            name: {key: here(name, place) for key, place in entry.items()}
+            for name, entry in entries
+        }
+    }
 
 
 def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) -> dict[str, Any]:
@@ -210,7 +241,11 @@ def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) ->
     """
     return {
         **state,
-        "state": {name: entry for name, entry in state["state"].items() if not _is_elsewhere(parameters.get(name))},
+        "state": {
+            name: entry
+            for name, entry in state["state"].items()
+            if not _is_elsewhere(parameters.get(name))
+        },
     }
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class WatchedStage(PipelineStage):
-    """A stage whose receives and sends the chain's line knows, from the moment at which torch asks for them.
+    """A stage whose receives and sends the chain's line knows, from the moment at which torch asks
+    for them.
 
     Args:
         chain: of the model.
@@ -26,7 +27,12 @@ class WatchedStage(PipelineStage):
     """
 
     def __init__(
-        self, chain: Chain, stage: int, again: Callable[[], AbstractContextManager[Any]], *given: Any, **options: Any
+        self,
+        chain: Chain,
+        stage: int,
+        again: Callable[[], AbstractContextManager[Any]],
+        *given: Any,
+        **options: Any,
     ) -> None:
         super().__init__(*given, **options)
         self._again = again
@@ -36,16 +42,24 @@ class WatchedStage(PipelineStage):
         """The receives of outputs of the stage before."""
         before = self._number - 1
         what = f"the output of stage {before} for microbatch {fwd_chunk_id}"
-        return self._expecting(super().get_fwd_recv_ops(fwd_chunk_id), "forward", fwd_chunk_id, what, before)
+        return self._expecting(
+            super().get_fwd_recv_ops(fwd_chunk_id), "forward", fwd_chunk_id, what, before
+        )
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         """The receives of gradients of the stage behind."""
         what = f"the gradient of stage {self._number}'s output for microbatch {bwd_chunk_id}"
-        return self._expecting(super().get_bwd_recv_ops(bwd_chunk_id), "backward", bwd_chunk_id, what, self._number + 1)
+        return self._expecting(
+            super().get_bwd_recv_ops(bwd_chunk_id), "backward", bwd_chunk_id, what, self._number + 1
+        )
 
-    def _expecting(self, operations: list[P2POp], way: str, microbatch: int, what: str, stage: int) -> list[P2POp]:
+    def _expecting(
+        self, operations: list[P2POp], way: str, microbatch: int, what: str, stage: int
+    ) -> list[P2POp]:
         if operations:
-            self._line.expected[self._number, way, microbatch] = self._line.of(what, self._owner(stage))
+            self._line.expected[self._number, way, microbatch] = self._line.of(
+                what, self._owner(stage)
+            )
         return operations
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
@@ -56,7 +70,9 @@ class WatchedStage(PipelineStage):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         """The sends to the stage before."""
         before = self._number - 1
-        what = f"the receipt of the gradient of stage {before}'s output for microbatch {bwd_chunk_id}"
+        what = (
+            f"the receipt of the gradient of stage {before}'s output for microbatch {bwd_chunk_id}"
+        )
         return self._giving(super().get_bwd_send_ops(bwd_chunk_id), what, before)
 
     def _giving(self, operations: list[P2POp], what: str, stage: int) -> list[P2POp]:

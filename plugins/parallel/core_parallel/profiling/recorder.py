@@ -1,4 +1,6 @@
-"""The times in which each rank of a pipeline computes, recorded in a step for which that was asked."""
+"""The times in which each rank of a pipeline computes, recorded in a step for which that was
+asked.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Span:
     """A time in which a rank computes, in seconds since all ranks began to record.
 
     Attributes:
-        kind: "forward", "loss", "backward"; "weights" where a schedule computes their gradients apart; or "update".
+        kind: "forward", "loss", "backward"; "weights" where a schedule computes their gradients
+            apart; or "update".
         stage, microbatch: their numbers; -1 for an update.
     """
 
@@ -36,7 +39,9 @@ class Span:
 
 
 class SpanRecorder:
-    """The spans of one rank. Those within others are taken out of them, and so are times of waiting."""
+    """The spans of one rank. Those within others are taken out of them, and so are times of
+    waiting.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -87,14 +92,16 @@ def check(strategy: Any) -> None:
     """
     if not getattr(strategy, "pipelines", None):
         raise ConfigurationError(
-            f"A timeline shows the stages of a pipeline, and {type(strategy).__name__} has cut no model into "
-            "stages. Train with MeshParallelStrategy(pipeline=2) or more, or leave it out."
+            f"A timeline shows the stages of a pipeline, and {type(strategy).__name__} has cut no "
+            "model into stages. Train with MeshParallelStrategy(pipeline=2) or more, or leave it "
+            "out."
         )
 
 
 @contextmanager
 def recording(strategy: MeshParallelStrategy) -> Iterator[SpanRecorder]:
-    """All ranks. A context of one step whose stages are recorded; the shapes of its batch have been trained on before.
+    """All ranks. A context of one step whose stages are recorded; the shapes of its batch have been
+    trained on before.
 
     Raises:
         ConfigurationError: nothing is cut into stages.
@@ -107,7 +114,12 @@ def recording(strategy: MeshParallelStrategy) -> Iterator[SpanRecorder]:
             _record_chain(stack, recorder, chain)
             if scheduled is not None:
                 _record_schedule(stack, recorder, scheduled)
-        _surround(stack, strategy.precision_plugin, "optimizer_step", lambda *args: recorder.span("update"))
+        _surround(
+            stack,
+            strategy.precision_plugin,
+            "optimizer_step",
+            lambda *args: recorder.span("update"),
+        )
         yield recorder
 
 
@@ -122,7 +134,12 @@ def _record_chain(stack: ExitStack, recorder: SpanRecorder, chain: Chain) -> Non
 
 def _record_schedule(stack: ExitStack, recorder: SpanRecorder, scheduled: ScheduledStep) -> None:
     last = scheduled.last
-    _surround(stack, scheduled, "_loss", lambda runner, output, target: recorder.span("loss", last, int(target)))
+    _surround(
+        stack,
+        scheduled,
+        "_loss",
+        lambda runner, output, target: recorder.span("loss", last, int(target)),
+    )
     for stage in scheduled.stages:
 
         def computes(kind: str, number: int = stage.stage_index) -> Callable[..., Any]:

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-_LETTERS = {"forward": "0123456789", "backward": "abcdefghij", "weights": "ABCDEFGHIJ", "loss": "!", "update": "="}
+_LETTERS = {
+    "forward": "0123456789",
+    "backward": "abcdefghij",
+    "weights": "ABCDEFGHIJ",
+    "loss": "!",
+    "update": "=",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +40,16 @@ class TimelineRow:
 
 
 class Timeline(Callback):
-    """Records one training batch, and writes `timeline.json` into the run's folder, which `core report` draws.
+    """Records one training batch, and writes `timeline.json` into the run's folder, which
+    `core report` draws.
 
         Trainer(strategy=MeshParallelStrategy(pipeline=2), callbacks=Timeline())
 
     A batch that isn't recorded is trained as without it.
 
     Args:
-        batch: number of the recorded batch in the fit, from 0. In the first ones schedules are set up.
+        batch: number of the recorded batch in the fit, from 0. In the first ones schedules are set
+            up.
         dirpath: folder of the file; by default that of the run, `trainer.log_dir`.
 
     Attributes:
@@ -51,7 +59,9 @@ class Timeline(Callback):
 
     def __init__(self, batch: int = 3, dirpath: str | os.PathLike[str] | None = None) -> None:
         if batch < 1:
-            raise ConfigurationError(f"Timeline(batch={batch}): expected 1 or more, since the first sets schedules up.")
+            raise ConfigurationError(
+                f"Timeline(batch={batch}): expected 1 or more, since the first sets schedules up."
+            )
         self._batch, self._dirpath = batch, dirpath
         self._open = ExitStack()
         self._recorder: SpanRecorder | None = None
@@ -77,7 +87,9 @@ class Timeline(Callback):
             self._recorder = self._open.enter_context(recording(trainer.strategy))
         self._num_seen += 1
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """All ranks. Bring the recorded spans together, and write them on rank 0."""
         if self._recorder is None:
             return
@@ -85,7 +97,10 @@ class Timeline(Callback):
         own = self._recorder.now_s, _row(dist.get_rank(), self._recorder.spans)
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, own)
-        self.duration_s, self.rows = max(one for one, _ in gathered), tuple(row for _, row in gathered)
+        self.duration_s, self.rows = (
+            max(one for one, _ in gathered),
+            tuple(row for _, row in gathered),
+        )
         self._recorder = None
         if trainer.is_global_zero:
             self._write(Path(self._dirpath or trainer.log_dir))
@@ -100,12 +115,20 @@ class Timeline(Callback):
 
     def _write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"name": row.name, "spans": [_as_json(span) for span in row.spans]} for row in self.rows]
-        content = {"title": f"batch {self._batch} of the fit", "duration_s": self.duration_s, "rows": rows}
+        rows = [
+            {"name": row.name, "spans": [_as_json(span) for span in row.spans]} for row in self.rows
+        ]
+        content = {
+            "title": f"batch {self._batch} of the fit",
+            "duration_s": self.duration_s,
+            "rows": rows,
+        }
         (folder / "timeline.json").write_text(json.dumps(content), encoding="utf-8")
 
     def describe(self, width: int = 100) -> str:
-        """The rows as text, a sign a moment: 0 and a are forward and backward of the first microbatch."""
+        """The rows as text, a sign a moment: 0 and a are forward and backward of the first
+        microbatch.
+        """
         return as_text(self.rows, self.duration_s, width)
 
 
@@ -115,15 +138,19 @@ def as_text(rows: Sequence[TimelineRow], duration_s: float, width: int = 100) ->
     Args:
         rows: of all ranks.
         duration_s: that the width stands for.
-        width: signs of a row. 0 to 9 are forward of a microbatch, a to j its backward, A to J its weights where a
-            schedule computes these apart; ! is a loss, = the update, a point is waiting.
+        width: signs of a row. 0 to 9 are forward of a microbatch, a to j its backward, A to J its
+            weights where a schedule computes these apart; ! is a loss, = the update, a point is
+            waiting.
     """
     lines = []
     for row in rows:
         signs = ["."] * width
         for span in row.spans:
             letters = _LETTERS[span.kind]
-            first, end = (min(width, round(width * moment / duration_s)) for moment in (span.begin_s, span.end_s))
+            first, end = (
+                min(width, round(width * moment / duration_s))
+                for moment in (span.begin_s, span.end_s)
+            )
             signs[first:end] = letters[span.microbatch % len(letters)] * (end - first)
         lines.append(f"{row.name}  {''.join(signs)}")
     return "\n".join(lines)
@@ -137,11 +164,24 @@ def bubble(rows: Sequence[TimelineRow], duration_s: float) -> float:
 
 def _row(rank: int, spans: Sequence[Span]) -> TimelineRow:
     stages = sorted({span.stage for span in spans if span.stage >= 0})
-    return TimelineRow(f"rank {rank}, stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}", tuple(spans))
+    return TimelineRow(
+        f"rank {rank}, stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}",
+        tuple(spans),
+    )
 
 
 def _as_json(span: Span) -> dict[str, Any]:
     is_update = span.stage < 0
-    detail = span.kind if is_update else f"{span.kind} of microbatch {span.microbatch} in stage {span.stage}"
+    detail = (
+        span.kind
+        if is_update
+        else f"{span.kind} of microbatch {span.microbatch} in stage {span.stage}"
+    )
     label = "" if is_update else str(span.microbatch)
-    return {"kind": span.kind, "label": label, "detail": detail, "begin_s": span.begin_s, "end_s": span.end_s}
+    return {
+        "kind": span.kind,
+        "label": label,
+        "detail": detail,
+        "begin_s": span.begin_s,
+        "end_s": span.end_s,
+    }

@@ -1,4 +1,6 @@
-"""How many parts each stage gets: by their parameters, by the time they take, or as the user counts."""
+"""How many parts each stage gets: by their parameters, by the time they take, or as the user
+counts.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,12 @@ def parse(given: Any) -> Balance:
     if given in ("parameters", "time"):
         return given  # type: ignore[no-any-return]  # one of the two
     is_list = isinstance(given, list | tuple) and len(given) > 0
-    if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
+    if not is_list or not all(
+        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given
+    ):
         raise ConfigurationError(
-            f"balance={given!r:.80}: expected 'parameters', 'time', or a list with the number of parts of each stage, "
-            "such as [3, 2]."
+            f"balance={given!r:.80}: expected 'parameters', 'time', or a list with the number of "
+            "parts of each stage, such as [3, 2]."
         )
     return tuple(given)
 
@@ -51,8 +55,8 @@ def stages(
         title: of the module, for errors.
         parts: in the order in which they are applied.
         num_stages: number of stages.
-        balance: `"parameters"` and `"time"` make the largest stage as small as can be; or the number of parts of each
-            stage, in which a function counts with the module before it.
+        balance: `"parameters"` and `"time"` make the largest stage as small as can be; or the
+            number of parts of each stage, in which a function counts with the module before it.
         measure: the seconds that modules take.
         are_apart: parts that share a weight may come apart.
 
@@ -64,24 +68,31 @@ def stages(
     places = list(range(1, len(units))) if are_apart else _places(units)
     if len(places) < num_stages - 1:
         raise ModuleError(
-            f"{title} has {len(places) + 1} part(s) that can be cut apart, and {num_stages} stages were asked for: "
-            "every stage needs one, and parts that share a weight stay together. Ask for fewer, or name smaller parts, "
-            "by pipeline() or parts=."
+            f"{title} has {len(places) + 1} part(s) that can be cut apart, and {num_stages} stages "
+            "were asked for: every stage needs one, and parts that share a weight stay together. "
+            "Ask for fewer, or name smaller parts, by pipeline() or parts=."
         )
     if balance == "parameters":
-        ends = _even([1 + sum(one.numel() for one in _tensors(unit)) for unit in units], places, num_stages)
+        ends = _even(
+            [1 + sum(one.numel() for one in _tensors(unit)) for unit in units], places, num_stages
+        )
     elif balance == "time":
         modules = [part for unit in units for part in unit if isinstance(part, nn.Module)]
         ends = _even(measure(modules), places, num_stages)
     else:
         ends = _counted(title, balance, units, places, num_stages)
-    return [tuple(part for unit in units[begin:end] for part in unit) for begin, end in pairwise([0, *ends])]
+    return [
+        tuple(part for unit in units[begin:end] for part in unit)
+        for begin, end in pairwise([0, *ends])
+    ]
 
 
 def _units(parts: Sequence[Part]) -> list[Unit]:
     units: list[Unit] = []
     for part in parts:
-        if not units or (isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in units[-1])):
+        if not units or (
+            isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in units[-1])
+        ):
             units.append([])
         units[-1].append(part)
     return units
@@ -96,11 +107,20 @@ def _places(units: Sequence[Unit]) -> list[int]:
             first.setdefault(id(tensor), index)
             last[id(tensor)] = index
     shared = {(begin, last[key]) for key, begin in first.items() if begin < last[key]}
-    return [place for place in range(1, len(units)) if not any(begin < place <= end for begin, end in shared)]
+    return [
+        place
+        for place in range(1, len(units))
+        if not any(begin < place <= end for begin, end in shared)
+    ]
 
 
 def _tensors(unit: Unit) -> Iterable[Tensor]:
-    return [one for part in unit if isinstance(part, nn.Module) for one in (*part.parameters(), *part.buffers())]
+    return [
+        one
+        for part in unit
+        if isinstance(part, nn.Module)
+        for one in (*part.parameters(), *part.buffers())
+    ]
 
 
 def _counted(
@@ -108,35 +128,40 @@ def _counted(
 ) -> list[int]:
     if len(counts) != num_stages:
         raise ConfigurationError(
-            f"balance={list(counts)} is for {len(counts)} stages, and there are {num_stages}: pipeline times "
-            "stages_per_rank. Give a number for each."
+            f"balance={list(counts)} is for {len(counts)} stages, and there are {num_stages}: "
+            "pipeline times stages_per_rank. Give a number for each."
         )
     if sum(counts) != len(units):
         raise ConfigurationError(
-            f"balance={list(counts)} adds up to {sum(counts)} parts, and {title} has {len(units)} (functions among "
-            "them go with the module before them, and don't count)."
+            f"balance={list(counts)} adds up to {sum(counts)} parts, and {title} has {len(units)} "
+            "(functions among them go with the module before them, and don't count)."
         )
     ends = list(accumulate(counts))
     for end in ends[:-1]:
         if end not in places:
             raise ConfigurationError(
-                f"balance={list(counts)} cuts after part {end} of {title}, between parts that share a weight, which "
-                f"stay in one stage. Cuts are possible after {', '.join(map(str, places))}."
+                f"balance={list(counts)} cuts after part {end} of {title}, between parts that "
+                "share a weight, which stay in one stage. Cuts are possible after "
+                f"{', '.join(map(str, places))}."
             )
     return ends
 
 
 def _even(costs: Sequence[float], places: Sequence[int], num_stages: int) -> list[int]:
-    """Ends so that the largest stage is as small as can be; of equals the one whose first stages are smaller."""
+    """Ends so that the largest stage is as small as can be; of equals the one whose first stages
+    are smaller.
+    """
     ends = [*places, len(costs)]
     sizes = [sum(costs[a:b]) for a, b in pairwise([0, *ends])]
-    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these begins.
+    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these
+    # begins.
     best: list[list[tuple[float, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(sizes)]
     for stage in range(1, num_stages + 1):
         row: list[tuple[float, int]] = [(sum(sizes) + 1, 0)] * (len(sizes) + 1)
         for end in range(stage, len(sizes) - (num_stages - stage) + 1):
             row[end] = min(
-                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin) for begin in range(stage - 1, end)
+                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin)
+                for begin in range(stage - 1, end)
             )
         best.append(row)
     chosen = [len(sizes)]

@@ -23,8 +23,8 @@ class Cut:
         name: of the module in the user's; empty for the user's own.
         stages: the parts of each stage.
         inner: the innermost module in it with all parts, which a step may call in its place.
-        replay: runs the module's own forward for a stage; None if that is its parts, each given the result of the one
-            before and nothing else.
+        replay: runs the module's own forward for a stage; None if that is its parts, each given the
+            result of the one before and nothing else.
     """
 
     module: nn.Module

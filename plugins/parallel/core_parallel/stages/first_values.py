@@ -1,7 +1,9 @@
-"""The first values of a model that was built on meta: those of one device, and never all of them on one rank.
+"""The first values of a model that was built on meta: those of one device, and never all of them on
+one rank.
 
-Every rank draws the values of one submodule after the other, children first, each by its `reset_parameters()` and then
-by the `_init_weights` of a module around it, as models of transformers have one. It keeps what is its own.
+Every rank draws the values of one submodule after the other, children first, each by its
+`reset_parameters()` and then by the `_init_weights` of a module around it, as models of
+transformers have one. It keeps what is its own.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ def is_needed(module: nn.Module, strategy: Strategy) -> bool:
     empty = [name for name, one in _named_tensors(module) if _is_empty(one)]
     if not strategy.reduce_boolean_decision(empty == strategy.broadcast(empty)):
         raise ModuleError(
-            f"{type(module).__name__} was built on the meta device on some ranks, and with values on others. Build it "
-            "alike on all, such as in configure_model, under torch.device('meta')."
+            f"{type(module).__name__} was built on the meta device on some ranks, and with values "
+            "on others. Build it alike on all, such as in configure_model, under "
+            "torch.device('meta')."
         )
     return bool(empty)
 
 
-def fill(module: nn.Module, strategy: Strategy, is_own: Callable[[Tensor], bool]) -> list[first_draws.Lacking]:
+def fill(
+    module: nn.Module, strategy: Strategy, is_own: Callable[[Tensor], bool]
+) -> list[first_draws.Lacking]:
     """All ranks. Give values to what is on meta and this rank's own; the rest stays on meta.
 
     Args:
@@ -62,16 +67,21 @@ def fill(module: nn.Module, strategy: Strategy, is_own: Callable[[Tensor], bool]
     return first_draws.lacking(module, unknown)
 
 
-def _draw(part: nn.Module, draw: Callable[[], Any], is_own: Callable[[Tensor], bool], done: set[int]) -> None:
+def _draw(
+    part: nn.Module, draw: Callable[[], Any], is_own: Callable[[Tensor], bool], done: set[int]
+) -> None:
     """Draw a part's own tensors, whole, and keep those that are this rank's.
 
     Args:
         part: one submodule.
         draw: gives values to its tensors.
         is_own: whether this rank is to have a tensor.
-        done: tensors that another part shares and has drawn: this one draws all the same, and doesn't count.
+        done: tensors that another part shares and has drawn: this one draws all the same, and
+            doesn't count.
     """
-    before = {name: one for name, one in _tensors_of(part).items() if one.is_meta or id(one) in done}
+    before = {
+        name: one for name, one in _tensors_of(part).items() if one.is_meta or id(one) in done
+    }
     for name, one in before.items():
         _set(part, name, _empty_like(one))
     try:
@@ -97,7 +107,11 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _tensors_of(part: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module, without those of its children."""
-    return {name: one for name, one in (*part._parameters.items(), *part._buffers.items()) if one is not None}
+    return {
+        name: one
+        for name, one in (*part._parameters.items(), *part._buffers.items())
+        if one is not None
+    }
 
 
 def _set(part: nn.Module, name: str, tensor: Any) -> None:
@@ -106,12 +120,17 @@ def _set(part: nn.Module, name: str, tensor: Any) -> None:
 
 def _empty_like(tensor: Tensor) -> Tensor:
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    return nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return (
+        nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else empty
+    )
 
 
 @contextmanager
 def _random_state_of_rank_zero(strategy: Strategy) -> Iterator[None]:
-    """A context in which all ranks draw what rank 0 draws; others than rank 0 have their own random state afterwards.
+    """A context in which all ranks draw what rank 0 draws; others than rank 0 have their own random
+    state afterwards.
 
     Those that had the same go on from what was drawn, as on one device.
     """

@@ -1,4 +1,6 @@
-"""The check that a module's own forward is its parts, one after the other: both are run on meta, and compared."""
+"""The check that a module's own forward is its parts, one after the other: both are run on meta,
+and compared.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from core_parallel.stages.layout import Layout
 
 
-def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called: nn.Module | None = None) -> None:
-    """Refuse parts that don't make up `forward`, by the operations of both. What can't run on meta isn't compared.
+def check(
+    layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called: nn.Module | None = None
+) -> None:
+    """Refuse parts that don't make up `forward`, by the operations of both. What can't run on meta
+    isn't compared.
 
     Args:
         layout: the module and its parts.
@@ -51,7 +56,9 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called:
 
 @contextmanager
 def _lowest_draws() -> Iterator[None]:
-    """A context in which `random.random()` is 0: what is left out by such a draw, as a layer is, is left out now."""
+    """A context in which `random.random()` is 0: what is left out by such a draw, as a layer is, is
+    left out now.
+    """
     drawn, random.random = random.random, float
     try:
         yield
@@ -59,7 +66,9 @@ def _lowest_draws() -> Iterator[None]:
         random.random = drawn
 
 
-def _compare(layout: Layout, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _compare(
+    layout: Layout, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     try:
         with forwards.replaced(dict.fromkeys(layout.cut.called)):
             whole = _operations(module, None, args, kwargs)
@@ -70,28 +79,39 @@ def _compare(layout: Layout, module: nn.Module, args: tuple[Any, ...], kwargs: d
     except Exception as error:
         raise ModuleError(
             f"{type(module).__name__}.forward isn't its parts one after the other, which end in a "
-            f"{type(error).__name__}: {str(error).rstrip('.')}. Each part is given what the one before returned, and "
-            "nothing else. Name parts that make up all of forward, in its order; what goes beside is returned with the "
-            "result."
+            f"{type(error).__name__}: {str(error).rstrip('.')}. Each part is given what the one "
+            "before returned, and nothing else. Name parts that make up all of forward, in its "
+            "order; what goes beside is returned with the result."
         ) from error
     for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
         if expected != found:
             raise ModuleError(
-                f"{type(module).__name__}.forward isn't its parts one after the other: at the first difference forward "
-                f"computes {expected}, and the parts {found}. Name parts that make up all of forward, in its order: "
-                "what it does between two modules can be a function among them."
+                f"{type(module).__name__}.forward isn't its parts one after the other: at the "
+                f"first difference forward computes {expected}, and the parts {found}. Name parts "
+                "that make up all of forward, in its order: what it does between two modules can "
+                "be a function among them."
             )
 
 
 def _operations(
-    module: nn.Module, forward: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nn.Module,
+    forward: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> list[str]:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    on_meta = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    on_meta = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for name, tensor in tensors.items()
+    }
     recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
     parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
     # Who hasn't imported torch's compiler has compiled nothing.
-    eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    eagerly: Any = (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )
     with (
         forwards.replaced({module: forward}),
         forwards.without_hooks(parts),
@@ -105,7 +125,8 @@ def _operations(
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each operation, the parameters and buffers that it takes, and the shapes of its results.
+    """Notes each operation, the parameters and buffers that it takes, and the shapes of its
+    results.
 
     Args:
         names: of these, by their identities.
@@ -120,11 +141,17 @@ class _Recorder(TorchDispatchMode):
         """Note one."""
         result = func(*args, **(kwargs or {}))
         shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        own = [self._names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._names]
+        own = [
+            self._names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._names
+        ]
         of = f" of {', '.join(own)}" if own else ""
         self.operations.append(f"{func}{of} to {', '.join(map(str, shapes))}")
         return result
 
 
 def _on_meta(leaf: Any) -> Any:
-    return torch.empty_like(leaf, device="meta", requires_grad=False) if isinstance(leaf, Tensor) else leaf
+    return (
+        torch.empty_like(leaf, device="meta", requires_grad=False)
+        if isinstance(leaf, Tensor)
+        else leaf
+    )

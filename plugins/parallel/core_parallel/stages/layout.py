@@ -31,10 +31,13 @@ class Layout:
         cut: its parts, as stages.
         size: number of ranks.
         position: of this rank.
-        in_v: stages go to the last rank and back, so that the first rank has the first and the last; else round.
+        in_v: stages go to the last rank and back, so that the first rank has the first and the
+            last; else round.
     """
 
-    def __init__(self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False) -> None:
+    def __init__(
+        self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False
+    ) -> None:
         self.user, self.cut, self.size, self.position = user, cut, size, position
         self.num_stages = len(cut.stages)
         self._owners = stage_owners(self.num_stages, size, in_v=in_v)
@@ -67,7 +70,9 @@ class Layout:
         args, kwargs = call or ((), {})
         if self.cut.replay is not None:
             begin = sum(map(len, self.cut.stages[:stage]))
-            return self.cut.replay.run(begin, begin + len(self.cut.stages[stage]), args, kwargs, given)
+            return self.cut.replay.run(
+                begin, begin + len(self.cut.stages[stage]), args, kwargs, given
+            )
         first, *others = self.cut.stages[stage]
         result = first(given) if stage else first(*args, **kwargs)
         for part in others:
@@ -89,11 +94,18 @@ class Layout:
 
     def names_of(self, stage: int) -> list[str]:
         """The names of the parts of a stage; of a function its own."""
-        return [self._names.get(id(part), getattr(part, "__name__", "?")) for part in self.cut.stages[stage]]
+        return [
+            self._names.get(id(part), getattr(part, "__name__", "?"))
+            for part in self.cut.stages[stage]
+        ]
 
     def named_modules_of(self, stage: int) -> list[tuple[str, nn.Module]]:
         """All modules in the parts of a stage, by name."""
-        return [(self._names[id(module)], module) for part in self.cut.modules_of(stage) for module in part.modules()]
+        return [
+            (self._names[id(module)], module)
+            for part in self.cut.modules_of(stage)
+            for module in part.modules()
+        ]
 
     def modules_around(self) -> list[tuple[str, nn.Module]]:
         """The modules in no part, by name: the user's own, and others between it and the parts."""
@@ -103,7 +115,9 @@ class Layout:
             for part in self.cut.modules_of(stage)
             for module in part.modules()
         }
-        return [(name, module) for name, module in self.user.named_modules() if id(module) not in inside]
+        return [
+            (name, module) for name, module in self.user.named_modules() if id(module) not in inside
+        ]
 
     def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The parts that other ranks have, by name."""
@@ -114,7 +128,9 @@ class Layout:
                     yield self._names[id(part)], part
 
     def owners(self) -> dict[int, int]:
-        """The position of the rank that has a tensor, by its identity, where one rank alone has it."""
+        """The position of the rank that has a tensor, by its identity, where one rank alone has
+        it.
+        """
         found: dict[int, set[int]] = defaultdict(set)
         for stage in range(self.num_stages):
             for part in self.cut.modules_of(stage):
@@ -123,10 +139,14 @@ class Layout:
         return {key: owners.pop() for key, owners in found.items() if len(owners) == 1}
 
     def outside(self) -> list[Tensor]:
-        """The parameters of no part, and those that parts on several ranks share: every rank has them."""
+        """The parameters of no part, and those that parts on several ranks share: every rank has
+        them.
+        """
         everything: list[Tensor] = [*self.user.parameters()]
         known, outside = self._outside
-        if len(everything) != len(known) or any(one is not other for one, other in zip(everything, known, strict=True)):
+        if len(everything) != len(known) or any(
+            one is not other for one, other in zip(everything, known, strict=True)
+        ):
             owned = self.owners()
             outside = [one for one in everything if id(one) not in owned]
             self._outside = everything, outside

@@ -24,10 +24,15 @@ def parse(given: Any) -> tuple[str | Part, ...] | None:
     if given is None:
         return None
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
-    if not is_list or not any(isinstance(one, str) for one in given) or not all(map(_is_part, given)):
+    if (
+        not is_list
+        or not any(isinstance(one, str) for one in given)
+        or not all(map(_is_part, given))
+    ):
         raise ConfigurationError(
-            f"parts={given!r:.80}: expected a list of module names in the order in which they are applied, such as "
-            "['embed', 'blocks.*', 'head'], with functions between them where forward computes something."
+            f"parts={given!r:.80}: expected a list of module names in the order in which they are "
+            "applied, such as ['embed', 'blocks.*', 'head'], with functions between them where "
+            "forward computes something."
         )
     return tuple(given)
 
@@ -37,8 +42,9 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
 
     Args:
         user: the user's module.
-        given: names in it, in the order in which the parts are applied; `*` stands for one part of a name, and then
-            modules follow each other as they were added. Functions between them stay as they are.
+        given: names in it, in the order in which the parts are applied; `*` stands for one part of
+            a name, and then modules follow each other as they were added. Functions between them
+            stay as they are.
 
     Raises:
         ConfigurationError: a name fits no module.
@@ -54,20 +60,23 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
     for name in names:
         if not is_called(modules[name]):
             raise ModuleError(
-                f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called itself. Name what is "
-                f"in it: '{name}.*'."
+                f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called "
+                f"itself. Name what is in it: '{name}.*'."
             )
     owner = innermost(modules, names)
     if not is_called(modules[owner]):
         raise ModuleError(
-            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the call of one that "
-            f"applies them. Put them in a module with a forward, and call that in the steps of {type(user).__name__}."
+            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the "
+            "call of one that applies them. Put them in a module with a forward, and call that in "
+            f"the steps of {type(user).__name__}."
         )
     return owner, modules[owner], parts
 
 
 def of_one(user: nn.Module, given: Sequence[str | Part]) -> str | None:
-    """The name of one model, whose parts are those that it says or that are planned; None if parts are named."""
+    """The name of one model, whose parts are those that it says or that are planned; None if parts
+    are named.
+    """
     name = given[0]
     if len(given) > 1 or not isinstance(name, str):
         return None
@@ -90,10 +99,12 @@ def _matching(title: str, modules: dict[str, nn.Module], pattern: str) -> list[s
     if not found:
         own = [name for name in modules if name]
         choices = {*own, *(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in own)}
-        near = did_you_mean(pattern, choices, count=2) or f" It has {', '.join(map(repr, own[:8]))}."
+        near = (
+            did_you_mean(pattern, choices, count=2) or f" It has {', '.join(map(repr, own[:8]))}."
+        )
         raise ConfigurationError(
-            f"parts names {pattern!r}, and {title} has no such module.{near} '*' stands for one part of a name, as in "
-            "'blocks.*'."
+            f"parts names {pattern!r}, and {title} has no such module.{near} '*' stands for one "
+            "part of a name, as in 'blocks.*'."
         )
     return found
 

@@ -1,4 +1,6 @@
-"""The time that each part of a model takes, measured where it was built, so that stages take about as long."""
+"""The time that each part of a model takes, measured where it was built, so that stages take about
+as long.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def agreed(strategy: Strategy, user: nn.Module, modules: Sequence[nn.Module]) ->
 
 
 def measure(user: nn.Module, modules: Sequence[nn.Module]) -> list[float]:
-    """The seconds from the call of each module to that of the next one, in forward: the least of several runs.
+    """The seconds from the call of each module to that of the next one, in forward: the least of
+    several runs.
 
     Args:
         user: the user's module, with an `example_input_array`, the arguments of its forward.
@@ -52,8 +55,8 @@ def measure(user: nn.Module, modules: Sequence[nn.Module]) -> list[float]:
     """
     if any(one.is_meta for one in user.parameters()):
         raise ModuleError(
-            f"balance='time' runs {type(user).__name__}, which was built on the meta device. Balance it by "
-            "'parameters', or by a list of numbers."
+            f"balance='time' runs {type(user).__name__}, which was built on the meta device. "
+            "Balance it by 'parameters', or by a list of numbers."
         )
     args, kwargs = _example(user)
     runs = []
@@ -64,9 +67,10 @@ def measure(user: nn.Module, modules: Sequence[nn.Module]) -> list[float]:
                 calls.append((None, perf_counter()))
             if [part for part, _ in calls[:-1]] != list(modules):
                 raise ModuleError(
-                    f"balance='time' runs {type(user).__name__} on its example_input_array, and its forward called "
-                    f"{len(calls) - 1} parts, where {len(modules)} were expected, each in its turn. Let forward call "
-                    "the model that is cut; or balance it by 'parameters'."
+                    f"balance='time' runs {type(user).__name__} on its example_input_array, and "
+                    f"its forward called {len(calls) - 1} parts, where {len(modules)} were "
+                    "expected, each in its turn. Let forward call the model that is cut; or "
+                    "balance it by 'parameters'."
                 )
             runs.append([after - before for (_, before), (_, after) in pairwise(calls)])
     return [min(column) for column in zip(*runs, strict=True)]
@@ -76,8 +80,9 @@ def _example(user: nn.Module) -> tuple[Any, dict[str, Any]]:
     example = getattr(user, "example_input_array", None)
     if example is None:
         raise ConfigurationError(
-            f"balance='time' runs {type(user).__name__} on an example, and it has none. Set its example_input_array to "
-            "the arguments of forward (a tensor, a tuple, or a dict), as large as those of a microbatch."
+            f"balance='time' runs {type(user).__name__} on an example, and it has none. Set its "
+            "example_input_array to the arguments of forward (a tensor, a tuple, or a dict), as "
+            "large as those of a microbatch."
         )
     if isinstance(example, dict):
         return (), example

@@ -24,10 +24,11 @@ def cut(
     """Find the module's parts, and make stages of them.
 
     Args:
-        user: has a method `pipeline()`, or one module in it has; or a config with a plan; or it is an `nn.Sequential`,
-            or has one.
+        user: has a method `pipeline()`, or one module in it has; or a config with a plan; or it is
+            an `nn.Sequential`, or has one.
         num_stages: number of stages.
-        given: the parts by names in it, which count instead; or the name of the one of several models that is cut.
+        given: the parts by names in it, which count instead; or the name of the one of several
+            models that is cut.
         balanced: how many parts each stage gets.
         measure: the seconds that parts take; None measures them here.
 
@@ -44,19 +45,29 @@ def cut(
     measure = measure or partial(part_times.measure, user)
     title, are_apart = _title(name, module), replay is not None
     stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=are_apart)
-    return Cut(module, name, tuple(stages), replay, _inner(module, parts) if replay is None else None)
+    return Cut(
+        module, name, tuple(stages), replay, _inner(module, parts) if replay is None else None
+    )
 
 
 def _declaring(user: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules with a method `pipeline`."""
-    declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
+    declared = [
+        (name, part)
+        for name, part in user.named_modules()
+        if callable(getattr(part, "pipeline", None))
+    ]
     return [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
 
 
 def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[Part], Replay | None]:
-    """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the user's."""
+    """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the
+    user's.
+    """
     declared = [one for one in _declaring(user) if _is_within(one[0], within)]
-    plans = [] if declared else [one for one in planned_parts.find(user) if _is_within(one[0], within)]
+    plans = (
+        [] if declared else [one for one in planned_parts.find(user) if _is_within(one[0], within)]
+    )
     sequences = [one for one in _sequences("", user) if _is_within(one[0], within)]
     if not declared and not plans and len(sequences) != 1:
         plans = found_blocks.find(user, within)
@@ -73,16 +84,17 @@ def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.
     title = type(user).__name__
     if not found:
         raise ModuleError(
-            f"{title} doesn't say what its parts are. Add `def pipeline(self): return [self.embed, *self.blocks, "
-            "self.head]` to it: its parts in the order in which forward applies them, each to the result of the one "
-            "before. For a model that can't be changed, give the strategy their names, parts=['embed', 'blocks.*', "
-            "'head']."
+            f"{title} doesn't say what its parts are. Add `def pipeline(self): return [self.embed, "
+            "*self.blocks, self.head]` to it: its parts in the order in which forward applies "
+            "them, each to the result of the one before. For a model that can't be changed, give "
+            "the strategy their names, parts=['embed', 'blocks.*', 'head']."
         )
     names = ", ".join(repr(name) for name, _ in found)
     raise ModuleError(
-        f"{title} has several modules that could be cut: {names}. Name the one that is to be, as in "
-        f"parts=[{found[0][0]!r}]; all ranks have the others whole. Or add a method pipeline() to it, or to {title} "
-        "itself, that returns its parts in the order in which forward applies them."
+        f"{title} has several modules that could be cut: {names}. Name the one that is to be, as "
+        f"in parts=[{found[0][0]!r}]; all ranks have the others whole. Or add a method pipeline() "
+        f"to it, or to {title} itself, that returns its parts in the order in which forward "
+        "applies them."
     )
 
 
@@ -102,15 +114,16 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
     for index, part in enumerate(parts):
         if not callable(part) or isinstance(part, nn.ModuleList):
             raise ModuleError(
-                f"{_title(name, module)}.pipeline() returned {part!r:.60} at position {index}; expected modules, and "
-                "functions between them, as in [self.embed, *self.blocks, self.head]."
+                f"{_title(name, module)}.pipeline() returned {part!r:.60} at position {index}; "
+                "expected modules, and functions between them, as in [self.embed, *self.blocks, "
+                "self.head]."
             )
     own = {id(one) for one in module.modules()}
     for part in parts:
         if isinstance(part, nn.Module) and (id(part) not in own or part is module):
             raise ModuleError(
-                f"{_title(name, module)}.pipeline() returned a {type(part).__name__} that is no part of the module. "
-                "Keep the parts as attributes, and return these."
+                f"{_title(name, module)}.pipeline() returned a {type(part).__name__} that is no "
+                "part of the module. Keep the parts as attributes, and return these."
             )
     return parts
 
@@ -119,7 +132,9 @@ def _inner(module: nn.Module, parts: Sequence[Part]) -> nn.Module | None:
     """The innermost module that has all parts and is called, if it is another one."""
     modules = dict(module.named_modules())
     own = {id(part) for part in parts}
-    inner = modules[named_parts.innermost(modules, [name for name, one in modules.items() if id(one) in own])]
+    inner = modules[
+        named_parts.innermost(modules, [name for name, one in modules.items() if id(one) in own])
+    ]
     return None if inner is module else inner
 
 

@@ -16,7 +16,8 @@ _PLAN = "base_model_pp_plan"
 
 
 def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
-    """The modules that a config plans for: name, module, and its parts in the order in which they are applied.
+    """The modules that a config plans for: name, module, and its parts in the order in which they
+    are applied.
 
     Args:
         user: the user's module.
@@ -33,8 +34,9 @@ def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
     if planned and not bases:
         name, plan = planned[0]
         raise ModuleError(
-            f"{type(modules[name]).__name__} has a config whose {_PLAN} names {', '.join(map(repr, plan))}, and no "
-            "module has them all. Name the parts by pipeline() in a module of your own, or by parts=."
+            f"{type(modules[name]).__name__} has a config whose {_PLAN} names "
+            f"{', '.join(map(repr, plan))}, and no module has them all. Name the parts by "
+            "pipeline() in a module of your own, or by parts=."
         )
     return [_with_head(name, plan, modules) for name, plan in bases]
 
@@ -56,7 +58,11 @@ def _with_head(
     above = name.rpartition(".")[0]
     heads = getattr(modules.get(above), "_pp_plan", None) if name else None
     if isinstance(heads, Mapping) and heads and _has(modules[above], heads):
-        own = [part for part in _expanded(modules[above], heads) if all(part is not one for one in parts)]
+        own = [
+            part
+            for part in _expanded(modules[above], heads)
+            if all(part is not one for one in parts)
+        ]
         return above, modules[above], [*parts, *own]
     return name, modules[name], parts
 

@@ -1,6 +1,8 @@
-"""A model's own forward, run for one stage: parts of other stages are stood in for, and all between parts is computed.
+"""A model's own forward, run for one stage: parts of other stages are stood in for, and all between
+parts is computed.
 
-So a layer gets the masks and positions that the forward makes for it, and these travel to no other rank.
+So a layer gets the masks and positions that the forward makes for it, and these travel to no other
+rank.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _UNSEEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
 class _Done(BaseException):
-    """The last part of a stage has returned. Nothing in the forward notices it, see `open_blocks`."""
+    """The last part of a stage has returned. Nothing in the forward notices it, see
+    `open_blocks`.
+    """
 
 
 class Replay:
@@ -39,7 +43,9 @@ class Replay:
     def __init__(self, owner: nn.Module, title: str, parts: Sequence[nn.Module]) -> None:
         self._owner, self._title, self._parts = owner, title, parts
         self._names = {id(module): name for name, module in owner.named_modules()}
-        stand_ins = {id(part): _PartStandIn(part, index, self._called) for index, part in enumerate(parts)}
+        stand_ins = {
+            id(part): _PartStandIn(part, index, self._called) for index, part in enumerate(parts)
+        }
         self._places = [
             (module, key, child, stand_ins[id(child)])
             for module in owner.modules()
@@ -52,8 +58,11 @@ class Replay:
         self._forms: dict[Any, Any] = {}
         self._is_looking = False
 
-    def around(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the model, of which the last part's is that of `call`, with the same arguments.
+    def around(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of the model, of which the last part's is that of `call`, with the same
+        arguments.
 
         Args:
             call: computes all parts.
@@ -84,12 +93,14 @@ class Replay:
             result = run()
             if looks and self._leaks(result, answers, run):
                 raise ModuleError(
-                    f"{self._title} computes its result also from what other parts than the last return, and "
-                    f"{self._name(last)} alone is shared by all ranks. {_CURE}"
+                    f"{self._title} computes its result also from what other parts than the last "
+                    f"return, and {self._name(last)} alone is shared by all ranks. {_CURE}"
                 )
         return result
 
-    def run(self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any) -> Any:
+    def run(
+        self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
+    ) -> Any:
         """The result of the part before `end`, and so of the parts from `begin` on.
 
         Args:
@@ -112,7 +123,9 @@ class Replay:
 
     @contextmanager
     def _looking(self, index: int) -> Iterator[bool]:
-        """A context in which placeholders are NaN, at the first call that begins with the result of this part."""
+        """A context in which placeholders are NaN, at the first call that begins with the result of
+        this part.
+        """
         self._is_looking, before = index not in self._looked_at, self._is_looking
         self._looked_at.add(index)
         try:
@@ -120,7 +133,9 @@ class Replay:
         finally:
             self._is_looking = before
 
-    def _run(self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any) -> Any:
+    def _run(
+        self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
+    ) -> Any:
         results: list[Any] = []
 
         def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -133,7 +148,8 @@ class Replay:
                 results.append(result)
                 if open_blocks.around_call() is None:
                     raise _Done
-                return tree_map(_copied, result)  # the forward goes on to its end, and may write into it
+                # the forward goes on to its end, and may write into it
+                return tree_map(_copied, result)
             return result
 
         with self._answered_by(answer):
@@ -142,14 +158,16 @@ class Replay:
             self._refuse_skipped(end)
         return results[0]
 
-    # the forward ----------------------------------------------------------------------------------------------------
+    # the forward ----------------------------------------------------------------------------------
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return type(self._owner).forward(self._owner, *args, **kwargs)
 
     @contextmanager
     def _answered_by(self, answer: Any) -> Iterator[None]:
-        """A context in which calls of parts are answered; within another one, which goes on afterwards."""
+        """A context in which calls of parts are answered; within another one, which goes on
+        afterwards.
+        """
         before = self._answer, self._next
         self._answer, self._next = answer, 0
         for module, key, _, stand_in in self._places:
@@ -166,17 +184,24 @@ class Replay:
         if index != self._next:
             expected = self._name(self._next) if self._next < len(self._parts) else "nothing more"
             raise ModuleError(
-                f"{self._title} called its part {self._name(index)} where {expected} comes next by the plan of its "
-                "config, or as they were added. A pipeline calls every part once, in that order: give the model "
-                "input_ids, and switch off what skips or repeats layers."
+                f"{self._title} called its part {self._name(index)} where {expected} comes next by "
+                "the plan of its config, or as they were added. A pipeline calls every part once, "
+                "in that order: give the model input_ids, and switch off what skips or repeats "
+                "layers."
             )
         self._next += 1
         return self._answer(index, args, kwargs)
 
-    def _of_shape(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float) -> Any:
+    def _of_shape(
+        self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float
+    ) -> Any:
         """Tensors like those that a part returns, with nothing in them but one number."""
         leaves, form = tree_flatten((args, kwargs))
-        key = index, str(form), *((one.shape, one.dtype) if isinstance(one, Tensor) else _plain(one) for one in leaves)
+        key = (
+            index,
+            str(form),
+            *((one.shape, one.dtype) if isinstance(one, Tensor) else _plain(one) for one in leaves),
+        )
         if key not in self._forms:
             self._forms[key] = self._on_meta(index, args, kwargs)
         first = next(one for one in leaves if isinstance(one, Tensor))
@@ -184,10 +209,17 @@ class Replay:
         def filled(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if index and not self._is_looking and (leaf.shape, leaf.dtype) == (first.shape, first.dtype):
+            if (
+                index
+                and not self._is_looking
+                and (leaf.shape, leaf.dtype) == (first.shape, first.dtype)
+            ):
                 return first  # nothing looks at it, and it costs nothing
             return torch.full(
-                leaf.shape, filling if leaf.is_floating_point() else 0, dtype=leaf.dtype, device=first.device
+                leaf.shape,
+                filling if leaf.is_floating_point() else 0,
+                dtype=leaf.dtype,
+                device=first.device,
             )
 
         return tree_map(filled, self._forms[key])
@@ -195,56 +227,74 @@ class Replay:
     def _on_meta(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         part = self._parts[index]
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        on_meta = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
+        on_meta = {
+            name: torch.empty(one.shape, dtype=one.dtype, device="meta")
+            for name, one in tensors.items()
+        }
         args, kwargs = tree_map(_on_meta, (args, kwargs))
         try:
             with absent.inspecting(), forwards.without_hooks(part.modules()), torch.no_grad():
                 return functional_call(part, on_meta, args, kwargs)
-        except Exception:  # such as a layer that looks at numbers, as experts do: most return what they were given
+        except Exception:
+            # such as a layer that looks at numbers, as experts do: most return what they were given
             return next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
 
-    # what a plan doesn't give -----------------------------------------------------------------------------------------
+    # what a plan doesn't give ---------------------------------------------------------------------
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config = getattr(self._owner, "config", None)
-        asked = next((name for name in _UNSEEN if kwargs.get(name, getattr(config, name, False))), None)
+        asked = next(
+            (name for name in _UNSEEN if kwargs.get(name, getattr(config, name, False))), None
+        )
         if asked is not None:
             raise ModuleError(
-                f"{self._title} was asked for {asked}, which layers on all ranks of the pipeline have. Leave it out: "
-                "the result has what comes after the last part."
+                f"{self._title} was asked for {asked}, which layers on all ranks of the pipeline "
+                "have. Leave it out: the result has what comes after the last part."
             )
         for value in (*args, *kwargs.values()):
             if hasattr(value, "get_seq_length"):
                 raise ModuleError(
-                    f"{self._title} was given a {type(value).__name__}, in which each rank of the pipeline would keep "
-                    "its own layers. Generate text after training, from a checkpoint, on one device."
+                    f"{self._title} was given a {type(value).__name__}, in which each rank of the "
+                    "pipeline would keep its own layers. Generate text after training, from a "
+                    "checkpoint, on one device."
                 )
         tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
             raise ModuleError(
-                f"{self._title} was given a tensor that wants a gradient. Its layers use it on several ranks of the "
-                "pipeline; with a config's plan, arguments have none. Compute it in a part of a module with pipeline()."
+                f"{self._title} was given a tensor that wants a gradient. Its layers use it on "
+                "several ranks of the pipeline; with a config's plan, arguments have none. Compute "
+                "it in a part of a module with pipeline()."
             )
 
     def _refuse_skipped(self, end: int) -> None:
         if self._next < end:
             raise ModuleError(
-                f"{self._title} returned without a call of {self._name(self._next)}, which is one of its parts. "
-                "A pipeline calls every part once: switch off what skips layers."
+                f"{self._title} returned without a call of {self._name(self._next)}, which is one "
+                "of its parts. A pipeline calls every part once: switch off what skips layers."
             )
 
     def _refuse_leaks(
-        self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any, result: Any
+        self,
+        begin: int,
+        end: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrived: Any,
+        result: Any,
     ) -> None:
-        """Refuse a stage that computes with placeholders, which are NaN: then it needs more than the part before."""
+        """Refuse a stage that computes with placeholders, which are NaN: then it needs more than
+        the part before.
+        """
         if self._leaks(result, arrived, lambda: self._run(begin, end, args, kwargs, arrived)):
             raise ModuleError(
-                f"{self._title} computes {self._name(begin)} also from results of other parts than the one before, "
-                f"{self._name(begin - 1)}, which alone travels to its rank. {_CURE}"
+                f"{self._title} computes {self._name(begin)} also from results of other parts than "
+                f"the one before, {self._name(begin - 1)}, which alone travels to its rank. {_CURE}"
             )
 
     def _leaks(self, result: Any, arrived: Any, again: Callable[[], Any]) -> bool:
-        """True if NaN in a result comes from placeholders, since there is none with zeros in their place."""
+        """True if NaN in a result comes from placeholders, since there is none with zeros in their
+        place.
+        """
         if not _has_nan(result) or _has_nan(arrived):
             return False
         self._filling = 0.0
@@ -290,8 +340,15 @@ def _plain(leaf: Any) -> Any:
 def _on_meta(leaf: Any) -> Any:
     if hasattr(leaf, "get_seq_length"):  # a cache, which would keep what lies on meta
         return None
-    return torch.empty_like(leaf, device="meta", requires_grad=False) if isinstance(leaf, Tensor) else leaf
+    return (
+        torch.empty_like(leaf, device="meta", requires_grad=False)
+        if isinstance(leaf, Tensor)
+        else leaf
+    )
 
 
 def _has_nan(tree: Any) -> bool:
-    return any(isinstance(one, Tensor) and bool(torch.isnan(one.detach()).any()) for one in tree_leaves(tree))
+    return any(
+        isinstance(one, Tensor) and bool(torch.isnan(one.detach()).any())
+        for one in tree_leaves(tree)
+    )

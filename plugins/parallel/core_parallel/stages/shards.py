@@ -1,6 +1,8 @@
-"""Parameters of a stage in shards: gathered once for all microbatches, and gradients reduced once after them.
+"""Parameters of a stage in shards: gathered once for all microbatches, and gradients reduced once
+after them.
 
-torch's own units gather and reduce around each call, of which ranks have as many as microbatches: these may differ.
+torch's own units gather and reduce around each call, of which ranks have as many as microbatches:
+these may differ.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ class Shards:
     """
 
     def __init__(
-        self, layout: Layout, shard: Callable[[nn.Module], None] | None, group: Any, device: torch.device
+        self,
+        layout: Layout,
+        shard: Callable[[nn.Module], None] | None,
+        group: Any,
+        device: torch.device,
     ) -> None:
         self._group, self._device = group, device
         parts = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
@@ -47,7 +53,12 @@ class Shards:
                 if not isinstance(part, FSDPModule) and next(part.parameters(), None) is not None:
                     part.register_forward_hook(_without_views)
                     shard(part)
-        self.units = [one for part in dict.fromkeys(parts) for one in part.modules() if isinstance(one, FSDPModule)]
+        self.units = [
+            one
+            for part in dict.fromkeys(parts)
+            for one in part.modules()
+            if isinstance(one, FSDPModule)
+        ]
         refuse_other_torch(self.units)
         for unit in self.units:
             unit.set_reshard_after_forward(False, recurse=False)
@@ -60,7 +71,9 @@ class Shards:
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """All ranks of a stage. A context whose backwards leave gradients whole; true if those are reduced then."""
+        """All ranks of a stage. A context whose backwards leave gradients whole; true if those are
+        reduced then.
+        """
         reduces = all(group.reduce_grads for group in self._groups())
         self._set_sync(False)
         try:
@@ -77,7 +90,8 @@ class Shards:
                 one.unsharded_accumulated_grad = None
 
     def reduce(self, scale: Tensor | None = None) -> None:
-        """All ranks of a stage, after backward. Add the average of whole gradients to those of the shards.
+        """All ranks of a stage, after backward. Add the average of whole gradients to those of the
+        shards.
 
         Args:
             scale: by which this rank's are multiplied before; None is one.
@@ -85,7 +99,9 @@ class Shards:
         if not self.units:
             return
         learning = self._learning()
-        gave = torch.tensor([float(_gradient(one) is not None) for one in learning], device=self._device)
+        gave = torch.tensor(
+            [float(_gradient(one) is not None) for one in learning], device=self._device
+        )
         dist.all_reduce(gave, group=self._group)
         for one, count in zip(learning, gave.tolist(), strict=True):
             gradient = _gradient(one)
@@ -98,7 +114,8 @@ class Shards:
             state: Any = unit._get_fsdp_state()
             if state._is_root:
                 if getattr(state._state_ctx, _MANUAL, False) is None:
-                    setattr(state._state_ctx, _MANUAL, False)  # torch 2.15 sets it within a backward
+                    # torch 2.15 sets it within a backward
+                    setattr(state._state_ctx, _MANUAL, False)
                 state._root_post_backward_final_callback()
         self.reshard()
 
@@ -111,11 +128,17 @@ class Shards:
             yield from _groups_of(unit._get_fsdp_state())
 
     def _learning(self) -> list[Any]:
-        return [one for group in self._groups() for one in group.fsdp_params if one.sharded_param.requires_grad]
+        return [
+            one
+            for group in self._groups()
+            for one in group.fsdp_params
+            if one.sharded_param.requires_grad
+        ]
 
 
 def refuse_other_torch(units: Iterable[Any]) -> None:
-    """Refuse a torch whose units lack a private name that is used here; torch 2.9, 2.13 and 2.15 have them.
+    """Refuse a torch whose units lack a private name that is used here; torch 2.9, 2.13 and 2.15
+    have them.
 
     Raises:
         ConfigurationError: with the name.
@@ -126,24 +149,36 @@ def refuse_other_torch(units: Iterable[Any]) -> None:
         used = [(state, name) for name in ("_is_root", "_root_post_backward_final_callback")]
         used += [(group, name) for group in groups for name in ("fsdp_params", "reduce_grads")]
         of_parameters = ("sharded_param", "unsharded_accumulated_grad")
-        used += [(one, name) for group in groups for one in getattr(group, "fsdp_params", ()) for name in of_parameters]
+        used += [
+            (one, name)
+            for group in groups
+            for one in getattr(group, "fsdp_params", ())
+            for name in of_parameters
+        ]
         missing = [name for owner, name in used if not hasattr(owner, name)]
         if missing or not groups:
             raise ConfigurationError(
-                f"shard with a pipeline reads names of FSDP2 that aren't public, and torch {torch.__version__} has no "
-                f"{(missing or ['_fsdp_param_group'])[0]!r}. Use torch 2.13, or leave shard or pipeline out."
+                "shard with a pipeline reads names of FSDP2 that aren't public, and torch "
+                f"{torch.__version__} has no {(missing or ['_fsdp_param_group'])[0]!r}. Use torch "
+                "2.13, or leave shard or pipeline out."
             )
 
 
 def _groups_of(state: Any) -> Iterator[Any]:
     # torch 2.13 may have several of a unit.
-    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    groups = getattr(state, "_fsdp_param_groups", None) or [
+        getattr(state, "_fsdp_param_group", None)
+    ]
     return (group for group in groups if group is not None)
 
 
 def _without_views(module: nn.Module, inputs: Any, output: Any) -> Any:
-    """Results of a unit, apart from what they are views of, as those of a linear layer: torch's hooks are on them."""
-    return tree_map(lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output)
+    """Results of a unit, apart from what they are views of, as those of a linear layer: torch's
+    hooks are on them.
+    """
+    return tree_map(
+        lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output
+    )
 
 
 def _gradient(one: Any) -> Any:
@@ -153,7 +188,8 @@ def _gradient(one: Any) -> Any:
 
 
 def check(layout: Layout) -> None:
-    """All ranks, while each has the whole module. Refuse parameters that can't be sharded with their part.
+    """All ranks, while each has the whole module. Refuse parameters that can't be sharded with
+    their part.
 
     Raises:
         ModuleError: with the name of one.
@@ -166,11 +202,12 @@ def check(layout: Layout) -> None:
             name = names.get(id(parameter))
             if owners.setdefault(id(parameter), part) is not part:
                 raise ModuleError(
-                    f"{name!r} belongs to two parts, which are gathered each by itself under shard=. Untie them, or "
-                    "leave shard out."
+                    f"{name!r} belongs to two parts, which are gathered each by itself under "
+                    "shard=. Untie them, or leave shard out."
                 )
             if not parameter.ndim:
                 raise ModuleError(
-                    f"{name!r} of {type(layout.user).__name__} is a parameter of shape (), which has no dimension to "
-                    "be sharded along. Give it one: nn.Parameter(torch.ones(1))."
+                    f"{name!r} of {type(layout.user).__name__} is a parameter of shape (), which "
+                    "has no dimension to be sharded along. Give it one: "
+                    "nn.Parameter(torch.ones(1))."
                 )

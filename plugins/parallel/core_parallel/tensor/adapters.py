@@ -1,4 +1,5 @@
-"""Low-rank adapters around the layers that a plan names, as peft's LoRA puts them there: cut as these are.
+"""Low-rank adapters around the layers that a plan names, as peft's LoRA puts them there: cut as
+these are.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
 """
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def inside(module: nn.Module, planned: Mapping[str, Any]) -> dict[str, Any]:
     """A plan with the layers in adapters in the place of these.
 
-    The second layer of an adapter beside a layer that is cut by columns gives the same columns, and the first one
-    beside a layer that is cut by rows is given the same rows.
+    The second layer of an adapter beside a layer that is cut by columns gives the same columns, and
+    the first one beside a layer that is cut by rows is given the same rows.
 
     Args:
         module: the user's.
@@ -36,12 +37,20 @@ def inside(module: nn.Module, planned: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = word
             continue
         first, second = getattr(part, "lora_A", None), getattr(part, "lora_B", None)
-        if not isinstance(first, nn.ModuleDict) or not isinstance(second, nn.ModuleDict) or _has_more(part):
+        if (
+            not isinstance(first, nn.ModuleDict)
+            or not isinstance(second, nn.ModuleDict)
+            or _has_more(part)
+        ):
             raise ModuleError(
-                f"{name!r} is to be cut, and has an adapter ({type(part).__name__}) that isn't a product of two "
-                "layers, lora_A and lora_B. Leave it out of the plan, or use LoRA."
+                f"{name!r} is to be cut, and has an adapter ({type(part).__name__}) that isn't a "
+                "product of two layers, lora_A and lora_B. Leave it out of the plan, or use LoRA."
             )
-        is_by_columns = word.startswith("colwise") if isinstance(word, str) else isinstance(word, ColwiseParallel)
+        is_by_columns = (
+            word.startswith("colwise")
+            if isinstance(word, str)
+            else isinstance(word, ColwiseParallel)
+        )
         side, layers = ("lora_B", second) if is_by_columns else ("lora_A", first)
         found |= {f"{name}.base_layer": word, **{f"{name}.{side}.{key}": word for key in layers}}
     return found
@@ -58,6 +67,14 @@ def is_beside(name: str) -> bool:
 
 
 def _has_more(part: Any) -> bool:
-    """True if an adapter scales by norms of whole weights, as DoRA does, or has other tensors beside its two layers."""
-    others = [child for child in part.children() if child not in (part.base_layer, part.lora_A, part.lora_B)]
-    return any(next(child.parameters(), None) is not None for child in others) or bool(part._parameters)
+    """True if an adapter scales by norms of whole weights, as DoRA does, or has other tensors
+    beside its two layers.
+    """
+    others = [
+        child
+        for child in part.children()
+        if child not in (part.base_layer, part.lora_A, part.lora_B)
+    ]
+    return any(next(child.parameters(), None) is not None for child in others) or bool(
+        part._parameters
+    )

@@ -1,4 +1,6 @@
-"""A plan of cut layers, compared: blocks with whole ones, and gradients of parameters that every rank has whole."""
+"""A plan of cut layers, compared: blocks with whole ones, and gradients of parameters that every
+rank has whole.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ if TYPE_CHECKING:
 _OF_OUTPUTS = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_GRADIENTS = {torch.float64: 1e-7, torch.float32: 1e-2}
 _CURE = (
-    "Between a layer that is cut by columns and one by rows each rank has a part of the values: only what treats each "
-    "of them alone may stand there. "
+    "Between a layer that is cut by columns and one by rows each rank has a part of the values: "
+    "only what treats each of them alone may stand there. "
 )
 
 
 def blocks_of(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[str, nn.Module]:
-    """The smallest modules, by name, that are given whole values and return whole ones, around the layers of a plan.
+    """The smallest modules, by name, that are given whole values and return whole ones, around the
+    layers of a plan.
 
     Args:
         module: the user's.
@@ -54,11 +57,18 @@ def blocks_of(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[st
             owner = owner.rpartition(".")[0]
         if owner not in ("", name):  # a layer that is whole outside promises nothing
             found[owner] = module.get_submodule(owner)
-    return {name: one for name, one in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+    return {
+        name: one
+        for name, one in found.items()
+        if not any(name.startswith(f"{other}.") for other in found)
+    }
 
 
-def draw_apart(blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle], group: Any) -> None:
-    """Give each rank of a tensor group random numbers of its own between layers cut by columns and by rows.
+def draw_apart(
+    blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle], group: Any
+) -> None:
+    """Give each rank of a tensor group random numbers of its own between layers cut by columns and
+    by rows.
 
     Args:
         blocks: by name, see `blocks_of`.
@@ -72,9 +82,14 @@ def draw_apart(blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelSty
             if not layer.startswith(f"{name}.") or adapters.is_beside(layer):
                 continue
             part = block.get_submodule(adapters.around(layer).removeprefix(f"{name}."))
-            if type(style) is ColwiseParallel and style.use_local_output and not _is_whole(style.output_layouts):
+            if (
+                type(style) is ColwiseParallel
+                and style.use_local_output
+                and not _is_whole(style.output_layouts)
+            ):
                 if adapters.around(layer) != layer:
-                    part.register_forward_pre_hook(own.end)  # it may drop what it is given, which is whole
+                    # it may drop what it is given, which is whole
+                    part.register_forward_pre_hook(own.end)
                 part.register_forward_hook(partial(_begin, own))
             if type(style) is RowwiseParallel and not _is_whole(style.input_layouts):
                 part.register_forward_hook(own.end)
@@ -89,8 +104,12 @@ def _is_closed(name: str, module: nn.Module, styles: Mapping[str, ParallelStyle]
         return False
     inside = [style for one, style in styles.items() if f"{one}.".startswith(f"{name}.")]
     plain = [style for style in inside if type(style) in (ColwiseParallel, RowwiseParallel)]
-    opens = any(isinstance(one, ColwiseParallel) and not _is_whole(one.output_layouts) for one in plain)
-    closes = any(isinstance(one, RowwiseParallel) and not _is_whole(one.input_layouts) for one in plain)
+    opens = any(
+        isinstance(one, ColwiseParallel) and not _is_whole(one.output_layouts) for one in plain
+    )
+    closes = any(
+        isinstance(one, RowwiseParallel) and not _is_whole(one.input_layouts) for one in plain
+    )
     return opens == closes and len(plain) == sum(not _keeps_whole(one) for one in inside)
 
 
@@ -104,11 +123,15 @@ def _keeps_whole(style: ParallelStyle) -> bool:
 
 @contextmanager
 def compared(
-    blocks: Mapping[str, nn.Module], group: Any, kept_random: Callable[[], AbstractContextManager[Any]]
+    blocks: Mapping[str, nn.Module],
+    group: Any,
+    kept_random: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[None]:
-    """All ranks of a tensor group. A context in which the next call of each block is compared with that of the whole.
+    """All ranks of a tensor group. A context in which the next call of each block is compared with
+    that of the whole.
 
-    Each gathers a block's parameters, and runs it twice without gradients: with its cut layers, and whole.
+    Each gathers a block's parameters, and runs it twice without gradients: with its cut layers, and
+    whole.
 
     Args:
         blocks: by name, see `blocks_of`.
@@ -124,45 +147,67 @@ def compared(
         def look(module: nn.Module, args: Any, kwargs: Any) -> None:
             if name in handles:
                 handles.pop(name).remove()
-                with kept_random(), own_state.kept(module), torch.no_grad(), NoDropout() as dropouts:
+                with (
+                    kept_random(),
+                    own_state.kept(module),
+                    torch.no_grad(),
+                    NoDropout() as dropouts,
+                ):
                     _compare(name, module, args, kwargs, group, dropouts)
 
         return look
 
     for name, one in blocks.items():
-        if not any(is_absent(parameter) or "expert" in cut_axes(parameter) for parameter in one.parameters()):
+        if not any(
+            is_absent(parameter) or "expert" in cut_axes(parameter)
+            for parameter in one.parameters()
+        ):
             handles[name] = one.register_forward_pre_hook(looking(name), with_kwargs=True)
     try:
         # Who hasn't imported torch's compiler has compiled nothing.
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        with (
+            torch.compiler.set_stance("force_eager")
+            if "torch._dynamo" in sys.modules
+            else nullcontext()
+        ):
             yield
     finally:
         for handle in handles.values():
             handle.remove()
 
 
-def _compare(name: str, module: nn.Module, args: Any, kwargs: Any, group: Any, dropouts: NoDropout) -> None:
+def _compare(
+    name: str, module: nn.Module, args: Any, kwargs: Any, group: Any, dropouts: NoDropout
+) -> None:
     with no_constants(module):
         given, named = tree_map(_apart, (args, kwargs))
         cut, before = tree_leaves(module.forward(*given, **named)), random_states(module)
         of_parts, dropouts.seen = dropouts.seen, []
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        whole_tensors = {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in tensors.items()}
+        whole_tensors = {
+            key: one.full_tensor() if isinstance(one, DTensor) else one
+            for key, one in tensors.items()
+        }
         try:
             with _without_exchanges(module.modules()):
-                whole = tree_leaves(functional_call(module, whole_tensors, *tree_map(_apart, (args, kwargs))))
+                whole = tree_leaves(
+                    functional_call(module, whole_tensors, *tree_map(_apart, (args, kwargs)))
+                )
         except Exception:  # such as a block that counts on its part of the heads
             return
     dropped = zip(of_parts, dropouts.seen, strict=False)
     if any(is_own and shape == of_whole for (shape, is_own), (of_whole, _) in dropped):
         raise ModuleError(
-            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have whole, between its "
-            "layers that are cut by columns and by rows, where each rank draws a mask of its own. Do that before the "
-            "first of them or behind the last, or leave both out of the plan."
+            f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
+            "whole, between its layers that are cut by columns and by rows, where each rank draws "
+            "a mask of its own. Do that before the first of them or behind the last, or leave both "
+            "out of the plan."
         )
     if random_states(module) != before:
         return  # it draws numbers of its own
-    tolerances = {} if torch.is_autocast_enabled(cut[0].device.type if cut else "cpu") else _OF_OUTPUTS
+    tolerances = (
+        {} if torch.is_autocast_enabled(cut[0].device.type if cut else "cpu") else _OF_OUTPUTS
+    )
     pairs = [
         (_full(one), _own_part(_full(other), one.shape, group))
         for one, other in zip(cut, whole, strict=False)
@@ -173,15 +218,17 @@ def _compare(name: str, module: nn.Module, args: Any, kwargs: Any, group: Any, d
     dist.all_reduce(mark, dist.ReduceOp.MAX, group=group)
     if mark.item():
         raise ModuleError(
-            f"{type(module).__name__} {name!r} computes other values with the layers that the tensor plan cuts than "
-            f"whole. {_CURE}A norm, a softmax, a choice of the largest or a sum over them isn't: cut the layer before "
-            "it by 'colwise_gather_output' and give the one after it 'rowwise_split_input', or leave both out of the "
-            "plan."
+            f"{type(module).__name__} {name!r} computes other values with the layers that the "
+            f"tensor plan cuts than whole. {_CURE}A norm, a softmax, a choice of the largest or a "
+            "sum over them isn't: cut the layer before it by 'colwise_gather_output' and give the "
+            "one after it 'rowwise_split_input', or leave both out of the plan."
         )
 
 
 def _apart(leaf: Any) -> Any:
-    """A copy of an argument, into which a call may write; None for a cache of keys, to which a call would add."""
+    """A copy of an argument, into which a call may write; None for a cache of keys, to which a call
+    would add.
+    """
     if isinstance(leaf, Tensor):
         return leaf.detach().clone()
     return None if hasattr(leaf, "get_seq_length") else copy.copy(leaf)
@@ -193,9 +240,15 @@ def _full(tensor: Any) -> Tensor:
 
 
 def _own_part(whole: Tensor, shape: torch.Size, group: Any) -> Tensor:
-    """This rank's part of a value, if the module returns parts of it, such as the attention of its own heads."""
+    """This rank's part of a value, if the module returns parts of it, such as the attention of its
+    own heads.
+    """
     size = group.size()
-    cut = [dim for dim, length in enumerate(whole.shape) if length != shape[dim]] if len(shape) == whole.ndim else []
+    cut = (
+        [dim for dim, length in enumerate(whole.shape) if length != shape[dim]]
+        if len(shape) == whole.ndim
+        else []
+    )
     if len(cut) != 1 or shape[cut[0]] * size != whole.shape[cut[0]]:
         return whole
     part: Tensor = whole.chunk(size, cut[0])[group.rank()]
@@ -204,10 +257,18 @@ def _own_part(whole: Tensor, shape: torch.Size, group: Any) -> Tensor:
 
 @contextmanager
 def _without_exchanges(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which modules are called without the hooks that torch and this package have put on cut layers."""
-    kept = [(vars(one), name, vars(one)[name]) for one in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
+    """A context in which modules are called without the hooks that torch and this package have put
+    on cut layers.
+    """
+    kept = [
+        (vars(one), name, vars(one)[name])
+        for one in modules
+        for name in ("_forward_pre_hooks", "_forward_hooks")
+    ]
     for attributes, name, hooks in kept:  # others in their place: what is compiled looks at these
-        attributes[name] = OrderedDict((key, hook) for key, hook in hooks.items() if not _exchanges(hook))
+        attributes[name] = OrderedDict(
+            (key, hook) for key, hook in hooks.items() if not _exchanges(hook)
+        )
     try:
         yield
     finally:
@@ -229,7 +290,10 @@ def refuse_unlike_gradients(module: nn.Module, group: Any) -> None:
     named = [
         (name, own_part(one.grad.detach()))
         for name, one in module.named_parameters()
-        if one.grad is not None and not one.is_meta and "tensor" not in cut_axes(one) and "expert" not in cut_axes(one)
+        if one.grad is not None
+        and not one.is_meta
+        and "tensor" not in cut_axes(one)
+        and "expert" not in cut_axes(one)
     ]
     if not named:
         return
@@ -242,9 +306,10 @@ def refuse_unlike_gradients(module: nn.Module, group: Any) -> None:
     for (name, gradient), differs, scale in zip(named, spread, scales, strict=True):
         if differs > _OF_GRADIENTS.get(gradient.dtype, 1e-1) * scale:
             raise ModuleError(
-                f"Ranks of a tensor group have other gradients of {name!r}, which all of them have whole: it is "
-                "applied to a part of the values on each, and they would go apart. Give its module "
-                f"'replicated_with_grad_allreduce' in the plan: {{{name.rpartition('.')[0]!r}: "
+                f"Ranks of a tensor group have other gradients of {name!r}, which all of them have "
+                "whole: it is applied to a part of the values on each, and they would go apart. "
+                "Give its module 'replicated_with_grad_allreduce' in the plan: "
+                f"{{{name.rpartition('.')[0]!r}: "
                 "'replicated_with_grad_allreduce'}."
             )
 

@@ -1,6 +1,7 @@
 """Layers cut over the ranks of a tensor group, by plans in transformers' words or torch's styles.
 
-Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019.
 """
 
 from __future__ import annotations
@@ -34,21 +35,28 @@ if TYPE_CHECKING:
 
 
 class ReplicatedWithSummedGradient(ParallelStyle):
-    """A module that all ranks have whole, and call for different parts: such as a norm of each head."""
+    """A module that all ranks have whole, and call for different parts: such as a norm of each
+    head.
+    """
 
     keeps_whole = True
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for part in module.modules():
             for name, parameter in part.named_parameters(recurse=False):
-                whole = distribute_tensor(parameter.detach(), device_mesh, [Replicate()], src_data_rank=None)
-                part.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+                whole = distribute_tensor(
+                    parameter.detach(), device_mesh, [Replicate()], src_data_rank=None
+                )
+                part.register_parameter(
+                    name, nn.Parameter(whole, requires_grad=parameter.requires_grad)
+                )
         use_local(module, _to_local)
         return module
 
 
 class LatentKeys(ParallelStyle):
-    """A layer that all ranks have whole, and whose last columns each uses for its own heads: their rotary keys.
+    """A layer that all ranks have whole, and whose last columns each uses for its own heads: their
+    rotary keys.
 
     Args:
         width: number of these columns.
@@ -106,9 +114,10 @@ def plan(
         module: the user's, whole.
         given: the strategy's plan; None asks the module and its config.
         size: of the tensor group.
-        experts: names of modules that are distributed otherwise: what a plan says of them is left out.
-        keeps_logits: what else would be gathered from columns stays in parts, also of a head that the plan of a class
-            names.
+        experts: names of modules that are distributed otherwise: what a plan says of them is left
+            out.
+        keeps_logits: what else would be gathered from columns stays in parts, also of a head that
+            the plan of a class names.
 
     Raises:
         ModuleError: there is no plan, a layer can't be cut so, or it shares a weight with another.
@@ -116,15 +125,17 @@ def plan(
     """
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
-    planned = plans.find(module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE)
+    planned = plans.find(
+        module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE
+    )
     if keeps_logits:
         planned = {**plans.of_classes(module), **planned}
         planned |= {name: _LOGITS for name, word in planned.items() if word in _GATHERED}
         if _LOGITS not in planned.values():
             raise ConfigurationError(
                 f"tensor_loss='local' is about a layer whose columns are gathered, and the plan of "
-                f"{type(module).__name__} has none. Give its head 'colwise_gather_output' in the plan, or leave "
-                "tensor_loss out."
+                f"{type(module).__name__} has none. Give its head 'colwise_gather_output' in the "
+                "plan, or leave tensor_loss out."
             )
     shared = [name for name, word in planned.items() if word == _OF_EXPERTS]
     planned = {
@@ -132,7 +143,8 @@ def plan(
         for name, word in planned.items()
         if word != _WHOLE
         and not any(f"{name}.".startswith(f"{one}.") for one in experts)
-        and not any(name.startswith(f"{one}.") for one in shared)  # its parameters, which ranks have expert by expert
+        # its parameters, which ranks have expert by expert
+        and not any(name.startswith(f"{one}.") for one in shared)
     }
     _refuse_tied(module, planned)
     _refuse_parameters(module, planned)
@@ -145,7 +157,8 @@ def plan(
 
 
 def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
-    """All ranks of a tensor group, with the same values. Cut layers in place; not those that another stage has.
+    """All ranks of a tensor group, with the same values. Cut layers in place; not those that
+    another stage has.
 
     Args:
         module: the user's.
@@ -168,8 +181,8 @@ def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:
     if word not in _WORDS:
         known = ", ".join(map(repr, (*_WORDS, _OF_EXPERTS, _OF_LATENT, _WHOLE)))
         raise ConfigurationError(
-            f"The plan for {name!r} is {word!r}; expected one of torch's styles, or one of {known}. Give another plan "
-            "as tensor_plan=."
+            f"The plan for {name!r} is {word!r}; expected one of torch's styles, or one of "
+            f"{known}. Give another plan as tensor_plan=."
         )
     style: ParallelStyle = _WORDS[word]()
     return style
@@ -181,8 +194,9 @@ def _rotary_width(module: nn.Module, name: str) -> int:
         if isinstance(width := getattr(one, "qk_rope_head_dim", None), int):
             return width
     raise ModuleError(
-        f"The plan for {name!r} is {_OF_LATENT!r}, and the module around it has no qk_rope_head_dim, nor has its "
-        "config: the number of the last columns, which every head uses. Leave the attention out of the plan."
+        f"The plan for {name!r} is {_OF_LATENT!r}, and the module around it has no "
+        "qk_rope_head_dim, nor has its config: the number of the last columns, which every head "
+        "uses. Leave the attention out of the plan."
     )
 
 
@@ -192,21 +206,24 @@ def _check_size(name: str, part: nn.Module, style: ParallelStyle, size: int) -> 
         style.check(part, size)
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return
-    if not isinstance(part, nn.Linear | nn.Embedding) or (weight := part._parameters.get("weight")) is None:
+    if (
+        not isinstance(part, nn.Linear | nn.Embedding)
+        or (weight := part._parameters.get("weight")) is None
+    ):
         made = (
             "computes its weight in each call, of the whole"
             if isinstance(part, nn.Linear | nn.Embedding)
             else "is none"
         )
         raise ModuleError(
-            f"{name!r} is to be cut by columns or rows, which torch's Linear and Embedding can be, and {made} "
-            f"({type(part).__name__}). Leave it out of the plan."
+            f"{name!r} is to be cut by columns or rows, which torch's Linear and Embedding can be, "
+            f"and {made} ({type(part).__name__}). Leave it out of the plan."
         )
     dim = int(isinstance(style, RowwiseParallel) != isinstance(part, nn.Embedding))
     if weight.shape[dim] % size:
         raise ModuleError(
-            f"{name!r} has {weight.shape[dim]} {'columns' if dim else 'rows'}, and tensor={size} doesn't divide that. "
-            "Choose a size that does, or leave the layer out of the plan."
+            f"{name!r} has {weight.shape[dim]} {'columns' if dim else 'rows'}, and tensor={size} "
+            "doesn't divide that. Choose a size that does, or leave the layer out of the plan."
         )
 
 
@@ -214,13 +231,16 @@ def _check_heads(name: str, module: nn.Module, style: ParallelStyle, size: int) 
     """Refuse a projection of which a rank would have a part of a head."""
     part, owner = module.get_submodule(name), module.get_submodule(name.rpartition(".")[0])
     rows, width = getattr(part, "out_features", None), getattr(owner, "head_dim", None)
-    leaves_parts = isinstance(style, ColwiseParallel) and not any(one.is_replicate() for one in style.output_layouts)
+    leaves_parts = isinstance(style, ColwiseParallel) and not any(
+        one.is_replicate() for one in style.output_layouts
+    )
     if not leaves_parts or not isinstance(rows, int) or not isinstance(width, int) or rows % width:
         return
     if (heads := rows // width) % size:
         raise ModuleError(
-            f"{name!r} has {heads} heads of {width} numbers, and tensor={size} doesn't divide {heads}: a rank would "
-            "have a part of a head. Choose a size that does, or leave this attention out of the plan."
+            f"{name!r} has {heads} heads of {width} numbers, and tensor={size} doesn't divide "
+            f"{heads}: a rank would have a part of a head. Choose a size that does, or leave this "
+            "attention out of the plan."
         )
 
 
@@ -228,9 +248,9 @@ def _refuse_parameters(module: nn.Module, planned: Mapping[str, Any]) -> None:
     modules = dict(module.named_modules())
     if others := [name for name in planned if name not in modules]:
         raise ConfigurationError(
-            f"The plan names {others[0]!r}, which is a parameter and no module, with {planned[others[0]]!r}. "
-            f"Parameters by themselves are cut in modules of experts only, which have {_OF_EXPERTS!r}. Give another "
-            "plan as tensor_plan=."
+            f"The plan names {others[0]!r}, which is a parameter and no module, with "
+            f"{planned[others[0]]!r}. Parameters by themselves are cut in modules of experts only, "
+            f"which have {_OF_EXPERTS!r}. Give another plan as tensor_plan=."
         )
 
 
@@ -241,6 +261,6 @@ def _refuse_tied(module: nn.Module, planned: Mapping[str, Any]) -> None:
     for shared in names.values():
         if len(shared) > 1 and any(name.rpartition(".")[0] in planned for name in shared):
             raise ModuleError(
-                f"{shared[0]!r} and {shared[1]!r} share a weight, and the plan cuts one of them: they would go apart. "
-                "Leave both out of the plan, or untie them."
+                f"{shared[0]!r} and {shared[1]!r} share a weight, and the plan cuts one of them: "
+                "they would go apart. Leave both out of the plan, or untie them."
             )

@@ -1,4 +1,6 @@
-"""Experts of a mixture over the ranks of a tensor group, which have the same tokens: each rank answers for its own."""
+"""Experts of a mixture over the ranks of a tensor group, which have the same tokens: each rank
+answers for its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class SharedExperts(ParallelStyle):
-    """A module of experts of which each rank has some, whole; the first dim of its parameters is the expert.
+    """A module of experts of which each rank has some, whole; the first dim of its parameters is
+    the expert.
 
     Args:
         name: of the module.
@@ -39,23 +42,30 @@ class SharedExperts(ParallelStyle):
         """
         shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
         if len({shape[:1] for shape in shapes.values()}) != 1 or () in shapes.values():
-            shown = ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items()) or "nothing"
+            shown = (
+                ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items())
+                or "nothing"
+            )
             raise ModuleError(
-                f"The parameters of the experts {self._name!r} must have the number of experts as their first dim, and "
-                f"it has {shown}. Leave it out of the plan."
+                f"The parameters of the experts {self._name!r} must have the number of experts as "
+                f"their first dim, and it has {shown}. Leave it out of the plan."
             )
         if (count := next(iter(shapes.values()))[0]) % size:
             raise ModuleError(
-                f"{self._name!r} has {count} experts, and tensor={size} doesn't divide that. Choose a size that does, "
-                "or leave the experts out of the plan."
+                f"{self._name!r} has {count} experts, and tensor={size} doesn't divide that. "
+                "Choose a size that does, or leave the experts out of the plan."
             )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         count = next(module.parameters()).shape[0]
         for part in module.modules():
             for name, parameter in part.named_parameters(recurse=False):
-                placed = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)], src_data_rank=None)
-                part.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+                placed = distribute_tensor(
+                    parameter.detach(), device_mesh, [Shard(0)], src_data_rank=None
+                )
+                part.register_parameter(
+                    name, nn.Parameter(placed, requires_grad=parameter.requires_grad)
+                )
         use_local(module, _to_local)
         _Share(self._name, module, count, device_mesh).attach()
         return module
@@ -67,7 +77,9 @@ def _to_local(parameter: Any) -> Tensor:
 
 
 class _Share:
-    """The hooks of one module: its forward sees the pairs of a token and one of this rank's experts."""
+    """The hooks of one module: its forward sees the pairs of a token and one of this rank's
+    experts.
+    """
 
     def __init__(self, name: str, module: nn.Module, count: int, mesh: DeviceMesh) -> None:
         own = count // mesh.size()
@@ -88,9 +100,14 @@ class _Share:
         own = numbers.flatten() - self._first
         places = torch.nonzero((own >= 0) & (own < self._own))[:, 0]
         self._calls.append((numbers, places))
-        rows, experts, factors = tokens[places // numbers.shape[1]], own[places], weights.flatten()[places]
+        rows, experts, factors = (
+            tokens[places // numbers.shape[1]],
+            own[places],
+            weights.flatten()[places],
+        )
         if not len(places):
-            # One row that counts nowhere, so that backward goes through the exchange and the parameters here too.
+            # One row that counts nowhere, so that backward goes through the exchange and the
+            # parameters here too.
             rows, factors = rows.sum(0, keepdim=True) + 1, factors.sum(0, keepdim=True) + 1
             experts = experts.new_zeros(1)
         self._draws.begin(module, rows.device)  # also since ranks have other numbers of tokens
@@ -103,12 +120,16 @@ class _Share:
         if output is None or numbers is None or places is None:  # an error is on its way
             return None
         answers = output[: len(places)]
-        pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(0, places, answers)
+        pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(
+            0, places, answers
+        )
         return _added_up(pairs.unflatten(0, numbers.shape).sum(1), self._mesh)
 
 
 def summed_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A tensor that all ranks have, and each uses for its part: its gradient is the sum of theirs."""
+    """A tensor that all ranks have, and each uses for its part: its gradient is the sum of
+    theirs.
+    """
     placed = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     local: Tensor = placed.to_local(grad_placements=[Partial()])
     return local

@@ -1,6 +1,7 @@
 """Logits of which each rank of a tensor group has those of its own words, and their cross entropy.
 
-Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism", 2019.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class VocabularyPart(PartedTensor):
         sizes = self._sizes(shape)
         if self._dim != self.ndim - 1 or sizes[-1] != self.shape[-1]:
             raise refused(self, Tensor.view)
-        return type(self)(self._part.reshape(*sizes[:-1], self._part.shape[-1]), len(sizes) - 1, self._group)
+        return type(self)(
+            self._part.reshape(*sizes[:-1], self._part.shape[-1]), len(sizes) - 1, self._group
+        )
 
     def _transposed(self, dim0: int, dim1: int) -> Self:
         one, other = dim0 % self.ndim, dim1 % self.ndim
@@ -96,10 +99,13 @@ class VocabularyPart(PartedTensor):
             raise refused(self, loss)
         if given["target"].is_floating_point() or given.get("weight") is not None:
             raise ModuleError(
-                "cross_entropy of logits in parts (tensor_loss='local') takes labels that are classes, and no weight "
-                "of classes. Call .whole() on the logits first, on all ranks; or leave tensor_loss out."
+                "cross_entropy of logits in parts (tensor_loss='local') takes labels that are "
+                "classes, and no weight of classes. Call .whole() on the logits first, on all "
+                "ranks; or leave tensor_loss out."
             )
-        return _cross_entropy(self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given)
+        return _cross_entropy(
+            self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given
+        )
 
 
 def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any]) -> Tensor:
@@ -114,12 +120,16 @@ def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any
     shifted = logits - largest.unsqueeze(-1)
     place = target - group.rank() * logits.shape[-1]
     is_own = (place >= 0) & (place < logits.shape[-1])
-    of_target = shifted.gather(-1, place.where(is_own, 0).unsqueeze(-1)).squeeze(-1).where(is_own, 0.0)
+    of_target = (
+        shifted.gather(-1, place.where(is_own, 0).unsqueeze(-1)).squeeze(-1).where(is_own, 0.0)
+    )
     smoothing = given.get("label_smoothing", 0.0)
     of_target = of_target * (1 - smoothing)
     if smoothing:
         of_target = of_target + shifted.sum(-1) * (smoothing / number)
-    found = collectives.sum_alike(shifted.exp().sum(-1), group).log() - collectives.sum_alike(of_target, group)
+    found = collectives.sum_alike(shifted.exp().sum(-1), group).log() - collectives.sum_alike(
+        of_target, group
+    )
     found = found.where(counted, 0.0)
     reduction = given.get("reduction", "mean")
     if reduction != "none":
@@ -130,9 +140,14 @@ def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any
 
 def _check_classes(target: Tensor, number: int) -> None:
     """Refuse labels that no rank would find, on a device that is asked without waiting for it."""
-    if target.device.type == "cpu" and target.numel() and not 0 <= int(target.min()) <= int(target.max()) < number:
+    if (
+        target.device.type == "cpu"
+        and target.numel()
+        and not 0 <= int(target.min()) <= int(target.max()) < number
+    ):
         raise ModuleError(
-            f"cross_entropy got labels from {int(target.min())} to {int(target.max())}, for {number} classes."
+            f"cross_entropy got labels from {int(target.min())} to {int(target.max())}, for "
+            f"{number} classes."
         )
 
 

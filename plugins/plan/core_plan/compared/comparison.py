@@ -76,7 +76,9 @@ class Comparison:
 
     @property
     def reference(self) -> Result | None:
-        """The first contender that could be measured; the others' numbers are compared with its own."""
+        """The first contender that could be measured; the others' numbers are compared with its
+        own.
+        """
         return next((result for result in self.results if result.status == "measured"), None)
 
     def run(self, report: Callable[[str], None]) -> None:
@@ -97,7 +99,9 @@ class Comparison:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run_round(self, number: int, folder: Path, report: Callable[[str], None]) -> None:
-        """Time each contender once; in odd rounds the last comes first, so that no one always follows the same."""
+        """Time each contender once; in odd rounds the last comes first, so that no one always
+        follows the same.
+        """
         for result in self.results if number % 2 == 0 else reversed(self.results):
             if result.status == "failed":
                 continue
@@ -115,7 +119,9 @@ class Comparison:
         return self.settings.saves and (self.settings.num_nodes == 1 or bool(self.settings.scratch))
 
     def _compare_numbers(self, folder: Path, report: Callable[[str], None]) -> None:
-        """Run the reference and all that should equal it once more, untimed, and compare their weights step by step."""
+        """Run the reference and all that should equal it once more, untimed, and compare their
+        weights step by step.
+        """
         reference = self.reference
         compared = [
             result
@@ -128,9 +134,12 @@ class Comparison:
         if reference is None or not compared or not self.settings.weighs:
             return
         parted = [
-            numbers.first_parted_loss(result.losses, reference.losses, self.settings.tolerance) for result in compared
+            numbers.first_parted_loss(result.losses, reference.losses, self.settings.tolerance)
+            for result in compared
         ]
-        steps = numbers.steps_to_weigh(parted, min(result.num_steps for result in (reference, *compared)))
+        steps = numbers.steps_to_weigh(
+            parted, min(result.num_steps for result in (reference, *compared))
+        )
         kept = folder / "reference"
         kept.mkdir()
         what = {"weight_steps": steps, "reference": str(kept), "steps": max(1, *steps)}
@@ -150,7 +159,9 @@ class Comparison:
         for result in compared:
             report(f"Numbers: {result.strategy}")
             try:
-                distances[result.strategy] = self._run(self._task(result, folder, **what))[0]["distances"]
+                distances[result.strategy] = self._run(self._task(result, folder, **what))[0][
+                    "distances"
+                ]
             except RunFailed as failure:
                 result.reason = f"weights weren't compared: {failure}"
             self._judge(distances, rounding)
@@ -163,7 +174,9 @@ class Comparison:
             if reference is None or result is reference or result.status != "measured" or is_judged:
                 continue
             of_result = distances.get(result.strategy)
-            result.numbers = numbers.judge(result, reference, self.settings.tolerance, of_result, rounding)
+            result.numbers = numbers.judge(
+                result, reference, self.settings.tolerance, of_result, rounding
+            )
 
     def _task(self, result: Result, folder: Path, **options: Any) -> Task:
         self._runs += 1

@@ -32,7 +32,9 @@ class Spread:
         """That of some values; None if there are none."""
         if not values:
             return None
-        low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        low, middle, high = (
+            quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        )
         return cls(middle, low, high, list(values))
 
 
@@ -51,7 +53,8 @@ class Result:
         samples_per_step: of all ranks.
         peak_memory_bytes: of the rank with the most.
         memory_of: `"process"` or `"device"`.
-        sent_bytes: in a step, by the name of the collective, of the rank with the most; None where not counted.
+        sent_bytes: in a step, by the name of the collective, of the rank with the most; None where
+            not counted.
         startup_s: from the launch to the end of the first step.
         checkpoint_s: to save a checkpoint.
         checkpoint_bytes: its size.
@@ -84,7 +87,9 @@ class Result:
         rates = [*(self.samples_per_s.values if self.samples_per_s else ()), *_rates(ranks)]
         startups = [rank["startup_s"] for rank in ranks if "startup_s" in rank]
         self.samples_per_s = Spread.of(rates)
-        self.startup_s = Spread.of([*(self.startup_s.values if self.startup_s else ()), *sorted(startups)[-1:]])
+        self.startup_s = Spread.of(
+            [*(self.startup_s.values if self.startup_s else ()), *sorted(startups)[-1:]]
+        )
         self.num_steps = min(first["num_steps"], self.num_steps or first["num_steps"])
         peak = max(rank.get("peak_memory_bytes", 0) for rank in ranks)
         self.peak_memory_bytes = max(peak, self.peak_memory_bytes or 0) or None
@@ -95,7 +100,10 @@ class Result:
         self.rounds += 1
         self.status = "measured" if self.samples_per_s else "failed"
         if not self.samples_per_s:
-            self.reason = f"its own limits have ended the program after {self.num_steps} steps, within the warm-up"
+            self.reason = (
+                f"its own limits have ended the program after {self.num_steps} steps, "
+                "within the warm-up"
+            )
 
     def _add_first(self, ranks: Sequence[dict[str, Any]]) -> None:
         first = ranks[0]
@@ -103,7 +111,10 @@ class Result:
         self.samples_per_step = sum(rank["samples_per_step"] for rank in ranks) * _share(ranks)
         sent = [rank["sent_bytes"] for rank in ranks if "sent_bytes" in rank]
         self.sent_bytes = max(sent, key=lambda each: sum(each.values())) if sent else None
-        self.checkpoint_s, self.checkpoint_bytes = first.get("checkpoint_s"), first.get("checkpoint_bytes")
+        self.checkpoint_s, self.checkpoint_bytes = (
+            first.get("checkpoint_s"),
+            first.get("checkpoint_bytes"),
+        )
         self.reason = first.get("problem", "")
 
 
@@ -132,5 +143,7 @@ def _rates(ranks: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _share(ranks: Sequence[dict[str, Any]]) -> float:
-    """By which a sum over ranks becomes one over shards of the data, of which several ranks may have the same."""
+    """By which a sum over ranks becomes one over shards of the data, of which several ranks may
+    have the same.
+    """
     return float(ranks[0]["num_shards"] / len(ranks))

@@ -1,4 +1,6 @@
-"""Whether a contender's losses and weights are the reference's: where they part first, and by how much."""
+"""Whether a contender's losses and weights are the reference's: where they part first, and by how
+much.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,13 @@ if TYPE_CHECKING:
     from core_plan.compared.figures import Result
 
 TENSOR_TOLERANCE = 0.05
-"""A tensor parts where it was moved from its first values by this part more, less or otherwise than the reference's."""
+"""A tensor parts where it was moved from its first values by this part more, less or otherwise than
+the reference's.
+"""
 ROUNDING = 10.0
-"""How often the distance that a few units of rounding have made of the reference itself counts as rounding."""
+"""How often the distance that a few units of rounding have made of the reference itself counts as
+rounding.
+"""
 _FEW_STEPS = 3
 _MOST_STEPS = 32
 
@@ -25,12 +31,13 @@ class Parting:
     Attributes:
         step: number of optimizer steps after which it does; 0 is before the first.
         tensor: its name.
-        distance: the norm of its difference, as a part of the way that the reference has moved it (at step 0, of its
-            own norm).
+        distance: the norm of its difference, as a part of the way that the reference has moved it
+            (at step 0, of its own norm).
         largest: the largest difference of an element.
         num_parted: tensors that part at this step.
         num_tensors: of all.
-        step_before: the last step before it at which weights were compared, and were equal; None if this is the first.
+        step_before: the last step before it at which weights were compared, and were equal; None if
+            this is the first.
     """
 
     step: int
@@ -49,14 +56,19 @@ def why_not_comparable(result: Result, reference: Result) -> str:
     own, expected = result.samples_per_step, reference.samples_per_step
     if own != expected:
         return (
-            f"a step takes {own:g} samples of all ranks, and {expected:g} under {reference.strategy}, since the data "
-            f"has other shards. With a Trainer, --global-batch-size {max(own or 0, expected or 0):g} makes them alike"
+            f"a step takes {own:g} samples of all ranks, and {expected:g} under "
+            f"{reference.strategy}, since the data has other shards. With a Trainer, "
+            f"--global-batch-size {max(own or 0, expected or 0):g} makes them alike"
         )
     return ""
 
 
-def first_parted_loss(found: Sequence[float], expected: Sequence[float], tolerance: float) -> int | None:
-    """The first step, from 1, whose losses differ by more than a part of the largest; None if none does."""
+def first_parted_loss(
+    found: Sequence[float], expected: Sequence[float], tolerance: float
+) -> int | None:
+    """The first step, from 1, whose losses differ by more than a part of the largest; None if none
+    does.
+    """
     scale = max(map(abs, expected), default=0.0)
     for number, (loss, wanted) in enumerate(zip(found, expected, strict=False)):
         if not abs(loss - wanted) <= tolerance * scale:
@@ -72,7 +84,9 @@ def largest_difference(found: Sequence[float], expected: Sequence[float]) -> flo
 
 
 def steps_to_weigh(parted: Sequence[int | None], num_steps: int) -> list[int]:
-    """The steps at which weights are compared: up to the first loss that parts, at most 32 beside the beginning."""
+    """The steps at which weights are compared: up to the first loss that parts, at most 32 beside
+    the beginning.
+    """
     last = min(num_steps, max([_FEW_STEPS, *(step for step in parted if step is not None)]))
     if last <= _MOST_STEPS:
         return list(range(last + 1))
@@ -85,17 +99,23 @@ def first_parting(
     distances: Mapping[str, Sequence[tuple[str, float, float]]],
     of_rounding: Mapping[str, Sequence[tuple[str, float, float]]],
 ) -> Parting | None:
-    """The first step and tensor, in the order of the module's state, that differ by more than rounding makes of it.
+    """The first step and tensor, in the order of the module's state, that differ by more than
+    rounding makes of it.
 
     Args:
         distances: of the contender, as `WeightRecord.distances` has them.
-        of_rounding: of the reference from itself, where its first weights were changed by a few units of rounding.
+        of_rounding: of the reference from itself, where its first weights were changed by a few
+            units of rounding.
     """
     before = None
     for step in sorted(map(int, distances)):
         tensors = distances[str(step)]
         noise = {name: distance for name, distance, _ in of_rounding.get(str(step), ())}
-        parted = [each for each in tensors if each[1] > max(_allowed(step), ROUNDING * noise.get(each[0], 0.0))]
+        parted = [
+            each
+            for each in tensors
+            if each[1] > max(_allowed(step), ROUNDING * noise.get(each[0], 0.0))
+        ]
         if parted:
             name, distance, largest = parted[0]
             return Parting(step, name, distance, largest, len(parted), len(tensors), before)
@@ -160,7 +180,8 @@ def sentence(found: Mapping[str, Any], reference: str, has_dropout: bool = False
     parts = []
     if step is not None:
         parts.append(
-            f"losses part at step {step}: {found['loss']:.6g}, and {found['reference_loss']:.6g} under {reference}"
+            f"losses part at step {step}: {found['loss']:.6g}, and {found['reference_loss']:.6g} "
+            f"under {reference}"
             + (", as a few units of rounding make it" if found.get("by_rounding") else "")
         )
     if parting is not None:
@@ -178,8 +199,12 @@ def _describe(parting: Mapping[str, Any]) -> str:
     if parting["step"] == 0:
         return f"before the first step {name} differs by {distance:.1%} of its norm ({where} do)"
     before = parting["step_before"]
-    gap = "" if before is None or before == parting["step"] - 1 else f" (or between it and step {before})"
+    gap = (
+        ""
+        if before is None or before == parting["step"] - 1
+        else f" (or between it and step {before})"
+    )
     return (
-        f"first tensor that parts: {name} at step {parting['step']}{gap}, {distance:.1%} of its update, "
-        f"{parting['largest']:.2g} in an element ({where} part there)"
+        f"first tensor that parts: {name} at step {parting['step']}{gap}, {distance:.1%} of its "
+        f"update, {parting['largest']:.2g} in an element ({where} part there)"
     )

@@ -30,11 +30,13 @@ _STYLE = """<style>
   .bars .value { grid-column: 2; }
   .bars .track { grid-column: 1 / -1; margin-bottom: .4rem; }
 }
-</style>"""
+</style>"""  # noqa: E501
 
 
 def render(comparison: Comparison) -> str:
-    """The page: the table, what became of the numbers, bars of speed, memory and bytes, and losses as a chart."""
+    """The page: the table, what became of the numbers, bars of speed, memory and bytes, and losses
+    as a chart.
+    """
     return page(f"{len(comparison.results)} strategies for {_name(comparison)}", _body(comparison))
 
 
@@ -50,19 +52,27 @@ def _body(comparison: Comparison) -> Iterator[str]:
     yield f"<pre><code>{text(shlex.join(comparison.settings.program))}</code></pre>"
     if comparison.interrupted:
         yield '<p class="reason interrupted">Interrupted: this is what there is.</p>'
-    rows = [[_key(number, result), *map(text, cells(result)[1:])] for number, result in enumerate(results)]
+    rows = [
+        [_key(number, result), *map(text, cells(result)[1:])]
+        for number, result in enumerate(results)
+    ]
     yield from table(["Strategy", *(header.capitalize() for header in HEADERS[1:])], rows)
     yield f'<p class="quiet">{text(conditions(comparison))}</p>'
     yield from _numbers(comparison)
     yield from _bars("Samples a second", results, _speed, short_number, _quartiles)
-    yield from _bars("Peak memory of a rank", results, lambda result: result.peak_memory_bytes, size_text)
+    yield from _bars(
+        "Peak memory of a rank", results, lambda result: result.peak_memory_bytes, size_text
+    )
     yield from _bars("Bytes sent in a step", results, _sent, size_text)
     yield from _losses(comparison)
     yield from _logs(results)
 
 
 def _key(number: int, result: Result) -> str:
-    return f'<span class="named"><span class="key {colour_class(number)}"></span>{text(result.strategy)}</span>'
+    return (
+        '<span class="named"><span class="key '
+        f'{colour_class(number)}"></span>{text(result.strategy)}</span>'
+    )
 
 
 def _numbers(comparison: Comparison) -> Iterator[str]:
@@ -72,7 +82,9 @@ def _numbers(comparison: Comparison) -> Iterator[str]:
         found = result.numbers
         is_apart = found.get("weights_part") or found.get("loss_parts_at_step") is not None
         kind = "failed" if is_apart or result.status == "failed" else ""
-        rows.append([_key(number, result), f'<span class="{kind}">{text(note(comparison, result))}</span>'])
+        rows.append(
+            [_key(number, result), f'<span class="{kind}">{text(note(comparison, result))}</span>']
+        )
     yield from table(["Strategy", "Losses and weights"], rows, "stacked brief")
 
 
@@ -96,10 +108,16 @@ def _bars(
     range_of: Callable[[Result], tuple[float, float] | None] = lambda result: None,
 ) -> Iterator[str]:
     """A bar a contender, with a line from the lower to the upper quartile where there are some."""
-    values = {number: value for number, each in enumerate(results) if (value := value_of(each)) is not None}
+    values = {
+        number: value
+        for number, each in enumerate(results)
+        if (value := value_of(each)) is not None
+    }
     if not values:
         return
-    ranges = {number: found for number in values if (found := range_of(results[number])) is not None}
+    ranges = {
+        number: found for number in values if (found := range_of(results[number])) is not None
+    }
     largest = max([*values.values(), *(high for _, high in ranges.values())]) or 1.0
     yield f'<h2>{text(title)}</h2><div class="bars">'
     for number, value in values.items():
@@ -110,7 +128,8 @@ def _bars(
         colour = f"key {colour_class(number)}"
         bar = f'<div class="bar {colour}" style="width:{100 * value / largest:.2f}%"></div>'
         yield (
-            f'<div class="name">{text(results[number].strategy)}</div><div class="value">{text(shown(value))}</div>'
+            f'<div class="name">{text(results[number].strategy)}</div><div '
+            f'class="value">{text(shown(value))}</div>'
             f'<div class="track">{bar}{line}</div>'
         )
     yield "</div>"

@@ -1,4 +1,6 @@
-"""The prelude `core-compare`: in each rank, before the program, it gives its Trainer or Fabric the contender."""
+"""The prelude `core-compare`: in each rank, before the program, it gives its Trainer or Fabric the
+contender.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def begin() -> None:
     task = Task.read()
     if task is None:
         raise ConfigurationError(
-            f"The prelude core-compare is for the processes that `core compare` starts: {VARIABLE} isn't set. Use "
-            "`core compare train.py --strategies ddp,fsdp`."
+            f"The prelude core-compare is for the processes that `core compare` starts: {VARIABLE} "
+            "isn't set. Use `core compare train.py --strategies ddp,fsdp`."
         )
     seed_everything(task.seed)
     contender, recorder, in_trainer = Contender.parse(task.contender), RunRecorder(task), [False]
@@ -53,7 +55,11 @@ def begin() -> None:
     place = {"devices": task.devices, "num_nodes": task.num_nodes}
     replace_arguments(
         Fabric,
-        {"strategy": lambda given: given if in_trainer[0] else contender.make(), "loggers": silent_loggers, **place},
+        {
+            "strategy": lambda given: given if in_trainer[0] else contender.make(),
+            "loggers": silent_loggers,
+            **place,
+        },
         made_fabric,
     )
     replace_arguments(
@@ -86,9 +92,13 @@ class TrainerRecorder(Callback):
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Set-up is over."""
         self._step = trainer.global_step
-        self._recorder.begin(trainer.strategy, [module], lambda: [trainer.weights()], trainer.save_checkpoint)
+        self._recorder.begin(
+            trainer.strategy, [module], lambda: [trainer.weights()], trainer.save_checkpoint
+        )
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Count the batch, and the step if it has ended one."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._recorder.add_batch(loss, samples_in(batch))
@@ -112,11 +122,18 @@ class TrainerRecorder(Callback):
 
 
 def _record_fabric(fabric: Any, recorder: RunRecorder) -> None:
-    """Pass the steps of a loop by hand on to a recorder: those of the optimizer that was set up first."""
+    """Pass the steps of a loop by hand on to a recorder: those of the optimizer that was set up
+    first.
+    """
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
     size = [1]
-    setup, wrap_optimizer, backward, step = fabric.setup, fabric.wrap_optimizer, fabric.backward, fabric.step
+    setup, wrap_optimizer, backward, step = (
+        fabric.setup,
+        fabric.wrap_optimizer,
+        fabric.backward,
+        fabric.step,
+    )
 
     def begin() -> None:
         if recorder.strategy is None:
@@ -151,7 +168,9 @@ def _record_fabric(fabric: Any, recorder: RunRecorder) -> None:
                 on_step(updated)
             recorder.end_step()
 
-        wrapped = wrap_optimizer(optimizer, after if is_first else on_step, before if is_first else before_step)
+        wrapped = wrap_optimizer(
+            optimizer, after if is_first else on_step, before if is_first else before_step
+        )
         optimizers.append(wrapped)
         return wrapped
 
@@ -168,4 +187,9 @@ def _record_fabric(fabric: Any, recorder: RunRecorder) -> None:
         recorder.add_batch(loss, samples_in(batch))
         return loss
 
-    fabric.setup, fabric.wrap_optimizer, fabric.backward, fabric.step = new_setup, new_wrap, new_backward, new_step
+    fabric.setup, fabric.wrap_optimizer, fabric.backward, fabric.step = (
+        new_setup,
+        new_wrap,
+        new_backward,
+        new_step,
+    )

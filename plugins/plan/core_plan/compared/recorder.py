@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 
 class RunRecorder:
-    """The common part of both kinds of programs; a callback or a Fabric calls it. All ranks, each its own.
+    """The common part of both kinds of programs; a callback or a Fabric calls it. All ranks, each
+    its own.
 
     1. `begin`, before the first step.
-    2. `add_batch` for each batch, `end_step` after each optimizer step. The last step ends the program.
+    2. `add_batch` for each batch, `end_step` after each optimizer step. The last step ends the
+       program.
     3. `end`, where the program's own steps are over before that.
     """
 
@@ -64,7 +66,9 @@ class RunRecorder:
             save: a checkpoint.
         """
         self.strategy, self._modules, self._weights, self._save = strategy, modules, weights, save
-        self._record["has_dropout"] = any(_drops(part) for module in modules for part in module.modules())
+        self._record["has_dropout"] = any(
+            _drops(part) for module in modules for part in module.modules()
+        )
         self._take_weights()
         if self.task.disturbed:
             for optimizer in strategy.optimizers:
@@ -152,7 +156,9 @@ class RunRecorder:
             for number, module in enumerate(self._modules)
             for name, _ in module.named_buffers()
         )
-        self._weight_record.take(self.num_steps, self._weights(), buffers, self.strategy.is_global_zero)
+        self._weight_record.take(
+            self.num_steps, self._weights(), buffers, self.strategy.is_global_zero
+        )
 
     def _measure_memory(self) -> None:
         assert self.strategy is not None
@@ -190,7 +196,11 @@ class RunRecorder:
         assert self.strategy is not None
         collectives = self.strategy.session.collectives
         own = self._own()
-        every = [own] if collectives.size == 1 else collectives.broadcast_object(collectives.gather_objects(own))
+        every = (
+            [own]
+            if collectives.size == 1
+            else collectives.broadcast_object(collectives.gather_objects(own))
+        )
         _write_file(self._path(), every)
 
     def _write_alone(self) -> None:

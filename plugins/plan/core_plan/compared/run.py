@@ -41,7 +41,9 @@ class RunFailed(Exception):
         self.log = log
 
 
-def run(task: Task, options: Sequence[str], program: Sequence[str], timeout_s: float | None) -> list[dict[str, Any]]:
+def run(
+    task: Task, options: Sequence[str], program: Sequence[str], timeout_s: float | None
+) -> list[dict[str, Any]]:
     """Run the program to its end, and return what its ranks have recorded, in their order.
 
     Args:
@@ -78,7 +80,9 @@ def run(task: Task, options: Sequence[str], program: Sequence[str], timeout_s: f
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started; idempotent. The ranks of torchrun have sessions of their own."""
+    """End a process and all that it has started; idempotent. The ranks of torchrun have sessions of
+    their own.
+    """
     if process.poll() is not None:
         return
     ranks = _descendants(process.pid)
@@ -126,10 +130,17 @@ def _end_with_parent() -> None:
 
 def _read(task: Task, code: int, log: Path) -> list[dict[str, Any]]:
     files = sorted(Path(task.folder).glob("rank-*.json"))
-    ranks = {rank["rank"]: rank for file in files for rank in json.loads(file.read_text(encoding="utf-8"))}
+    ranks = {
+        rank["rank"]: rank
+        for file in files
+        for rank in json.loads(file.read_text(encoding="utf-8"))
+    }
     records = [ranks[number] for number in sorted(ranks)]
     if not records and code == 0:
-        raise RunFailed("the program has ended without an optimizer step of a Trainer's fit or a Fabric", _tail(log))
+        raise RunFailed(
+            "the program has ended without an optimizer step of a Trainer's fit or a Fabric",
+            _tail(log),
+        )
     if not records or (code != 0 and any(rank["num_steps"] < task.steps for rank in records)):
         raise RunFailed(_reason(log, code), _tail(log))
     if code != 0:

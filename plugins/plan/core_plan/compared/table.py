@@ -22,7 +22,11 @@ HEADERS = ("strategy", "samples/s", "memory", "sent", "start-up", "checkpoint")
 def lines(comparison: Comparison) -> Iterator[str]:
     """The table, a row a contender, with what became of its numbers below it."""
     results = comparison.results
-    yield from table(HEADERS, [cells(result) for result in results], [note(comparison, result) for result in results])
+    yield from table(
+        HEADERS,
+        [cells(result) for result in results],
+        [note(comparison, result) for result in results],
+    )
     yield from paragraph(conditions(comparison))
     if comparison.interrupted:
         yield styled("Interrupted: this is what there is.", fg="yellow")
@@ -73,7 +77,9 @@ def note(comparison: Comparison, result: Result) -> str:
     is_short = result.status == "measured" and result.num_steps < steps
     short = f"the program has ended after {result.num_steps} of {steps} steps" if is_short else ""
     parts = [part[:1].upper() + part[1:] for part in (verdict, short) if part]
-    return " ".join(part + "." * (not part.endswith(".")) for part in (*parts, result.reason) if part)
+    return " ".join(
+        part + "." * (not part.endswith(".")) for part in (*parts, result.reason) if part
+    )
 
 
 def conditions(comparison: Comparison) -> str:
@@ -85,9 +91,9 @@ def conditions(comparison: Comparison) -> str:
     rounds = max(result.rounds for result in comparison.results) or settings.rounds
     return (
         f"{ranks} process{'es' * (ranks != 1)}, {settings.steps} steps in each of {rounds} "
-        f"round{'s' * (rounds != 1)}, the first {warm_up} of them as warm-up. Samples a second: median and "
-        f"quartiles. Memory: the peak of a rank's {of}. Sent: what a rank hands to torch.distributed in a step. "
-        "Start-up: from the launch to the end of the first step."
+        f"round{'s' * (rounds != 1)}, the first {warm_up} of them as warm-up. Samples a second: "
+        f"median and quartiles. Memory: the peak of a rank's {of}. Sent: what a rank hands to "
+        "torch.distributed in a step. Start-up: from the launch to the end of the first step."
     )
 
 
@@ -99,5 +105,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
         "settings": asdict(comparison.settings),
         "interrupted": comparison.interrupted,
         "reference": None if reference is None else reference.strategy,
-        "contenders": [{**asdict(result), "note": note(comparison, result)} for result in comparison.results],
+        "contenders": [
+            {**asdict(result), "note": note(comparison, result)} for result in comparison.results
+        ],
     }

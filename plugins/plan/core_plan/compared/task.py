@@ -26,7 +26,8 @@ class Task:
         extras: count the bytes of one more step, and save a checkpoint.
         checkpoint: where; empty for none. All ranks reach it.
         global_batch_size: of a Trainer; None leaves it to the program.
-        weight_steps: after these steps rank 0 records the weights, or compares them. Such a run isn't timed.
+        weight_steps: after these steps rank 0 records the weights, or compares them. Such a run
+            isn't timed.
         reference: the folder of the recorded weights.
         writes_reference: whether this run records them.
         budget_bytes: at most so much is recorded.
@@ -66,7 +67,9 @@ class Task:
 
     @property
     def marks(self) -> list[int]:
-        """The steps after which the clock is read: the end of the warm-up, and then of at most 10 blocks alike."""
+        """The steps after which the clock is read: the end of the warm-up, and then of at most 10
+        blocks alike.
+        """
         warm_up = num_warm_up(self.steps)
         timed = self.steps - warm_up
         size = max(1, timed // 10)

@@ -37,7 +37,9 @@ class Traffic(TorchDispatchMode):
 
 def _inputs(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors that are sent: the arguments called inputs, or else the first with tensors."""
-    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+    named = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    } | dict(kwargs)
     given = [value for name, value in named.items() if name.startswith("input")]
     for leaf in tree_leaves(given or next(iter(named.values()), [])):
         if isinstance(leaf, Tensor):

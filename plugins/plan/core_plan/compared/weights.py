@@ -1,4 +1,6 @@
-"""The whole weights of a step: recorded by the reference, compared by each other contender while it runs."""
+"""The whole weights of a step: recorded by the reference, compared by each other contender while it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ if TYPE_CHECKING:
 
 
 class WeightRecord:
-    """Records weights into the reference's folder, or compares them with those that are there. Of all ranks.
+    """Records weights into the reference's folder, or compares them with those that are there. Of
+    all ranks.
 
-    A tensor counts whole where that fits the budget, and by every n-th of its elements otherwise, the same ones in each
-    run.
+    A tensor counts whole where that fits the budget, and by every n-th of its elements otherwise,
+    the same ones in each run.
 
     Attributes:
-        distances: by step, a list of names with the distance of each tensor from the reference's: as a part of how far
-            the reference has moved it from the beginning, and its largest element.
+        distances: by step, a list of names with the distance of each tensor from the reference's:
+            as a part of how far the reference has moved it from the beginning, and its largest
+            element.
     """
 
     def __init__(self, task: Task) -> None:
@@ -33,7 +37,9 @@ class WeightRecord:
         self._begin: dict[str, Tensor] = {}
         self.distances: dict[int, list[tuple[str, float, float]]] = {}
 
-    def take(self, step: int, streams: Iterable[Any], buffers: frozenset[str], is_global_zero: bool) -> None:
+    def take(
+        self, step: int, streams: Iterable[Any], buffers: frozenset[str], is_global_zero: bool
+    ) -> None:
         """All ranks, between two steps, at a step of `weight_steps`.
 
         Args:
@@ -58,10 +64,14 @@ class WeightRecord:
         expected = torch.load(path, weights_only=True)
         if step == 0:
             self._begin = expected
-        self.distances[step] = [(name, *self._distance(name, found.get(name), expected[name])) for name in expected]
+        self.distances[step] = [
+            (name, *self._distance(name, found.get(name), expected[name])) for name in expected
+        ]
 
     def _stride(self, stream: Any) -> int:
-        total: int = sum(described.dtype.itemsize * math.prod(described.shape) for described in stream.metadata())
+        total: int = sum(
+            described.dtype.itemsize * math.prod(described.shape) for described in stream.metadata()
+        )
         return max(1, -(-total * len(self._task.weight_steps) // self._task.budget_bytes))
 
     def _distance(self, name: str, found: Tensor | None, expected: Tensor) -> tuple[float, float]:
@@ -72,17 +82,27 @@ class WeightRecord:
         difference = found.double() - expected.double()
         norm, largest = float(difference.norm()), float(difference.abs().max())
         begin = self._begin.get(name)
-        moved = expected.double() if begin is None or begin is expected else expected.double() - begin.double()
+        moved = (
+            expected.double()
+            if begin is None or begin is expected
+            else expected.double() - begin.double()
+        )
         scale = float(moved.norm()) or float(expected.double().norm())
         return (norm / scale if scale else float(norm > 0)), largest
 
 
 def disturb(optimizer: torch.optim.Optimizer) -> None:
-    """Change the parameters of an optimizer by about four units of rounding, the same ones in each run."""
+    """Change the parameters of an optimizer by about four units of rounding, the same ones in each
+    run.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for parameter in (
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ):
             local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            noise = torch.rand(local.shape, generator=generator).to(local.device, torch.float32) * 2 - 1
+            noise = (
+                torch.rand(local.shape, generator=generator).to(local.device, torch.float32) * 2 - 1
+            )
             if local.is_floating_point() and local.numel():
                 local.mul_((1 + 4 * torch.finfo(local.dtype).eps * noise).to(local.dtype))

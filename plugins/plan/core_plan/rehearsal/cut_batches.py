@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutBatches:
-    """The strategy of a contender, made in the process that rehearses it, which gets a part of each training batch.
+    """The strategy of a contender, made in the process that rehearses it, which gets a part of each
+    training batch.
 
     Attributes:
         contender: the strategy.
@@ -46,7 +47,8 @@ class _Parts:
         self._loader, self._num_parts = loader, num_parts
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._first, self._loader)  # a generator would keep the whole batch while its part is trained on
+        # a generator would keep the whole batch while its part is trained on
+        return map(self._first, self._loader)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -57,7 +59,9 @@ class _Parts:
     def _first(self, batch: Any) -> Any:
         size = size_of(batch)
         if size is None or size < self._num_parts:
-            raise ValueError(f"A batch of {size} samples can't be cut into {self._num_parts} parts.")
+            raise ValueError(
+                f"A batch of {size} samples can't be cut into {self._num_parts} parts."
+            )
         fewer = -(-size // self._num_parts)
 
         def cut(leaf: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Results of operations on shapes alone, of which torch's own computing takes most of a rehearsal."""
+"""Results of operations on shapes alone, of which torch's own computing takes most of a
+rehearsal.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,16 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 _Made = tuple[torch.Size, tuple[int, ...], torch.dtype, int | None]
-"""Shape, strides and dtype of a result; the offset in the first tensor's storage, or None where it has its own."""
+"""Shape, strides and dtype of a result; the offset in the first tensor's storage, or None where it
+has its own.
+"""
 
 _UNKNOWN = object()
-_CHANGING = (torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_CHANGING = (
+    torch.Tag.inplace_view,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+)
 _CPU = torch.device("cpu")
 
 
@@ -33,12 +41,16 @@ class KnownShapes:
         self._known: dict[Any, Any] = {}
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of `func`: of aten, and with tensors without memory only, from what is known."""
+        """The result of `func`: of aten, and with tensors without memory only, from what is
+        known.
+        """
         tensors: list[FakeTensor] = []
         key: list[Any] = [func]
         if func.namespace != "aten" or not self._describe(args, key, tensors):
             return func(*args, **kwargs)
-        if kwargs and not (self._describe(kwargs, key, tensors) and self._describe(kwargs.values(), key, tensors)):
+        if kwargs and not (
+            self._describe(kwargs, key, tensors) and self._describe(kwargs.values(), key, tensors)
+        ):
             return func(*args, **kwargs)
         of_call = tuple(key)
         known = self._known.get(of_call, _UNKNOWN)
@@ -58,7 +70,11 @@ class KnownShapes:
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
-                if value.constant is not None or value.layout is not torch.strided or value.is_conj():
+                if (
+                    value.constant is not None
+                    or value.layout is not torch.strided
+                    or value.is_conj()
+                ):
                     return False
                 tensors.append(value)
                 size = value.untyped_storage().nbytes()
@@ -75,13 +91,21 @@ class KnownShapes:
 
     @staticmethod
     def _learnt(func: Any, tensors: list[FakeTensor], result: Any) -> Any:
-        """The kind of the result and its parts, to be remembered. None: it has to be called each time."""
+        """The kind of the result and its parts, to be remembered. None: it has to be called each
+        time.
+        """
         if any(tag in func.tags for tag in _CHANGING) or not tensors:
             return None
         if func._schema.is_mutable:  # in place, or into a tensor that it may resize
-            return (FakeTensor, None) if result is tensors[0] and func._schema.name.endswith("_") else None
+            return (
+                (FakeTensor, None)
+                if result is tensors[0] and func._schema.name.endswith("_")
+                else None
+            )
         parts = [result] if isinstance(result, torch.Tensor) else result
-        if not isinstance(parts, list | tuple) or not all(type(part) is FakeTensor for part in parts):
+        if not isinstance(parts, list | tuple) or not all(
+            type(part) is FakeTensor for part in parts
+        ):
             return None
         if any(part.constant is not None or part.is_conj() for part in parts):
             return None
@@ -94,7 +118,9 @@ class KnownShapes:
             offset = part.storage_offset() if storage == first else None
             if offset is None:
                 others.append(storage)
-                alone = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
+                alone = torch.empty_strided(
+                    part.shape, part.stride(), dtype=part.dtype, device="meta"
+                )
                 if part.untyped_storage().nbytes() != alone.untyped_storage().nbytes():
                     return None
             made.append((part.shape, part.stride(), part.dtype, offset))

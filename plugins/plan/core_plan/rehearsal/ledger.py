@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "transient")
-"""The uses of memory. Activations are what forward leaves for backward, inputs among it. Transient is the rest: results
-that nobody keeps, gathered shards, buckets, what is computed again."""
+"""The uses of memory. Activations are what forward leaves for backward, inputs among it. Transient
+is the rest: results that nobody keeps, gathered shards, buckets, what is computed again."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,9 @@ class _Piece:
 
 
 class Ledger:
-    """Bytes by kind over time. A storage's kind is known later than its bytes, so the peak is found at the end."""
+    """Bytes by kind over time. A storage's kind is known later than its bytes, so the peak is found
+    at the end.
+    """
 
     def __init__(self) -> None:
         """With nothing in it."""
@@ -75,7 +77,9 @@ class Ledger:
         self._first_step = len(self._changes)
 
     def peaks(self) -> tuple[int, dict[str, int]]:
-        """The most bytes in the set-up; and bytes by kind at the first moment of the most after it."""
+        """The most bytes in the set-up; and bytes by kind at the first moment of the most after
+        it.
+        """
         total, in_setup, most, at = 0, 0, 0, 0
         for index, (_, change) in enumerate(self._changes):
             total += change

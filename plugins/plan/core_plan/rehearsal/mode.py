@@ -1,4 +1,6 @@
-"""Runs operations on shapes alone, counts the memory that they would take, and what is handed to other ranks."""
+"""Runs operations on shapes alone, counts the memory that they would take, and what is handed to
+other ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ if TYPE_CHECKING:
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 _REAL_BYTES = {True: 4096, False: 2**24}
-"""A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of integers, by which a
-program decides what it does."""
+"""A tensor made of nothing is real up to this size: of floats, such as a rank's vote, and of
+integers, by which a program decides what it does."""
 
 _SENT_BYTES = 2**16
-"""Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of one without values,
-zeros. Both sides know the size."""
+"""Between real ranks a tensor of at most this size is sent, such as a pickled object or a loss; of
+one without values, zeros. Both sides know the size."""
 
 _HANDED = ("tensors", "tensor", "inputs", "input", "input_tensors", "input_tensor")
 """The arguments of a collective that hold what this rank gives."""
@@ -44,19 +46,27 @@ _LOSSES = {
 _LARGER = {*_LOSSES, torch.ops.aten.mkldnn_rnn_layer.default}
 """Operations whose results have more memory than their shapes say."""
 
-_WITHOUT_MESSAGE = {"wait_tensor", "wrap_tensor_autograd", "barrier", "monitored_barrier", "recv", "recv_any_source"}
+_WITHOUT_MESSAGE = {
+    "wait_tensor",
+    "wrap_tensor_autograd",
+    "barrier",
+    "monitored_barrier",
+    "recv",
+    "recv_any_source",
+}
 
 
 class Rehearsal(TorchDispatchMode):
     """While it is entered, large tensors have no memory. Autograd and modules notice nothing.
 
-    A tensor that is made of nothing is real if it is small, or if no module makes it: the user's data stays. What is
-    computed with a tensor without memory is one, too.
+    A tensor that is made of nothing is real if it is small, or if no module makes it: the user's
+    data stays. What is computed with a tensor without memory is one, too.
 
     Attributes:
         ledger: the memory that the tensors would take.
         sent: bytes that this rank has handed to collectives, by (operation, group).
-        assumed: places in the user's code where a value was asked for that nobody has, and what was taken for it.
+        assumed: places in the user's code where a value was asked for that nobody has, and what was
+            taken for it.
         counts: whether `ledger` counts.
         num_operations: that have run.
     """
@@ -87,7 +97,8 @@ class Rehearsal(TorchDispatchMode):
         with self.fake:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         if isinstance(tensor, torch.nn.Parameter):
-            made.requires_grad_(tensor.requires_grad)._is_param = True  # as nn.Parameter does, whose is a view here
+            # as nn.Parameter does, whose is a view here
+            made.requires_grad_(tensor.requires_grad)._is_param = True
         return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,15 +108,20 @@ class Rehearsal(TorchDispatchMode):
             return func(*args)
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # DTensor asks for the shapes of whole tensors, which nobody has
+            # DTensor asks for the shapes of whole tensors, which nobody has
+            return func(*args, **kwargs)
         if str(kwargs.get("device")) == "meta":
-            return tree_map(_bare, func(*args, **kwargs))  # shapes alone are asked for, as by DTensor
+            # shapes alone are asked for, as by DTensor
+            return tree_map(_bare, func(*args, **kwargs))
         given = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         is_fake = any(isinstance(tensor, FakeTensor) for tensor in given)
         if func.namespace in ("c10d", "_c10d_functional"):
             self._count_sent(func, args, kwargs)
             result = self._exchange(func, args, kwargs, given, is_fake)
-        elif is_fake and func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
+        elif is_fake and func in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.item.default,
+        ):
             return self._assume(given[0])
         elif is_fake and func is torch.ops.aten.equal.default:
             return True
@@ -126,7 +142,9 @@ class Rehearsal(TorchDispatchMode):
                 self._enlarge(func, args, kwargs, result)
         return result
 
-    def _exchange(self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool) -> Any:
+    def _exchange(
+        self, func: Any, args: Any, kwargs: Any, given: Sequence[torch.Tensor], is_fake: bool
+    ) -> Any:
         if func.namespace != "c10d" or self._is_real or (not is_fake and not self._has_peers):
             return func(*args, **kwargs)
         if not self._has_peers or any(tensor.nbytes > _SENT_BYTES for tensor in given):
@@ -139,28 +157,42 @@ class Rehearsal(TorchDispatchMode):
         try:
             return self._shapes.call(func, args, kwargs)
         except (DynamicOutputShapeException, NotImplementedError) as cause:
-            raise CannotRehearse(f"{func} needs the values of its tensors, and {_place()} asks for it.") from cause
+            raise CannotRehearse(
+                f"{func} needs the values of its tensors, and {_place()} asks for it."
+            ) from cause
 
     def _enlarge(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count what the kernel takes beyond the shapes of its results: a loss before it is reduced, or a workspace."""
+        """Count what the kernel takes beyond the shapes of its results: a loss before it is
+        reduced, or a workspace.
+        """
         if func in _LOSSES:
             self.ledger.resize(result.untyped_storage(), args[0].nbytes)
             return
-        key = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(args))
+        key = tuple(
+            (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in tree_leaves(args)
+        )
         if key not in self._workspaces:
-            real = tree_leaves(func(*tree_map(_with_values, args), **tree_map(_with_values, kwargs)))
+            real = tree_leaves(
+                func(*tree_map(_with_values, args), **tree_map(_with_values, kwargs))
+            )
             self._workspaces[key] = [leaf.untyped_storage().nbytes() for leaf in real]
         for leaf, size in zip(tree_leaves(result), self._workspaces[key], strict=True):
             self.ledger.resize(leaf.untyped_storage(), size)
 
     def _know(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Remember that all numbers are finite, and what follows: what a loop asks before its optimizer's step."""
+        """Remember that all numbers are finite, and what follows: what a loop asks before its
+        optimizer's step.
+        """
         if not isinstance(result, FakeTensor):
             return
         if (known := _of_finite(func, args)) is not None:
             self._known[result] = torch.tensor(known)
         elif self._known:
-            own = [self._known.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in tree_leaves(args)]
+            own = [
+                self._known.get(leaf, leaf) if isinstance(leaf, FakeTensor) else leaf
+                for leaf in tree_leaves(args)
+            ]
             if len(own) == len(args) and not any(isinstance(leaf, FakeTensor) for leaf in own):
                 with suppress(Exception):  # a shape that only the whole has
                     self._known[result] = func(*own, **kwargs)
@@ -169,7 +201,9 @@ class Rehearsal(TorchDispatchMode):
         with self.fake:
             made = func(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-        is_small = all(tensor.nbytes <= _REAL_BYTES[tensor.is_floating_point()] for tensor in tensors)
+        is_small = all(
+            tensor.nbytes <= _REAL_BYTES[tensor.is_floating_point()] for tensor in tensors
+        )
         return func(*args, **kwargs) if is_small or not (self.counts or _is_of_module()) else made
 
     def _assume(self, tensor: torch.Tensor) -> Any:
@@ -182,20 +216,40 @@ class Rehearsal(TorchDispatchMode):
         return value
 
     def _places(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The places that aren't zero: all; of a part of a tensor, such as one expert's, that part's share of them."""
+        """The places that aren't zero: all; of a part of a tensor, such as one expert's, that
+        part's share of them.
+        """
         base = tensor._base
-        count = tensor.numel() if base is None else -(-tensor.numel() * tensor.numel() // base.numel())
-        self.assumed[f"{_place()}: of {tensor.numel()} elements {count} were taken not to be zero"] = None
+        count = (
+            tensor.numel() if base is None else -(-tensor.numel() * tensor.numel() // base.numel())
+        )
+        self.assumed[
+            f"{_place()}: of {tensor.numel()} elements {count} were taken not to be zero"
+        ] = None
         return torch.zeros(count, tensor.ndim, dtype=torch.int64)
 
     def _count_sent(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name.partition("::")[2].strip("_")
         if name in _WITHOUT_MESSAGE:
             return
-        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-        handed = [leaf for key in _HANDED for leaf in tree_leaves(named.get(key)) if isinstance(leaf, torch.Tensor)]
-        groups = [_group_name(each) for each in named.values() if isinstance(each, torch.ScriptObject | str)]
-        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(tensor.nbytes for tensor in handed)
+        named = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        } | kwargs
+        handed = [
+            leaf
+            for key in _HANDED
+            for leaf in tree_leaves(named.get(key))
+            if isinstance(leaf, torch.Tensor)
+        ]
+        groups = [
+            _group_name(each)
+            for each in named.values()
+            if isinstance(each, torch.ScriptObject | str)
+        ]
+        self.sent[name, next(filter(None, reversed(groups)), "")] += sum(
+            tensor.nbytes for tensor in handed
+        )
 
 
 class CannotRehearse(RuntimeError):
@@ -203,7 +257,9 @@ class CannotRehearse(RuntimeError):
 
 
 def _of_finite(func: Any, args: Any) -> bool | None:
-    """The answer of an operation that asks finite numbers whether they are finite; None if it asks something else."""
+    """The answer of an operation that asks finite numbers whether they are finite; None if it asks
+    something else.
+    """
     aten = torch.ops.aten
     if func in (aten.isnan.default, aten.isinf.default):
         return False
@@ -228,7 +284,11 @@ def _with_values(leaf: Any) -> Any:
 
 def _bare(leaf: Any) -> Any:
     is_fake = isinstance(leaf, FakeTensor)
-    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta") if is_fake else leaf
+    return (
+        torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        if is_fake
+        else leaf
+    )
 
 
 def _unsent(func: Any, args: Any) -> Any:
@@ -263,6 +323,11 @@ def _place() -> str:
     """The innermost line that is neither torch's nor core's."""
     for frame in _frames():
         name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] not in ("torch", "core", "core_plan", "contextlib") and not name.startswith("core_"):
+        if name.partition(".")[0] not in (
+            "torch",
+            "core",
+            "core_plan",
+            "contextlib",
+        ) and not name.startswith("core_"):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
     return ""

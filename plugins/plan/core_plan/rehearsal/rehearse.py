@@ -17,7 +17,10 @@ from torch.nn.modules.module import (
     register_module_buffer_registration_hook,
     register_module_parameter_registration_hook,
 )
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from core import Capability, ClusterEnvironment, Fabric, Launcher, Strategy, Trainer
 from core.callbacks import Callback
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from core_plan.contender import Contender
 
 _NUM_STEPS = 2
-"""The second has the optimizer's state beside activations. What DDP and engines do in it once is over in a third."""
+"""The second has the optimizer's state beside activations. What DDP and engines do in it once is
+over in a third.
+"""
 
 _MANY = 40_000
 """Operations of two steps after which there is no third."""
@@ -84,7 +89,8 @@ class Rehearsed:
             options: further arguments of Trainer or Fabric that replace the program's.
             report: called once, with the findings. The process has ended then.
             rank: of this process.
-            meeting: path of a file in which as many processes as there are ranks meet; None: the others are pretended.
+            meeting: path of a file in which as many processes as there are ranks meet; None: the
+                others are pretended.
             is_real: run with real tensors, for engines that take no others.
         """
         self._contender, self._devices, self._num_nodes = contender, devices, num_nodes
@@ -105,7 +111,8 @@ class Rehearsed:
             _swap_without_memory()
             _chunk_by_shapes()
         self._entered = ExitStack()  # to the process's end
-        self._entered.enter_context(tracing(TracingContext(self._mode.fake)))  # DTensor finds the mode of fakes there
+        # DTensor finds the mode of fakes there
+        self._entered.enter_context(tracing(TracingContext(self._mode.fake)))
         self._entered.enter_context(self._mode)
 
     def _replace(self, options: Mapping[str, Any]) -> None:
@@ -122,7 +129,11 @@ class Rehearsed:
         replace_arguments(Fabric, {**common, "loggers": silent_loggers, **own}, self._made)
         watching = _Watching(self._mode.ledger.begin_steps, self._give_up)
         callbacks = {"callbacks": lambda given: [*kept_callbacks(given), watching]}
-        replace_arguments(Trainer, {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options}, self._made)
+        replace_arguments(
+            Trainer,
+            {**common, **_QUIET, **callbacks, "limit_val_batches": 0, **options},
+            self._made,
+        )
         replace_arguments(torch.utils.data.DataLoader, _WITHOUT_WORKERS)
         for owner, name in ((Trainer, "fit"), (Fabric, "setup"), (Fabric, "setup_module")):
             setattr(owner, name, self._begins_at(getattr(owner, name)))
@@ -146,8 +157,12 @@ class Rehearsed:
 
     def _made(self, owner: Any, given: Mapping[str, Any]) -> None:
         self.strategy = owner.strategy
-        if not self._is_real and owner.strategy.capabilities & (Capability.OWNS_STEP | Capability.JOINT_SETUP):
-            self._report({"failure": "It is an engine, whose own code looks at values.", "is_engine": True})
+        if not self._is_real and owner.strategy.capabilities & (
+            Capability.OWNS_STEP | Capability.JOINT_SETUP
+        ):
+            self._report(
+                {"failure": "It is an engine, whose own code looks at values.", "is_engine": True}
+            )
             os._exit(0)
         if not self._is_real:
             (pass_by_values if self._has_peers else pretend)(owner.strategy)
@@ -165,12 +180,17 @@ class Rehearsed:
         return begun
 
     def _give_up(self, why: str) -> None:
-        text = f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes {_NUM_STEPS} of a rank."
+        text = (
+            f"{why} after {self._num_steps} steps of a torch.optim.Optimizer; a plan takes "
+            f"{_NUM_STEPS} of a rank."
+        )
         self._report({"failure": text})
         os._exit(0)
 
     def _begin(self, module: torch.nn.Module) -> None:
-        """Count from here on. What the module has got otherwise than by its own methods loses its memory too."""
+        """Count from here on. What the module has got otherwise than by its own methods loses its
+        memory too.
+        """
         for part in module.modules():
             for name, one in part._parameters.items():
                 part._parameters[name] = None if one is None else self._mode.weightless(one)  # type: ignore[assignment]
@@ -188,9 +208,13 @@ class Rehearsed:
         parameters, buffers = self._held(optimizer)
         self._mode.ledger.mark(map(_local, parameters), "parameters")
         self._mode.ledger.mark(map(_local, buffers), "buffers")
-        self._mode.ledger.mark((_local(one.grad) for one in parameters if one.grad is not None), "gradients")
+        self._mode.ledger.mark(
+            (_local(one.grad) for one in parameters if one.grad is not None), "gradients"
+        )
 
-    def _held(self, optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _held(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         handles = [] if self.strategy is None else self.strategy.session.handles
         modules = [module for handle in handles for module in (handle.module, handle.wrapped)]
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -198,7 +222,12 @@ class Rehearsed:
         return parameters, [one for module in modules for one in module.buffers()]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        kept = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+        kept = [
+            one
+            for state in optimizer.state.values()
+            for one in state.values()
+            if isinstance(one, torch.Tensor)
+        ]
         self._mode.ledger.mark(map(_local, kept), "optimizer")
         self._num_steps += 1
         is_quick = self._mode.num_operations < _MANY and not self._has_peers  # whose numbers differ
@@ -233,11 +262,22 @@ class Rehearsed:
         return {mesh.get_group(name).group_name: name for name in names}
 
     def _checkpoint_bytes(self, optimizer: torch.optim.Optimizer) -> int:
-        """Bytes that each rank writes, parameters and optimizer: its parts, or its share of what all have alike."""
+        """Bytes that each rank writes, parameters and optimizer: its parts, or its share of what
+        all have alike.
+        """
         assert self.strategy is not None
         parameters, _ = self._held(optimizer)
-        state = [one for each in optimizer.state.values() for one in each.values() if isinstance(one, torch.Tensor)]
-        size = sum({id(one): one.nbytes for one in map(_local, parameters + state) if not one.is_meta}.values())
+        state = [
+            one
+            for each in optimizer.state.values()
+            for one in each.values()
+            if isinstance(one, torch.Tensor)
+        ]
+        size = sum(
+            {
+                id(one): one.nbytes for one in map(_local, parameters + state) if not one.is_meta
+            }.values()
+        )
         alike = Capability.REPLICATED_PARAMETERS in self.strategy.capabilities
         return -(-size // self.strategy.world_size) if alike else size
 
@@ -252,7 +292,9 @@ class _Watching(Callback):
         if batch_idx == 0:
             self._begin_steps()
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx + 1 >= _MOST_WINDOWS * trainer.accumulate_grad_batches:
             self._give_up(f"{batch_idx + 1} batches are over")
 
@@ -270,7 +312,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _watch_resizes(mode: Rehearsal) -> None:
-    """Note in the ledger storages that are emptied and filled again, as FSDP's are: no operation does that."""
+    """Note in the ledger storages that are emptied and filled again, as FSDP's are: no operation
+    does that.
+    """
     own = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -282,7 +326,9 @@ def _watch_resizes(mode: Rehearsal) -> None:
 
 
 def _swap_without_memory() -> None:
-    """Make `Module.to` work where a tensor without memory is known to others too, which it refuses."""
+    """Make `Module.to` work where a tensor without memory is known to others too, which it
+    refuses.
+    """
     own: Any = torch.utils.swap_tensors
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -295,12 +341,18 @@ def _swap_without_memory() -> None:
 
 
 def _chunk_by_shapes() -> None:
-    """Make one view of all chunks that have one shape in torch's sharding: it's cheap at any number of ranks."""
+    """Make one view of all chunks that have one shape in torch's sharding: it's cheap at any number
+    of ranks.
+    """
     own = torch.chunk
 
     def chunk(input: torch.Tensor, chunks: int, dim: int = 0) -> Sequence[torch.Tensor]:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if chunks <= _MOST_CHUNKS or not isinstance(input, FakeTensor) or not caller.startswith("torch.distributed."):
+        if (
+            chunks <= _MOST_CHUNKS
+            or not isinstance(input, FakeTensor)
+            or not caller.startswith("torch.distributed.")
+        ):
             return own(input, chunks, dim)
         size = -(-input.shape[dim] // chunks)
         number, rest = divmod(input.shape[dim], max(1, size))

@@ -1,4 +1,6 @@
-"""The world of a rehearsal: any number of ranks, of which this process is the only one, or a few processes here."""
+"""The world of a rehearsal: any number of ranks, of which this process is the only one, or a few
+processes here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, HashStore  # torch.distributed's own, with types
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake" too
+
+# registers the backend "fake" too
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from core import ClusterEnvironment, Found, Strategy
 
@@ -63,12 +67,14 @@ def join(world_size: int, rank: int = 0, meeting: str | None = None) -> None:
     Args:
         world_size: number of ranks.
         rank: of this process.
-        meeting: path of a file in which all ranks meet, each a process of this machine. None: there is no other rank,
-            and the group is torch's fake one, which sends nothing.
+        meeting: path of a file in which all ranks meet, each a process of this machine. None: there
+            is no other rank, and the group is torch's fake one, which sends nothing.
     """
     if meeting is not None or world_size == 1:
         store: Any = HashStore() if meeting is None else FileStore(meeting, world_size)
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60))
+        dist.init_process_group(
+            "gloo", rank=rank, world_size=world_size, store=store, timeout=timedelta(seconds=60)
+        )
     else:
         dist.all_reduce = functools.partial(_reduce_alike, dist.all_reduce)
         store = FakeStore()

@@ -22,7 +22,9 @@ __all__ = ["go_on"]
     short_help="Run a script in processes that go on when one is lost.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--devices", type=click.IntRange(min=1), required=True, metavar="N", help="Processes a node.")
+@click.option(
+    "--devices", type=click.IntRange(min=1), required=True, metavar="N", help="Processes a node."
+)
 @click.option(
     "--spares",
     type=click.IntRange(min=0),
@@ -31,7 +33,12 @@ __all__ = ["go_on"]
     metavar="N",
     help="Processes that wait, a node.",
 )
-@click.option("--min-devices", type=click.IntRange(min=1), metavar="N", help="Go on with fewer, down to this number.")
+@click.option(
+    "--min-devices",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go on with fewer, down to this number.",
+)
 @click.option(
     "--multiple-of",
     type=click.IntRange(min=1),
@@ -41,10 +48,30 @@ __all__ = ["go_on"]
     help="Go on with a multiple of this number of processes a node.",
 )
 @click.option("--num-nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
-@click.option("--min-nodes", type=click.IntRange(min=1), metavar="N", help="Go on with fewer, down to this number.")
-@click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="0 leads.")
-@click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Node 0 listens there.")
-@click.option("--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT")
+@click.option(
+    "--min-nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Go on with fewer, down to this number.",
+)
+@click.option(
+    "--node-rank",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="0 leads.",
+)
+@click.option(
+    "--main-address",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="HOST",
+    help="Node 0 listens there.",
+)
+@click.option(
+    "--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT"
+)
 @click.option(
     "--max-losses",
     type=click.IntRange(min=0),
@@ -73,27 +100,41 @@ def go_on(
 ) -> None:
     """Run SCRIPT once a device, and go on in the same processes when one of them is lost.
 
-    Where one is killed, hangs, or is lost with its node, the others leave what they do and run SCRIPT again, with a
-    process in its place or with fewer. SCRIPT goes on from its newest state: pass ckpt_path="last" to fit, and
-    callbacks=MemoryCheckpoint().
+    Where one is killed, hangs, or is lost with its node, the others leave what they do and run
+    SCRIPT again, with a process in its place or with fewer. SCRIPT goes on from its newest state:
+    pass ckpt_path="last" to fit, and callbacks=MemoryCheckpoint().
 
     With several nodes, run it on each of them. It ends with node 0.
     """
     if not hasattr(os, "pidfd_open"):
-        raise click.UsageError("it needs Linux 5.3 or later. core run works here, and ends with a rank that is lost.")
+        raise click.UsageError(
+            "it needs Linux 5.3 or later. core run works here, and ends with a rank that is lost."
+        )
     least_devices = devices if min_devices is None else min(min_devices, devices)
     if num_nodes > 1 and least_devices < devices:
-        raise click.BadParameter("with several nodes all have --devices; see --min-nodes.", param_hint="--min-devices")
+        raise click.BadParameter(
+            "with several nodes all have --devices; see --min-nodes.", param_hint="--min-devices"
+        )
     if devices % multiple_of:
         raise click.BadParameter(f"--devices {devices} isn't one.", param_hint="--multiple-of")
     if not is_module and not os.path.isfile(script):
-        raise click.BadParameter(f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT")
+        raise click.BadParameter(
+            f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT"
+        )
     called = [*(["-m"] if is_module else []), script, *arguments]
     if node_rank:
         sys.exit(Relay(called, (main_address, main_port)).run())
     least_nodes = num_nodes if min_nodes is None else min(min_nodes, num_nodes)
     options = Options(
-        num_nodes, least_nodes, devices, least_devices, multiple_of, spares, max_losses, main_address, main_port
+        num_nodes,
+        least_nodes,
+        devices,
+        least_devices,
+        multiple_of,
+        spares,
+        max_losses,
+        main_address,
+        main_port,
     )
     run_id = f"go-on-{zlib.crc32(chr(0).join([os.getcwd(), *called]).encode()):08x}"
     kept_states.copy_to_memory(run_id)
@@ -111,8 +152,14 @@ def _keep(run_id: str) -> None:
     try:
         folder = kept_states.copy_to_disk(run_id)
     except (OSError, LaunchError) as error:
-        say(f"core go-on: The newest state is in memory only, and can't be copied to the disk: {error}", err=True)
+        say(
+            "core go-on: The newest state is in memory only, and can't be copied to the disk: "
+            f"{error}",
+            err=True,
+        )
     else:
         if folder is not None:
-            text = f"The newest state in memory is in {folder} too. The same command goes on from it."
+            text = (
+                f"The newest state in memory is in {folder} too. The same command goes on from it."
+            )
             say(f"core go-on: {text}", err=True)

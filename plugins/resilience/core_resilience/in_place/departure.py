@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _CALL = signal.SIGRTMIN + 7
 """The signal by which the thread that listens calls the main thread; nobody else uses it."""
 _AGAIN_S = 0.5
-"""Seconds after which a main thread that hasn't left is called again; its store's connections are broken off then."""
+"""Seconds after which a main thread that hasn't left is called again; its store's connections are
+broken off then.
+"""
 _IMPORTED_S = 10.0
 """Seconds after which a script has imported what it needs."""
 _CAUSE_S = 10.0
@@ -33,11 +35,14 @@ _OTHER_CAUSE_S = 1.0
 
 
 class LostRankError(BaseException):
-    """Ends the script's round, as KeyboardInterrupt ends a program: a rank is lost, and the others meet again."""
+    """Ends the script's round, as KeyboardInterrupt ends a program: a rank is lost, and the others
+    meet again.
+    """
 
 
 class Departure:
-    """Hears from the launcher in a thread of its own, and breaks off what the main thread waits for.
+    """Hears from the launcher in a thread of its own, and breaks off what the main thread waits
+    for.
 
     Args:
         line: to the launcher.
@@ -54,7 +59,9 @@ class Departure:
         signal.signal(_CALL, self._on_call)
         pid = os.getpid()
         os.register_at_fork(after_in_child=lambda: signal.signal(_CALL, signal.SIG_IGN))
-        threading.Thread(target=self._listen, args=(pid,), name="hear of lost ranks", daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(pid,), name="hear of lost ranks", daemon=True
+        ).start()
 
     def next_message(self) -> dict[str, Any]:
         """The launcher's next message; waits for it."""
@@ -103,7 +110,9 @@ class Departure:
         elif not self._leaves.is_set() and (number := next_number(error)) is not None:
             self.line.send({"num_microbatches": number})
             is_awaited = True
-        return self._leaves.wait(_CAUSE_S if is_awaited else _OTHER_CAUSE_S if isinstance(error, Exception) else 0.0)
+        return self._leaves.wait(
+            _CAUSE_S if is_awaited else _OTHER_CAUSE_S if isinstance(error, Exception) else 0.0
+        )
 
     def clean(self) -> None:
         """Leave the process group, and let go of what the script has held."""
@@ -122,12 +131,18 @@ class Departure:
         if torch is not None and torch.accelerator.is_available():
             torch.accelerator.empty_cache()
 
-    # in the main thread, and in the one that listens ----------------------------------------------------------------
+    # in the main thread, and in the one that listens ----------------------------------------------
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
-        # Not into an `except` or `finally` block that runs, which has something to do for the end of the round. Nor
-        # into an import, after which a package would lack what hadn't come yet. The call comes again.
-        if self._is_inside and self._leaves.is_set() and sys.exception() is None and not _is_importing(frame):
+        # Not into an `except` or `finally` block that runs, which has something to do for the end
+        # of the round. Nor into an import, after which a package would lack what hadn't come yet.
+        # The call comes again.
+        if (
+            self._is_inside
+            and self._leaves.is_set()
+            and sys.exception() is None
+            and not _is_importing(frame)
+        ):
             raise LostRankError
 
     def _listen(self, pid: int) -> None:
@@ -159,7 +174,9 @@ class Departure:
 
     def _break_off_in_thread(self, leaves: threading.Event) -> None:
         arguments = leaves, self._has_left, self._store_port
-        thread = threading.Thread(target=self._break_off, args=arguments, name="leave a round", daemon=True)
+        thread = threading.Thread(
+            target=self._break_off, args=arguments, name="leave a round", daemon=True
+        )
         thread.start()
         self._breaks_off = thread  # before the main thread knows that it leaves, and waits for it
 
@@ -181,9 +198,13 @@ class Departure:
 
 
 def _abort_groups() -> None:
-    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its connections."""
+    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its
+    connections.
+    """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _abort_process_group  # its docstring calls it experimental
+
+    # its docstring calls it experimental
+    from torch.distributed.distributed_c10d import _abort_process_group
 
     with contextlib.suppress(Exception):  # the main thread may leave the groups meanwhile
         if dist.is_initialized() and "gloo" not in dist.get_backend():
@@ -191,7 +212,9 @@ def _abort_groups() -> None:
 
 
 def _let_go(namespace: dict[str, Any]) -> None:
-    """Delete the objects of a script, models and tensors among them. What a cache still knows is its classes."""
+    """Delete the objects of a script, models and tensors among them. What a cache still knows is
+    its classes.
+    """
     kept = types.ModuleType, types.FunctionType, type, str, int, float
     for name in [name for name, value in namespace.items() if not isinstance(value, kept)]:
         del namespace[name]

@@ -26,7 +26,9 @@ def copy_to_disk(run_id: str) -> Path | None:
         return None
     _FOLDER.mkdir(mode=0o700, exist_ok=True)
     if not is_own_folder(_FOLDER):
-        raise PermissionError(f"{_FOLDER} isn't a folder of this user's in which nobody else writes; delete it")
+        raise PermissionError(
+            f"{_FOLDER} isn't a folder of this user's in which nobody else writes; delete it"
+        )
     target = _disk_folder(run_id)
     partial = target.with_name(f"partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -38,7 +40,9 @@ def copy_to_disk(run_id: str) -> Path | None:
 
 
 def copy_to_memory(run_id: str) -> None:
-    """Copy back what isn't in memory any more: files of this user's with this run's token, and no others."""
+    """Copy back what isn't in memory any more: files of this user's with this run's token, and no
+    others.
+    """
     others = list(_FOLDER.glob(f"{run_id}*"))
     if not others:
         return
@@ -50,8 +54,9 @@ def copy_to_memory(run_id: str) -> None:
                 shutil.copytree(folder, memory_folder() / folder.name)
     if others:
         say(
-            f"core go-on: {others[0]} isn't read: expected a folder that this user's core go-on has made, and that has "
-            f"the run's token. If it is yours, set {VARIABLE} to the one of that run; else delete it.",
+            f"core go-on: {others[0]} isn't read: expected a folder that this user's core go-on "
+            f"has made, and that has the run's token. If it is yours, set {VARIABLE} to the one of "
+            "that run; else delete it.",
             err=True,
         )
 
@@ -72,5 +77,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _disk_folder(run_id: str) -> Path:
-    """The folder on the disk for what a run has kept in memory. Without the token nobody can know its name."""
+    """The folder on the disk for what a run has kept in memory. Without the token nobody can know
+    its name.
+    """
     return _FOLDER / f"{run_id}-{prove(own_token(), 'states', run_id)[:32]}"

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from core_resilience.in_place.options import Options
 
 _LEAVES_IN_S = 30.0
-"""Seconds that a process may take to leave a round; one that is stuck in native code counts as lost then."""
+"""Seconds that a process may take to leave a round; one that is stuck in native code counts as lost
+then.
+"""
 _MOST_STRANGERS = 64
 """Connections that may wait for a proof of the token; of more the oldest is closed."""
 
@@ -67,7 +69,8 @@ class RoundLauncher:
         """Run to the end. A signal is handed on, and a second one ends all.
 
         Returns:
-            The code to exit with: 0; 1 if a process has failed, or too many were lost; 130 after Ctrl-C.
+            The code to exit with: 0; 1 if a process has failed, or too many were lost; 130 after
+                Ctrl-C.
 
         Raises:
             SystemExit: SIGTERM has ended the run.
@@ -98,7 +101,9 @@ class RoundLauncher:
 
     def _step(self) -> None:
         """Wait for something to happen, and answer it."""
-        left_s = LOOK_S if self._leaves_by_s is None else max(0.0, self._leaves_by_s - time.monotonic())
+        left_s = (
+            LOOK_S if self._leaves_by_s is None else max(0.0, self._leaves_by_s - time.monotonic())
+        )
         for key, _ in self._selector.select(min(left_s, LOOK_S)):
             key.data()
         if self._leaves_by_s is not None and time.monotonic() >= self._leaves_by_s:
@@ -116,10 +121,12 @@ class RoundLauncher:
         """Those that are in the round, or were in the one before, and haven't ended."""
         return [member for member in self._members() if member.rank is not None]
 
-    # nodes ----------------------------------------------------------------------------------------------------------
+    # nodes ----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Accept the launchers of other nodes from now on, at the address that is named, and nowhere else."""
+        """Accept the launchers of other nodes from now on, at the address that is named, and
+        nowhere else.
+        """
         self._token = own_token()
         host, port = self._options.main_address, self._options.main_port
         try:
@@ -127,21 +134,25 @@ class RoundLauncher:
             server = socket.create_server(address, family=family)
         except OSError as error:
             raise LaunchError(
-                f"core go-on can't listen on port {port} of {host}: {error}. Pass another --main-port, and an address "
-                "of this machine as --main-address."
+                f"core go-on can't listen on port {port} of {host}: {error}. Pass another "
+                "--main-port, and an address of this machine as --main-address."
             ) from error
         self._server = server
         self._selector.register(server, selectors.EVENT_READ, self._on_stranger)
 
     def _on_stranger(self) -> None:
-        """Ask whoever has connected for a proof of the token. Until it has come, nobody waits for it or heeds it."""
+        """Ask whoever has connected for a proof of the token. Until it has come, nobody waits for
+        it or heeds it.
+        """
         assert self._server is not None, "it has called"
         with contextlib.suppress(OSError):  # it may be gone already
             line = MessageLine(self._server.accept()[0])
             line.notice_silence()
             self._strangers[line] = secrets.token_hex()
             line.send({"nonce": self._strangers[line]})
-            self._selector.register(line.socket, selectors.EVENT_READ, lambda: self._on_answer(line))
+            self._selector.register(
+                line.socket, selectors.EVENT_READ, lambda: self._on_answer(line)
+            )
             if len(self._strangers) > _MOST_STRANGERS:
                 self._refuse(next(iter(self._strangers)))
 
@@ -181,7 +192,7 @@ class RoundLauncher:
         for number in range(self._options.num_devices + self._options.num_spares):
             node.start(waits=self._num_rounds > 0 or number >= self._options.num_devices)
 
-    # what processes do ----------------------------------------------------------------------------------------------
+    # what processes do ----------------------------------------------------------------------------
 
     def on_message(self, member: Member, message: dict[str, Any]) -> None:
         """A process is ready, or done, or says what it needs."""
@@ -191,7 +202,9 @@ class RoundLauncher:
             self._grow(member.node)
         elif "done" in message:
             member.is_done = True
-            self._is_over = self._is_over or (self._is_running and all(each.is_done for each in self._of_round()))
+            self._is_over = self._is_over or (
+                self._is_running and all(each.is_done for each in self._of_round())
+            )
         elif "modules" in message:
             self._modules = message["modules"]
             self._warm(self._members())
@@ -209,7 +222,11 @@ class RoundLauncher:
     def on_end(self, member: Member, code: int) -> None:
         """A process has ended: it was lost if a signal has killed it."""
         name = f"Rank {member.rank}" if member.rank is not None else "A process that waited"
-        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        ended = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"exited with code {code}"
+        )
         if self._is_over and (member.is_done or member.rank is None or self._is_signalled):
             return
         if code >= 0 or self._is_over:
@@ -229,7 +246,10 @@ class RoundLauncher:
         """Count a loss, after which the others leave the round, or the run ends."""
         self._num_lost += 1
         if self.gave_up:
-            self._failure = f"{what}, and more than {self._options.most_losses} losses end the run (--max-losses)."
+            self._failure = (
+                f"{what}, and more than {self._options.most_losses} losses end the run "
+                "(--max-losses)."
+            )
         elif self._is_running and leaves:
             self._leave(what)
 
@@ -239,11 +259,14 @@ class RoundLauncher:
             if self._modules and each.rank is None and each.is_ready:
                 each.send({"imports": self._modules})
 
-    # rounds ---------------------------------------------------------------------------------------------------------
+    # rounds ---------------------------------------------------------------------------------------
 
     def _leave(self, why: str) -> None:
         """End the round: all processes leave it."""
-        say(f"core go-on: {why}. All ranks leave their step and their group, and meet again.", err=True)
+        say(
+            f"core go-on: {why}. All ranks leave their step and their group, and meet again.",
+            err=True,
+        )
         self._is_running, self._began_to_leave_s = False, time.monotonic()
         self._leaves_by_s = self._began_to_leave_s + _LEAVES_IN_S
         for each in self._of_round():
@@ -253,11 +276,17 @@ class RoundLauncher:
     def _grow(self, node: ProcessNode) -> None:
         """Begin a round with a node that has come while there are fewer than there should be."""
         is_short = self._is_running and len(self._nodes_of_round) < self._options.num_nodes
-        if is_short and node not in self._nodes_of_round and all(each.is_ready for each in node.members):
+        if (
+            is_short
+            and node not in self._nodes_of_round
+            and all(each.is_ready for each in node.members)
+        ):
             self._leave("Another node has come")
 
     def _begin_if_complete(self) -> None:
-        """Begin a round once all that were in the one before have left it, and those that come have come."""
+        """Begin a round once all that were in the one before have left it, and those that come have
+        come.
+        """
         if not all(each.is_ready for each in self._of_round()):
             return
         # The first round waits for all nodes; a later one goes on with those that are left.
@@ -280,8 +309,14 @@ class RoundLauncher:
             own = shared | variables(place, num_nodes, num_local)
             member.send({"variables": own, "has_spares": has_spares and rank == 0})
         if self._num_rounds:
-            took_s, runs = time.monotonic() - self._began_to_leave_s, "es run" if len(found) > 1 else " runs"
-            say(f"core go-on: {len(found)} process{runs} the script again, after {took_s:.2f} s.", err=True)
+            took_s, runs = (
+                time.monotonic() - self._began_to_leave_s,
+                "es run" if len(found) > 1 else " runs",
+            )
+            say(
+                f"core go-on: {len(found)} process{runs} the script again, after {took_s:.2f} s.",
+                err=True,
+            )
         self._num_rounds, self._is_running, self._leaves_by_s = self._num_rounds + 1, True, None
 
     def _report_missing_nodes(self, least_nodes: int) -> None:
@@ -289,7 +324,11 @@ class RoundLauncher:
         if not self._waits_for_nodes and all(each.is_ready for each in self._members()):
             self._waits_for_nodes = True
             at = f" at {self._server.getsockname()[0]}" if self._server is not None else ""
-            say(f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for more{at}.", err=True)
+            say(
+                f"core go-on: {len(self._nodes)} of {least_nodes} nodes are there, and wait for "
+                f"more{at}.",
+                err=True,
+            )
 
     def _shared_variables(self) -> dict[str, str]:
         """The variables that all ranks of a round have alike."""
@@ -309,7 +348,9 @@ class RoundLauncher:
         self._local.close()
         for node in self._nodes:
             if isinstance(node, RemoteNode):
-                node.line.send({"exit": 1 if self._failure else 0 if not self._is_signalled else 143})
+                node.line.send(
+                    {"exit": 1 if self._failure else 0 if not self._is_signalled else 143}
+                )
                 node.line.socket.close()
         if self._server is not None:
             self._server.close()

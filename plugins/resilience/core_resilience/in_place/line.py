@@ -53,7 +53,11 @@ class MessageLine:
 
     def notice_silence(self) -> None:
         """End a line of TCP, on Linux, when the other machine is lost without a word."""
-        options = {socket.TCP_KEEPIDLE: _SILENT_S // 4, socket.TCP_KEEPINTVL: _SILENT_S // 4, socket.TCP_KEEPCNT: 3}
+        options = {
+            socket.TCP_KEEPIDLE: _SILENT_S // 4,
+            socket.TCP_KEEPINTVL: _SILENT_S // 4,
+            socket.TCP_KEEPCNT: 3,
+        }
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in {**options, socket.TCP_USER_TIMEOUT: 1000 * _SILENT_S}.items():
             self.socket.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -24,7 +24,9 @@ class LocalNode:
         listener: called in these functions.
     """
 
-    def __init__(self, arguments: Sequence[str], selector: selectors.BaseSelector, listener: Listener) -> None:
+    def __init__(
+        self, arguments: Sequence[str], selector: selectors.BaseSelector, listener: Listener
+    ) -> None:
         self.members: list[Member] = []
         self._arguments, self._selector, self._listener = arguments, selector, listener
         self._processes: dict[int, Process] = {}
@@ -57,7 +59,9 @@ class LocalNode:
             process.send_signal(signal.SIGTERM)
         with selectors.DefaultSelector() as ends:
             for member in self.members:
-                ends.register(self._processes[member.number].descriptor, selectors.EVENT_READ, member)
+                ends.register(
+                    self._processes[member.number].descriptor, selectors.EVENT_READ, member
+                )
             deadline_s = time.monotonic() + GRACE_S
             while self._processes and (left_s := deadline_s - time.monotonic()) > 0:
                 for key, _ in ends.select(left_s):

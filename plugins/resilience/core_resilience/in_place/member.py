@@ -31,7 +31,9 @@ class Listener(Protocol):
         """A process has sent a message."""
 
     def on_end(self, member: Member, code: int) -> None:
-        """A process has ended, and isn't a member of its node any more; `code` is negative for a signal."""
+        """A process has ended, and isn't a member of its node any more; `code` is negative for a
+        signal.
+        """
 
 
 @dataclass(eq=False)

@@ -11,12 +11,15 @@ class Options:
 
     Attributes:
         num_nodes: nodes of a round.
-        least_nodes: a round begins with fewer nodes, down to this number. Equal to `num_nodes`: it waits for another.
+        least_nodes: a round begins with fewer nodes, down to this number. Equal to `num_nodes`: it
+            waits for another.
         num_devices: processes of each node.
-        least_devices: with one node, a round begins with fewer processes, down to this number, where no spare is left.
-            Equal to `num_devices`: a new process takes the place of a lost one.
+        least_devices: with one node, a round begins with fewer processes, down to this number,
+            where no spare is left. Equal to `num_devices`: a new process takes the place of a lost
+            one.
         multiple_of: the processes of one node are a multiple of this number.
-        num_spares: further processes of each node, which wait. Where one has taken a place, a new one is started.
+        num_spares: further processes of each node, which wait. Where one has taken a place, a new
+            one is started.
         most_losses: how many processes and nodes may be lost.
         main_address: of the first node, at which its launcher listens for others.
         main_port: likewise.

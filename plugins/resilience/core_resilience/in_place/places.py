@@ -39,7 +39,9 @@ def places(
         least_nodes: of this round.
     """
     full = [node for node in nodes if _size(node, options) >= options.least_devices]
-    if len(full) < options.num_nodes and any(_waits_for(node) for node in nodes if node not in full):
+    if len(full) < options.num_nodes and any(
+        _waits_for(node) for node in nodes if node not in full
+    ):
         return None
     chosen = _in_order(full, before)[: options.num_nodes]
     if len(chosen) < least_nodes:
@@ -81,7 +83,9 @@ def _waits_for(node: ProcessNode) -> bool:
 
 
 def _in_order(nodes: Sequence[ProcessNode], before: Sequence[ProcessNode]) -> list[ProcessNode]:
-    """Nodes at their numbers in the round before; new ones where one has gone, and the last ones move up after that."""
+    """Nodes at their numbers in the round before; new ones where one has gone, and the last ones
+    move up after that.
+    """
     new = [node for node in nodes if node not in before]
     kept: list[ProcessNode] = []
     for node in before:
@@ -93,8 +97,17 @@ def _in_order(nodes: Sequence[ProcessNode], before: Sequence[ProcessNode]) -> li
 
 
 def _in_order_of_ranks(node: ProcessNode, size: int) -> list[Member]:
-    """The processes of a node at their numbers in the round before, and others where one has gone."""
+    """The processes of a node at their numbers in the round before, and others where one has
+    gone.
+    """
     ready = [each for each in node.members if each.is_ready]
-    kept = {each.local_rank: each for each in ready if each.local_rank is not None and each.local_rank < size}
-    others = sorted((each for each in ready if each not in kept.values()), key=lambda each: each.local_rank is None)
+    kept = {
+        each.local_rank: each
+        for each in ready
+        if each.local_rank is not None and each.local_rank < size
+    }
+    others = sorted(
+        (each for each in ready if each not in kept.values()),
+        key=lambda each: each.local_rank is None,
+    )
     return [kept.get(number) or others.pop(0) for number in range(size)]

@@ -40,11 +40,20 @@ class Process:
         self._life, life = socket.socketpair()
         with theirs, life:
             ends = [theirs.fileno(), life.fileno()]
-            command = [sys.executable, "-u", "-m", "core_resilience.in_place.rank_program", str(ends[0]), *arguments]
+            command = [
+                sys.executable,
+                "-u",
+                "-m",
+                "core_resilience.in_place.rank_program",
+                str(ends[0]),
+                *arguments,
+            ]
             # What the kernel sends it when this process is gone ends it, and its children.
             fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
             variables = {**_DEFAULTS, **os.environ}
-            self._process = subprocess.Popen(command, env=variables, pass_fds=ends, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, env=variables, pass_fds=ends, start_new_session=True
+            )
             fcntl.fcntl(life, fcntl.F_SETOWN, -self._process.pid)
         self.line = MessageLine(ours)
         self.pid = self._process.pid

@@ -31,7 +31,8 @@ def main(descriptor: str, use: str, *rest: str) -> None:
 
     Args:
         descriptor: of the line to the launcher.
-        use: `"waits"` if the process takes the place of another one, and may import what the script does meanwhile.
+        use: `"waits"` if the process takes the place of another one, and may import what the script
+            does meanwhile.
         rest: `-m` and a module's name, or a script's path; then its arguments.
     """
     is_module = rest[0] == "-m"
@@ -61,7 +62,9 @@ def main(descriptor: str, use: str, *rest: str) -> None:
         sys.exit(130)
 
 
-def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bool) -> dict[str, Any] | None:
+def _round(
+    departure: Departure, script: str, is_module: bool, *, has_spares: bool
+) -> dict[str, Any] | None:
     """Run the script once. Returns the message that follows, if it has come already."""
     try:
         departure.begin_round(has_spares=has_spares)
@@ -82,7 +85,9 @@ def _round(departure: Departure, script: str, is_module: bool, *, has_spares: bo
 
 
 def _run(script: str, is_module: bool) -> None:
-    """Run the script to its end, or to a `sys.exit()` that says all is well, as a new `__main__`."""
+    """Run the script to its end, or to a `sys.exit()` that says all is well, as a new
+    `__main__`.
+    """
     main_module = types.ModuleType("__main__")
     if is_module:
         spec = _spec_of(script)
@@ -114,7 +119,9 @@ def _show(error: BaseException) -> None:
     """Show an error of the script from its first line on, and end by it."""
     if not isinstance(error, Exception):
         return
-    sys.excepthook(type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__)
+    sys.excepthook(
+        type(error), error.with_traceback(_from_script(error.__traceback__)), error.__traceback__
+    )
     raise SystemExit(1) from None
 
 

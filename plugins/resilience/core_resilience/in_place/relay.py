@@ -1,4 +1,6 @@
-"""`core go-on` on a node other than the first: starts processes as the first node's launcher says."""
+"""`core go-on` on a node other than the first: starts processes as the first node's launcher
+says.
+"""
 
 from __future__ import annotations
 
@@ -109,9 +111,13 @@ class Relay:
                 self._code, self._is_over = order["exit"], True
 
     def _get_to_know(self, order: dict[str, Any]) -> None:
-        """Prove to the launcher that this node has its token. Nothing else that it says is heeded before it has too."""
+        """Prove to the launcher that this node has its token. Nothing else that it says is heeded
+        before it has too.
+        """
         if "nonce" in order:
-            self._line.send({"nonce": self._nonce, "proof": prove(self._token, "node", order["nonce"])})
+            self._line.send(
+                {"nonce": self._nonce, "proof": prove(self._token, "node", order["nonce"])}
+            )
             return
         self._is_known = is_proof(order.get("proof"), self._token, "launcher", self._nonce)
         if not self._is_known:
@@ -120,9 +126,10 @@ class Relay:
     def _refuse(self, what: str) -> NoReturn:
         host, port = self._address
         raise LaunchError(
-            f"core go-on: expected at {host}:{port} the launcher of node 0 with this node's token, and what is there "
-            f"{what}. Where nodes don't share the user's home, set {VARIABLE} to the same secret on all of them. If "
-            "another program has the port, pass another --main-port on all nodes."
+            f"core go-on: expected at {host}:{port} the launcher of node 0 with this node's token, "
+            f"and what is there {what}. Where nodes don't share the user's home, set {VARIABLE} to "
+            "the same secret on all of them. If another program has the port, pass another "
+            "--main-port on all nodes."
         )
 
 
@@ -135,12 +142,15 @@ def _connect(address: tuple[str, int]) -> socket.socket:
             waited_s = time.monotonic() - began_s
             if waited_s > _COMES_IN_S:
                 raise LaunchError(
-                    f"core go-on found no launcher at {address[0]}:{address[1]} within {_COMES_IN_S:.0f} s: {error}. "
-                    "Start it on the first node, with --node-rank 0 and the same --main-port."
+                    f"core go-on found no launcher at {address[0]}:{address[1]} within "
+                    f"{_COMES_IN_S:.0f} s: {error}. Start it on the first node, with --node-rank 0 "
+                    "and the same --main-port."
                 ) from error
             if waited_s > _SAYS_AFTER_S and not waits:
                 waits = True
                 say(
-                    f"core go-on: No launcher of node 0 is at {address[0]}:{address[1]} yet. This node waits.", err=True
+                    f"core go-on: No launcher of node 0 is at {address[0]}:{address[1]} yet. This "
+                    "node waits.",
+                    err=True,
                 )
         time.sleep(0.2)

@@ -40,7 +40,9 @@ class RemoteNode:
         self.line.send({"to": number, "signal": signum})
 
     def read(self) -> bool:
-        """Hand on what has arrived. Returns False once the node is lost, and its processes with it."""
+        """Hand on what has arrived. Returns False once the node is lost, and its processes with
+        it.
+        """
         try:
             messages = list(self.line.receive())
         except EOFError:

@@ -38,7 +38,9 @@ def load_modules(names: Iterable[str]) -> None:
 
 def _is_import(node: ast.stmt) -> bool:
     """True for an import, and for a docstring. What follows something else may depend on it."""
-    return isinstance(node, ast.Import | ast.ImportFrom) or isinstance(getattr(node, "value", None), ast.Constant)
+    return isinstance(node, ast.Import | ast.ImportFrom) or isinstance(
+        getattr(node, "value", None), ast.Constant
+    )
 
 
 def _names(node: ast.stmt) -> list[str]:

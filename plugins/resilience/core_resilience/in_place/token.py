@@ -24,7 +24,9 @@ def own_token() -> str:
     if given := os.environ.get(VARIABLE):
         return given
     try:
-        path = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "core", "go-on-token")
+        path = Path(
+            os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share", "core", "go-on-token"
+        )
         if not path.exists():
             _make(path)
         with path.open() as file:

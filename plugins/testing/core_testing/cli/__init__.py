@@ -1,1 +1,3 @@
-"""The commands `core check` and `core new-plugin`. They import neither torch nor pytest themselves."""
+"""The commands `core check` and `core new-plugin`. They import neither torch nor pytest
+themselves.
+"""

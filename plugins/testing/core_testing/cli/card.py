@@ -1,4 +1,6 @@
-"""A package's card: the newest results of the kit for each of its plugins, on each kind of device."""
+"""A package's card: the newest results of the kit for each of its plugins, on each kind of
+device.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ __all__ = ["merged", "results_of", "write"]
 
 _KEY = ("kind", "alias", "provider", "ground")
 _FAILURES = ("failed", "xfailed")
-_DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
+_DEVICE_TESTS = (
+    "test_computes",
+    "test_computes_in_its_format",
+    "test_trains",
+    "test_training_equals_one_device",
+)
 """Tests that show that a device is there; the others pass without one too."""
 
 
@@ -32,13 +39,22 @@ def results_of(report: Mapping[str, Any], *, by: str = "") -> Iterator[dict[str,
     seen = set()
     for suite in report["suites"]:
         key = {name: suite[name] for name in _KEY}
-        if tuple(key.values()) in seen:  # a package's first suite of an alias is the one of its defaults
+        # a package's first suite of an alias is the one of its defaults
+        if tuple(key.values()) in seen:
             continue
         seen.add(tuple(key.values()))
         yield {
             **key,
-            **{"version": suite["version"], "files": report["files"].get(suite["provider"], ""), "by": by},
-            **{"date": report["date"], "versions": report["versions"], "capabilities": suite["capabilities"]},
+            **{
+                "version": suite["version"],
+                "files": report["files"].get(suite["provider"], ""),
+                "by": by,
+            },
+            **{
+                "date": report["date"],
+                "versions": report["versions"],
+                "capabilities": suite["capabilities"],
+            },
             **_outcomes(suite["tests"]),
             "mutants": _mutants_excluded(suite["kind"], suite["tests"]),
         }
@@ -51,14 +67,20 @@ def _outcomes(tests: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "outcomes": {outcome: outcomes[outcome] for outcome in ("passed", *_FAILURES)},
         # A smoke test of a preset has no such test, not even one that is skipped.
-        "is_whole": any(test["name"].startswith("test_training_equals_one_device") for test in tests),
+        "is_whole": any(
+            test["name"].startswith("test_training_equals_one_device") for test in tests
+        ),
         "met_device": not names.isdisjoint(_DEVICE_TESTS),
-        "failures": [[test["outcome"], test["reason"].partition("\n")[0], test["name"]] for test in failed],
+        "failures": [
+            [test["outcome"], test["reason"].partition("\n")[0], test["name"]] for test in failed
+        ],
     }
 
 
 def _mutants_excluded(kind: str, tests: list[dict[str, Any]]) -> dict[str, int]:
-    """How many of the kit's mutants of this kind fail a test that this plugin has passed, and how many there are."""
+    """How many of the kit's mutants of this kind fail a test that this plugin has passed, and how
+    many there are.
+    """
     known = _mutants().get(kind, {})
     passed = {test["name"] for test in tests if test["outcome"] == "passed"}
     excluded = sum(number for test, number in known.items() if test in passed)
@@ -74,7 +96,8 @@ def _mutants() -> dict[str, dict[str, int]]:
 
 
 def merged(kept: Iterable[dict[str, Any]], found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest result of each plugin on each kind of device, in the order in which they first came.
+    """The newest result of each plugin on each kind of device, in the order in which they first
+    came.
 
     One that ran on no device gives way to one that did, also to an older one.
     """
@@ -84,7 +107,9 @@ def merged(kept: Iterable[dict[str, Any]], found: Iterable[dict[str, Any]]) -> l
         if key not in newest or each["met_device"] or not newest[key]["met_device"]:
             newest[key] = each
     met = {key[:3] for key, result in newest.items() if any(result["outcomes"].values())}
-    return [each for key, each in newest.items() if any(each["outcomes"].values()) or key[:3] not in met]
+    return [
+        each for key, each in newest.items() if any(each["outcomes"].values()) or key[:3] not in met
+    ]
 
 
 def write(path: Path, found: Iterable[dict[str, Any]]) -> None:

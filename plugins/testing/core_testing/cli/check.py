@@ -21,7 +21,15 @@ from core.cli import (
     table,
     unknown_alias,
 )
-from core.registry import Registry, Status, known_aliases, listing, normalize_distribution, plugin_manager, split_name
+from core.registry import (
+    Registry,
+    Status,
+    known_aliases,
+    listing,
+    normalize_distribution,
+    plugin_manager,
+    split_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +39,18 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_COLORS = {"proven": "green", "failed": "red", "not declared": "bright_black", "not tested": "yellow"}
-_OUTCOMES = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed": "known to fail"}
+_COLORS = {
+    "proven": "green",
+    "failed": "red",
+    "not declared": "bright_black",
+    "not tested": "yellow",
+}
+_OUTCOMES = {
+    "passed": "passed",
+    "failed": "failed",
+    "skipped": "skipped",
+    "xfailed": "known to fail",
+}
 
 _GOOD = "all well"
 
@@ -46,11 +64,15 @@ Examples:
 """
 
 
-def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, Any] | None:
+def _as_options(
+    ctx: click.Context, param: click.Parameter, text: str | None
+) -> dict[str, Any] | None:
     try:
         options = json.loads(text) if text is not None else None
     except ValueError as error:
-        raise click.BadParameter(f"{error}. Expected JSON, as in '{{\"period\": 4}}'.", ctx, param) from error
+        raise click.BadParameter(
+            f"{error}. Expected JSON, as in '{{\"period\": 4}}'.", ctx, param
+        ) from error
     if options is not None and not isinstance(options, dict):
         raise click.BadParameter("expected an object, as in '{\"period\": 4}'.", ctx, param)
     return options
@@ -58,24 +80,52 @@ def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) ->
 
 @click.command(short_help="Run the conformance kit on a plugin.", epilog=_EXAMPLES)
 @click.argument("name", required=False)
-@click.option("--all", "everything", is_flag=True, help="Everything that is installed, in the place of NAME.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Everything that is installed, in the place of NAME."
+)
 @click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Only plugins of this kind.")
-@click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only tests that match, as in pytest.")
-@click.option("--options", callback=_as_options, metavar="JSON", help="Options that the plugin is made with.")
-@click.option("--accelerator", metavar="NAME", help="Where it runs.  [default: the suite's choice, cpu]")
-@click.option("--num-processes", type=click.IntRange(min=1), metavar="N", help="In how many processes a strategy runs.")
-@click.option("--in-process", is_flag=True, default=None, help="Make a strategy's ranks threads of one process.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report, a page in one file.")
+@click.option(
+    "-k", "keyword", default="", metavar="EXPRESSION", help="Only tests that match, as in pytest."
+)
+@click.option(
+    "--options", callback=_as_options, metavar="JSON", help="Options that the plugin is made with."
+)
+@click.option(
+    "--accelerator", metavar="NAME", help="Where it runs.  [default: the suite's choice, cpu]"
+)
+@click.option(
+    "--num-processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="In how many processes a strategy runs.",
+)
+@click.option(
+    "--in-process",
+    is_flag=True,
+    default=None,
+    help="Make a strategy's ranks threads of one process.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a report, a page in one file.",
+)
 @click.option(
     "--card",
     type=click.Path(path_type=Path, dir_okay=False),
     is_flag=False,
     flag_value="",
-    help="Keep the results in this card; without a file in your own, which `core list-strategies --proven` reads.",
+    help="Keep the results in this card; without a file in your own, which `core list-strategies "
+    "--proven` reads.",
 )
 @click.option("--by", default="", metavar="NAME", help="Who runs it, for the card.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the table of suites without a failure too, and tracebacks.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show the table of suites without a failure too, and tracebacks.",
+)
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -93,8 +143,8 @@ def check(
 ) -> None:
     """Run the conformance kit on NAME: an alias, `core-acme:acme`, or a whole package, `core-acme`.
 
-    The suites are those in the package's module `conformance`, if it has one, and otherwise the kit's own. The exit
-    code is 1 if a test fails, or none could run.
+    The suites are those in the package's module `conformance`, if it has one, and otherwise the
+    kit's own. The exit code is 1 if a test fails, or none could run.
     """
     from core_testing.cli.check_progress import make_progress
     from core_testing.cli.check_run import run
@@ -105,7 +155,8 @@ def check(
         raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
     if card is not None and (keyword or attributes["options"] or attributes["in_process"]):
         raise ConfigurationError(
-            "A card tells of whole suites with a plugin's defaults: leave out -k, --options and --in-process."
+            "A card tells of whole suites with a plugin's defaults: leave out -k, --options and "
+            "--in-process."
         )
     if card is not None:
         _own_card("")  # before the tests, not after them
@@ -144,12 +195,16 @@ def _own_card(provider: str) -> Path:
     """The card of a package that the user's own runs fill.
 
     Raises:
-        ConfigurationError: core is from before the first release, which its version can't say, and keeps no cards.
+        ConfigurationError: core is from before the first release, which its version can't say, and
+            keeps no cards.
     """
     try:
         from core.cli import own_card
     except ImportError as error:
-        message = f"--card: this core-training {__version__} was built before the release, and keeps no cards."
+        message = (
+            f"--card: this core-training {__version__} was built before the release, and "
+            "keeps no cards."
+        )
         raise ConfigurationError(f"{message} Install the release, or leave out --card.") from error
     return own_card(provider)
 
@@ -196,13 +251,16 @@ def _is_offered(kind: str, provider: str | None, alias: str) -> bool:
 
 def _nothing(name: str, kind: str | None) -> list[tuple[str, Spec]]:
     raise ConfigurationError(
-        f"The package {name} offers no {kind or 'plugin'} that can be used here. See `core list-plugins --all`."
+        f"The package {name} offers no {kind or 'plugin'} that can be used here. See `core "
+        "list-plugins --all`."
     )
 
 
 def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
     count = suite.count()
-    numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
+    numbers = ", ".join(
+        f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome]
+    )
     took = f"{sum(test.duration_s for test in suite.tests):.0f} s of tests"
     if not verbose and suite.is_good:
         first, *rest = paragraph(f"{_GOOD}  {suite.title}, on {suite.ground}: {numbers}, {took}")
@@ -215,22 +273,35 @@ def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
     yield ""
     yield from table(["What it must do", "State", "Tests"], [*_rows(suite)])
     yield ""
-    for title, outcome, color in (("Failed", "failed", "red"), ("Known to fail", "xfailed", "yellow")):
+    for title, outcome, color in (
+        ("Failed", "failed", "red"),
+        ("Known to fail", "xfailed", "yellow"),
+    ):
         tests = [test for test in suite.tests if test.outcome == outcome]
         if tests:
             yield styled(title, fg=color, bold=True)
         for test in tests:
             yield f"  {test.name}"
             text = test.details if verbose and test.details else test.reason
-            yield from ([f"    {line}" for line in text.splitlines()] if verbose else paragraph(text, indent="    "))
+            yield from (
+                [f"    {line}" for line in text.splitlines()]
+                if verbose
+                else paragraph(text, indent="    ")
+            )
     yield from _left_out(suite)
     yield styled(f"{numbers}: {took}", bold=True)
     yield ""
 
 
 def _left_out(suite: Suite) -> Iterator[str]:
-    """The reasons of tests that didn't run, but for capabilities that aren't declared, which the table has."""
-    skipped = [test for test in suite.tests if test.outcome == "skipped" and "does not declare" not in test.reason]
+    """The reasons of tests that didn't run, but for capabilities that aren't declared, which the
+    table has.
+    """
+    skipped = [
+        test
+        for test in suite.tests
+        if test.outcome == "skipped" and "does not declare" not in test.reason
+    ]
     if skipped:
         yield styled("Left out", bold=True)
     for reason, number in Counter(test.reason for test in skipped).items():
@@ -242,7 +313,9 @@ def _rows(suite: Suite) -> Iterator[list[str]]:
     always = [test for test in suite.tests if not test.needs]
     if always:
         outcomes = {test.outcome for test in always}
-        state = "failed" if "failed" in outcomes else "proven" if "passed" in outcomes else "not tested"
+        state = (
+            "failed" if "failed" in outcomes else "proven" if "passed" in outcomes else "not tested"
+        )
         yield [f"every {suite.kind}", _state(state), _counted(always)]
     for name, state in suite.capabilities.items():
         yield [name, _state(state), _counted([test for test in suite.tests if name in test.needs])]
@@ -254,5 +327,9 @@ def _state(name: str) -> str:
 
 def _counted(tests: list[Any]) -> str:
     outcomes = [test.outcome for test in tests]
-    counts = [f"{outcomes.count(outcome)} {name}" for outcome, name in _OUTCOMES.items() if outcome in outcomes]
+    counts = [
+        f"{outcomes.count(outcome)} {name}"
+        for outcome, name in _OUTCOMES.items()
+        if outcome in outcomes
+    ]
     return ", ".join(counts) or "none ran"

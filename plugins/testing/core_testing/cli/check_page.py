@@ -1,4 +1,6 @@
-"""The report of `core check` as one page of HTML that needs nothing else. Every text in it goes through `escape`."""
+"""The report of `core check` as one page of HTML that needs nothing else. Every text in it goes
+through `escape`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ th, td { border-bottom: 1px solid #8884; padding: .25rem .75rem; text-align: lef
 .not-tested, .xfailed { color: #9a6700; }
 pre { background: #8882; overflow-x: auto; padding: .75rem; }
 summary { cursor: pointer; }
-"""
+"""  # noqa: E501
 
 
 def render(report: CheckResult) -> str:
@@ -35,7 +37,10 @@ def _page(report: CheckResult) -> Iterator[str]:
     yield '<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>Conformance, {escape(report.date)}</title><style>{_STYLE}</style></head><body>"
-    yield f"<h1>Conformance</h1><p>{escape(report.date)}: {escape(versions)}. {report.duration_s:.0f} s.</p>"
+    yield (
+        f"<h1>Conformance</h1><p>{escape(report.date)}: {escape(versions)}. "
+        f"{report.duration_s:.0f} s.</p>"
+    )
     yield from _matrix(report.suites)
     for suite in report.suites:
         yield from _section(suite)
@@ -45,7 +50,13 @@ def _page(report: CheckResult) -> Iterator[str]:
 def _matrix(suites: list[Suite]) -> Iterator[str]:
     names = sorted({name for suite in suites for name in suite.capabilities})
     rows = [
-        [_link(suite), escape(suite.kind), escape(suite.ground), _counts(suite), *_states(suite, names)]
+        [
+            _link(suite),
+            escape(suite.kind),
+            escape(suite.ground),
+            _counts(suite),
+            *_states(suite, names),
+        ]
         for suite in suites
     ]
     yield from _table(["Plugin", "Kind", "Ran on", "Tests", *map(escape, names)], rows)
@@ -61,7 +72,12 @@ def _section(suite: Suite) -> Iterator[str]:
     yield f'<h2 id="{escape(suite.suite)}">{escape(suite.title)}</h2>'
     yield f"<p>Suite <code>{escape(suite.source)}</code>, {suite.num_processes} process(es).</p>"
     rows = [
-        [_marked(test.outcome, test.outcome), escape(test.name), escape(", ".join(test.needs)), *_cells(test)]
+        [
+            _marked(test.outcome, test.outcome),
+            escape(test.name),
+            escape(", ".join(test.needs)),
+            *_cells(test),
+        ]
         for test in sorted(suite.tests, key=lambda test: test.outcome != "failed")
     ]
     is_open = " open" if any(test.outcome == "failed" for test in suite.tests) else ""
@@ -73,7 +89,11 @@ def _section(suite: Suite) -> Iterator[str]:
 def _cells(test: Test) -> Iterator[str]:
     yield f"{test.duration_s:.1f}"
     reason = escape(test.reason)
-    yield f"<details><summary>{reason}</summary><pre>{escape(test.details)}</pre></details>" if test.details else reason
+    yield (
+        f"<details><summary>{reason}</summary><pre>{escape(test.details)}</pre></details>"
+        if test.details
+        else reason
+    )
 
 
 def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -90,7 +110,9 @@ def _link(suite: Suite) -> str:
 
 
 def _counts(suite: Suite) -> str:
-    return ", ".join(_marked(outcome, f"{number} {outcome}") for outcome, number in sorted(suite.count().items()))
+    return ", ".join(
+        _marked(outcome, f"{number} {outcome}") for outcome, number in sorted(suite.count().items())
+    )
 
 
 def _marked(state: str, text: str) -> str:

@@ -1,4 +1,6 @@
-"""The progress of `core check`: a bar on a terminal, a line a test elsewhere. On standard error, beside the result."""
+"""The progress of `core check`: a bar on a terminal, a line a test elsewhere. On standard error,
+beside the result.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ def make_progress() -> Iterator[EventReceiver]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
+    columns = (
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield _Bar(bar)
 
@@ -72,5 +79,8 @@ class _Lines:
         self._ended += 1
         width = len(str(self._number))
         outcome = styled(f"{test.outcome:<7}", fg=_COLORS.get(test.outcome, "green"))
-        counted, name = f"{self._ended:>{width}}/{self._number}  ", f"  {test.name}  {test.duration_s:.1f} s"
+        counted, name = (
+            f"{self._ended:>{width}}/{self._number}  ",
+            f"  {test.name}  {test.duration_s:.1f} s",
+        )
         say(counted, outcome, name, err=True)

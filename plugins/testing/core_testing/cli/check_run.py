@@ -1,4 +1,6 @@
-"""Runs the conformance kit in a child process, where a plugin that hangs, exits or crashes does no harm."""
+"""Runs the conformance kit in a child process, where a plugin that hangs, exits or crashes does no
+harm.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ class Suite:
         provider: the distribution that offers it.
         version: of the provider.
         source: `"module:Class"` of the suite.
-        ground: the ground that it ran on: `"cpu"`, the name of another accelerator, or `"simulated"`.
+        ground: the ground that it ran on: `"cpu"`, the name of another accelerator, or
+            `"simulated"`.
         num_processes: that it ran in.
         capabilities: `"proven"`, `"failed"`, `"not declared"` or `"not tested"`, by name.
         tests: in the order in which they ran.
@@ -114,7 +117,9 @@ class CheckResult:
     suites: list[Suite]
     duration_s: float
     files: dict[str, str]
-    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
+    date: str = field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat()
+    )
     versions: dict[str, str] = field(
         default_factory=lambda: {
             "core": __version__,
@@ -146,7 +151,11 @@ class EventReceiver(Protocol):
 
 
 def run(
-    specs: Sequence[tuple[str, Spec]], progress: EventReceiver, *, keyword: str = "", attributes: Mapping[str, Any]
+    specs: Sequence[tuple[str, Spec]],
+    progress: EventReceiver,
+    *,
+    keyword: str = "",
+    attributes: Mapping[str, Any],
 ) -> CheckResult:
     """Run the suites of some plugins.
 
@@ -176,31 +185,46 @@ def run(
             for event in events:
                 _note(event, progress, tests, found)
     if not tests:
-        raise ConfigurationError(f"No test matches -k {keyword!r}. Leave it out to see the names of all.")
+        raise ConfigurationError(
+            f"No test matches -k {keyword!r}. Leave it out to see the names of all."
+        )
     ran = {test.suite for test in tests}
-    suites = [Suite(**each, tests=[test for test in tests if test.suite == each["suite"]]) for each in found]
-    return CheckResult([suite for suite in suites if suite.suite in ran], time.monotonic() - begin, _digests(specs))
+    suites = [
+        Suite(**each, tests=[test for test in tests if test.suite == each["suite"]])
+        for each in found
+    ]
+    return CheckResult(
+        [suite for suite in suites if suite.suite in ran], time.monotonic() - begin, _digests(specs)
+    )
 
 
 def _digests(specs: Sequence[tuple[str, Spec]]) -> dict[str, str]:
-    """A digest of each package's files; none with a core from before the first release, which has no cards."""
+    """A digest of each package's files; none with a core from before the first release, which has
+    no cards.
+    """
     try:
         from core.cli import files_digest, package_folder
     except ImportError:
         return {}
     folders = {spec.provider: package_folder(spec.target) for _, spec in specs}
-    return {provider: files_digest(folder) for provider, folder in folders.items() if folder is not None}
+    return {
+        provider: files_digest(folder) for provider, folder in folders.items() if folder is not None
+    }
 
 
 def _need_pytest() -> None:
-    if missing := [name for name in ("pytest", "pytest_timeout") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in ("pytest", "pytest_timeout") if importlib.util.find_spec(name) is None
+    ]:
         raise ConfigurationError(
             f"The conformance kit needs {missing[0].replace('_', '-')}, which is not installed: "
             f"pip install {missing[0].replace('_', '-')}"
         )
 
 
-def _note(event: dict[str, Any], progress: EventReceiver, tests: list[Test], found: list[dict[str, Any]]) -> None:
+def _note(
+    event: dict[str, Any], progress: EventReceiver, tests: list[Test], found: list[dict[str, Any]]
+) -> None:
     kind = event["event"]
     if kind == "collected":
         progress.collected(event["number"])
@@ -231,14 +255,16 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
             stderr=output,
             text=True,
             pass_fds=[writing],
-            # An import that asks for CUDA's devices by its driver would leave none to the forks that run the tests.
+            # An import that asks for CUDA's devices by its driver would leave none to the forks
+            # that run the tests.
             env=os.environ | {"TMPDIR": str(folder), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             start_new_session=True,
         )
         # The child's is the only one left, so that reading ends when the child does.
         os.close(writing)
         assert child.stdin is not None
-        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the child ends too
+        # so that the child ends too
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             with contextlib.suppress(BrokenPipeError), child.stdin as asking:
                 asking.write(json.dumps({**request, "pipe": writing}))
@@ -251,11 +277,15 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
             _end(child)
             signal.signal(signal.SIGTERM, before)
     words = log.read_text(errors="replace").strip()[-_LAST_WORDS:]
-    raise PluginLoadError(f"The process that runs the kit ended early, with code {child.returncode}:\n{words}")
+    raise PluginLoadError(
+        f"The process that runs the kit ended early, with code {child.returncode}:\n{words}"
+    )
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Wait for its end; interrupt it if it doesn't, so that it cleans up; and leave nothing of it behind."""
+    """Wait for its end; interrupt it if it doesn't, so that it cleans up; and leave nothing of it
+    behind.
+    """
     # One second to end by itself, and after the interrupt as long as a fixture needs to clean up.
     for ending in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(subprocess.TimeoutExpired):

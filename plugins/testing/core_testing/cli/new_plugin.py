@@ -133,14 +133,17 @@ there what `python plugins/wheels.py dist` in a checkout of core has written.
 @click.command(short_help="Write a package for a backend of your own.", epilog=_EXAMPLES)
 @click.argument("name")
 @click.option("--kind", type=_KindChoice(list(_FORMS)), default="strategy", show_default=True)
-@click.option("--wraps", is_flag=True, help="A strategy around a library's own wrapper, such as torch's DDP.")
+@click.option(
+    "--wraps", is_flag=True, help="A strategy around a library's own wrapper, such as torch's DDP."
+)
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
     help="What to write; must not exist, or be empty.  [default: core-NAME]",
 )
 def new_plugin(name: str, kind: str, wraps: bool, directory: Path | None) -> None:
-    """Write a package that offers NAME to core: code that works, its conformance test, tox.ini and CI.
+    """Write a package that offers NAME to core: code that works, its conformance test, tox.ini and
+    CI.
 
     It passes `core check NAME` as it stands. Change it bit by bit, and see that it still does.
     """
@@ -156,7 +159,10 @@ def new_plugin(name: str, kind: str, wraps: bool, directory: Path | None) -> Non
     for path in written:
         say(f"  {path}")
     say("")
-    say("Next, where ../core is a checkout of core in which `python plugins/wheels.py dist` has run:")
+    say(
+        "Next, where ../core is a checkout of core in which `python plugins/wheels.py dist` has "
+        "run:"
+    )
     for step in (
         f"cd {shlex.quote(str(target))}",
         "cp ../core/dist/constraints.txt .",
@@ -175,20 +181,30 @@ def _checked(name: str, kind: str) -> str:
     folded = name.strip().lower().replace("_", "-").removeprefix(_PREFIX)
     if not _NAME.fullmatch(folded) or keyword.iskeyword(folded):
         near = re.sub(r"[^a-z0-9]+", "-", folded).strip("-0123456789") or "acme"
-        advice = f" How about {near}?" if _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
-        raise ConfigurationError(f"{name!r} can't be a name: expected letters, digits and dashes, as in acme.{advice}")
+        advice = (
+            f" How about {near}?" if _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
+        )
+        raise ConfigurationError(
+            f"{name!r} can't be a name: expected letters, digits and dashes, as in acme.{advice}"
+        )
     alias, distribution = folded.replace("-", "_"), f"{_PREFIX}{folded}"
     owner = CORE if is_reserved(kind, alias) else known_aliases(kind).get(alias)
-    owners = [*([owner] if owner else []), *(offer.spec.provider for offer in Registry[Any](kind).providers_of(alias))]
+    owners = [
+        *([owner] if owner else []),
+        *(offer.spec.provider for offer in Registry[Any](kind).providers_of(alias)),
+    ]
     if taken := [each for each in owners if each != distribution or owner]:
         raise ConfigurationError(
-            f"{alias!r} is a {kind} of {taken[0]} already, and two of one name are an error where they are used. "
-            f"Choose another name, such as my-{folded}."
+            f"{alias!r} is a {kind} of {taken[0]} already, and two of one name are an error where "
+            f"they are used. Choose another name, such as my-{folded}."
         )
-    if distribution in {CORE, *(each for one in (*KINDS, *BY_NAME_ONLY) for each in known_aliases(one).values())}:
+    if distribution in {
+        CORE,
+        *(each for one in (*KINDS, *BY_NAME_ONLY) for each in known_aliases(one).values()),
+    }:
         raise ConfigurationError(
-            f"{distribution} is a package of core's own, and only one of that name can be installed. "
-            f"Choose another name, such as my-{folded}."
+            f"{distribution} is a package of core's own, and only one of that name can be "
+            f"installed. Choose another name, such as my-{folded}."
         )
     return alias
 
@@ -237,7 +253,9 @@ def _walk(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversab
 
 def _named(path: str, values: dict[str, str]) -> str:
     parts = path.removesuffix(_SUFFIX).split("/")
-    renamed = [values["package"] if part == "package" else part.replace("dot_", ".", 1) for part in parts]
+    renamed = [
+        values["package"] if part == "package" else part.replace("dot_", ".", 1) for part in parts
+    ]
     return "/".join(renamed)
 
 
@@ -248,7 +266,9 @@ def _write(files: dict[str, str], target: Path) -> list[str]:
         ConfigurationError: something is there, or it can't be written.
     """
     if target.exists() and any(target.iterdir()):
-        raise ConfigurationError(f"{target} is not empty, and nothing is overwritten. Pass --directory, or remove it.")
+        raise ConfigurationError(
+            f"{target} is not empty, and nothing is overwritten. Pass --directory, or remove it."
+        )
     try:
         for name, content in files.items():
             path = target / name

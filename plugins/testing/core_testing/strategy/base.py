@@ -26,26 +26,34 @@ class StrategySuite(Conformance[Strategy]):
     """Makes strategies and ranks for the tests of one alias.
 
     Attributes:
-        accelerator: name of the kind of device; tests are skipped where there aren't enough of them.
-        compared_with: name of the kind of device of `single_device`, with which all is compared; None is the same kind.
+        accelerator: name of the kind of device; tests are skipped where there aren't enough of
+            them.
+        compared_with: name of the kind of device of `single_device`, with which all is compared;
+            None is the same kind.
         num_processes: number of processes, with a device each.
         num_devices: number of devices of the run; None is one a process.
         data_parallel_size: into how many shares the data is split; None is one a process.
         other_num_processes: another number in which it can run; None if there is none.
-        trainer_options: of every Trainer and Fabric, such as `plugins` that the strategy can't do without.
-        length: of the sequences that samples are, for a strategy that cuts sequences; None for samples that are none.
+        trainer_options: of every Trainer and Fabric, such as `plugins` that the strategy can't do
+            without.
+        length: of the sequences that samples are, for a strategy that cuts sequences; None for
+            samples that are none.
         dtype: of models and data. float64 shows what differs, and not how it was rounded.
-        tolerance: by which weights and losses may differ from those of one device, relative to the largest.
+        tolerance: by which weights and losses may differ from those of one device, relative to the
+            largest.
         precisions: those in which it must train; each is compared with one device in the same.
         precision_tolerance: by which they may differ then.
         reduced_dtypes: dtypes that its collectives must work on.
         timeout_s: after which ranks that hang fail their test.
-        in_process: make the ranks threads of one process (`in_one_process`), and skip what these can't show.
-        new_interpreter: start the script of `test_a_script_trains` as a user does. False forks it from a process that
-            has imported torch, core and `heavy_modules`: for a package of which another alias has proven the start.
-        expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring nothing skips much.
-        optimizer: makes the optimizer of every case, called with the module, in a `staticmethod`; None takes the case's
-            own. For a strategy that trains with an optimizer of its own only.
+        in_process: make the ranks threads of one process (`in_one_process`), and skip what these
+            can't show.
+        new_interpreter: start the script of `test_a_script_trains` as a user does. False forks it
+            from a process that has imported torch, core and `heavy_modules`: for a package of which
+            another alias has proven the start.
+        expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring
+            nothing skips much.
+        optimizer: makes the optimizer of every case, called with the module, in a `staticmethod`;
+            None takes the case's own. For a strategy that trains with an optimizer of its own only.
         num_experts: of a mixture in every network, for a strategy that distributes experts.
     """
 
@@ -74,14 +82,22 @@ class StrategySuite(Conformance[Strategy]):
     num_experts: ClassVar[int] = 0
 
     def adapted(self, case: Case) -> Case:
-        """A case in the suite's number format, with its optimizer, experts and sequences if it has some."""
+        """A case in the suite's number format, with its optimizer, experts and sequences if it has
+        some.
+        """
         optimizer = type(self).optimizer or case.optimizer
-        changes: dict[str, Any] = {"dtype": self.dtype, "num_experts": self.num_experts, "length": self.length}
+        changes: dict[str, Any] = {
+            "dtype": self.dtype,
+            "num_experts": self.num_experts,
+            "length": self.length,
+        }
         return replace(case, optimizer=optimizer, **changes)
 
     @property
     def exchange_tolerance(self) -> float:
-        """By how much a gradient that was exchanged may differ from the ranks' mean, relative to the largest."""
+        """By how much a gradient that was exchanged may differ from the ranks' mean, relative to
+        the largest.
+        """
         return max(self.tolerance, 1e-7)
 
     def assert_like_one_device(
@@ -109,12 +125,18 @@ class StrategySuite(Conformance[Strategy]):
         return _declared(type(self))  # type: ignore[arg-type]  # mypy: classes have no hash
 
     def left_out(self, test: str) -> str | None:
-        """The reason to leave out a test, such as what ranks in one process can't show; see `Conformance.left_out`."""
+        """The reason to leave out a test, such as what ranks in one process can't show; see
+        `Conformance.left_out`.
+        """
         function = getattr(self, test)
         if self.num_processes == 1 and getattr(function, "of_several", False):
             return f"{self.alias} is tested in one process"
         what = getattr(function, "of_processes", None)
-        return f"ranks in one process can't show {what}" if self.in_process and what else super().left_out(test)
+        return (
+            f"ranks in one process can't show {what}"
+            if self.in_process and what
+            else super().left_out(test)
+        )
 
     def pinned(self) -> Capability | None:
         """`expected_capabilities`."""
@@ -128,7 +150,9 @@ class StrategySuite(Conformance[Strategy]):
         if not isinstance(found, Found):
             return f"accelerator {self.accelerator!r}: {found.reason}"
         if self.accelerator != "cpu" and found.count < self.num_processes:
-            return f"accelerator {self.accelerator!r}: {found.count} here, {self.num_processes} needed"
+            return (
+                f"accelerator {self.accelerator!r}: {found.count} here, {self.num_processes} needed"
+            )
         return None
 
     @property
@@ -143,11 +167,21 @@ class StrategySuite(Conformance[Strategy]):
 
     def backend_of(self, num_processes: int, data_parallel_size: int) -> Backend:
         """The same in another number of processes."""
-        options, kept_for = dict(self.trainer_options), (type(self), num_processes, data_parallel_size)
+        options, kept_for = (
+            dict(self.trainer_options),
+            (type(self), num_processes, data_parallel_size),
+        )
         if self.num_devices is not None:
             options.setdefault("devices", self.num_devices)
         return Backend(
-            *(self.make, self.accelerator, num_processes, data_parallel_size, options, self.timeout_s),
+            *(
+                self.make,
+                self.accelerator,
+                num_processes,
+                data_parallel_size,
+                options,
+                self.timeout_s,
+            ),
             kept_for=kept_for if self.keeps_ranks else None,
             in_process=self.in_process,
         )
@@ -168,7 +202,9 @@ class StrategySuite(Conformance[Strategy]):
         return self.backend.run(function, *args)
 
     def run_in_new_processes(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """The same on ranks in which nothing has run yet, for a test that is about the process itself."""
+        """The same on ranks in which nothing has run yet, for a test that is about the process
+        itself.
+        """
         return replace(self.backend, kept_for=None).run(function, *args)
 
 

@@ -41,13 +41,17 @@ class ResumeTests(StrategySuite):
 
     @needs(Capability.BIT_EXACT_RESUME)
     def test_resume_is_bit_exact(self, folder: Path) -> None:
-        """A run that goes on from the middle of an epoch equals one that was never stopped, noise included."""
+        """A run that goes on from the middle of an epoch equals one that was never stopped, noise
+        included.
+        """
         case, path = self.adapted(NOISY), folder / "noisy.ckpt"
         for whole, rest in zip(*self._stop_and_go_on(case, path, self.backend), strict=True):
             assert_equal_runs(rest, _rest_of(whole, rest), 0.0, with_moments=True)
 
     def test_resume_keeps_momentum_and_schedule(self, folder: Path) -> None:
-        """The same without noise, within the tolerance: moments, learning rates and the order of the data go on."""
+        """The same without noise, within the tolerance: moments, learning rates and the order of
+        the data go on.
+        """
         case, path = self.adapted(RESUMED), folder / "resumed.ckpt"
         wholes, rests = self._stop_and_go_on(case, path, self.backend)
         self.assert_continues(rests[0], _rest_of(wholes[0], rests[0]))
@@ -56,21 +60,28 @@ class ResumeTests(StrategySuite):
         self, case: Case, path: Path, backend: Backend
     ) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
         wholes = backend.run(_train_and_save, case, path)
-        return wholes, replace(backend, kept_for=None).run(_go_on, case, path)  # as the next process would
+        # as the next process would
+        return wholes, replace(backend, kept_for=None).run(_go_on, case, path)
 
 
 class CheckpointTests(ResumeTests):
-    """A checkpoint that `save_checkpoint` wrote brings a run back to its state, here and elsewhere."""
+    """A checkpoint that `save_checkpoint` wrote brings a run back to its state, here and
+    elsewhere.
+    """
 
     def test_goes_on_under_one_device(self, folder: Path) -> None:
-        """A checkpoint of this strategy loads under `single_device`, which goes on as if it had trained all along."""
+        """A checkpoint of this strategy loads under `single_device`, which goes on as if it had
+        trained all along.
+        """
         self._goes_on_under(self.one_device, folder / "to-one.ckpt")
 
     def test_goes_on_in_another_number_of_processes(self, folder: Path) -> None:
         """A checkpoint that all ranks saved loads on another number of ranks."""
         if self.other_num_processes is None or self.other_num_processes == self.num_processes:
             pytest.skip(f"{self.alias} is tested in one number of processes")
-        other = self.backend_of(self.other_num_processes, min(self.shares, self.other_num_processes))
+        other = self.backend_of(
+            self.other_num_processes, min(self.shares, self.other_num_processes)
+        )
         self._goes_on_under(other, folder / "to-other.ckpt")
 
     def test_goes_on_from_one_device(self, folder: Path) -> None:
@@ -78,11 +89,15 @@ class CheckpointTests(ResumeTests):
         case, path = self.adapted(RESUMED), folder / "from-one.ckpt"
         self.one_device.run(_train_and_save, case, path)
         rest = self.run(_go_on, case, path)[0]
-        self.assert_continues(rest, _rest_of(reference(case, self.reference_accelerator, self.shares), rest))
+        self.assert_continues(
+            rest, _rest_of(reference(case, self.reference_accelerator, self.shares), rest)
+        )
 
     @unless(Capability.COMPILED_STEP)
     def test_every_part_comes_back(self, folder: Path) -> None:
-        """Frozen weights, buffers, and the options of every parameter group are in a checkpoint, and come back."""
+        """Frozen weights, buffers, and the options of every parameter group are in a checkpoint,
+        and come back.
+        """
         case = self.adapted(ASSORTED)
         found = self.run(_save_and_lose, case, folder / "all.ckpt")
         expected = self.one_device.run(_save_and_lose, case, folder / "all-of-one.ckpt")[0]
@@ -91,7 +106,9 @@ class CheckpointTests(ResumeTests):
             assert run.learning_rates == expected.learning_rates
 
     def test_state_has_the_users_names(self) -> None:
-        """A module's state has the names and shapes of the user's own `state_dict()`, without a wrapper's prefix."""
+        """A module's state has the names and shapes of the user's own `state_dict()`, without a
+        wrapper's prefix.
+        """
         for found in self.run(_names_and_shapes, self.adapted(Case("names"))):
             assert found["found"] == found["expected"] or found["rank"] != 0
 
@@ -102,24 +119,38 @@ class CheckpointTests(ResumeTests):
         found = self.run(_optimizer_names, case)[0]
         expected = ["first.weight", "first.bias", "last.weight", "last.bias"]
         if case.num_experts:
-            expected += [f"mixture.{name}" for name, _ in Mixture(case.num_experts).named_parameters()]
+            expected += [
+                f"mixture.{name}" for name, _ in Mixture(case.num_experts).named_parameters()
+            ]
         assert found["groups"] == [expected]
         assert sorted(found["state"]) == sorted(expected)
 
     @of_processes("ranks of unequal speed")
     def test_a_saved_checkpoint_is_complete(self, folder: Path) -> None:
-        """The checkpoint is there and can be read as soon as `save_checkpoint` returns, on any rank."""
-        assert all(self.run(_save_and_look, self.adapted(Case("complete")), folder / "complete.ckpt"))
+        """The checkpoint is there and can be read as soon as `save_checkpoint` returns, on any
+        rank.
+        """
+        assert all(
+            self.run(_save_and_look, self.adapted(Case("complete")), folder / "complete.ckpt")
+        )
 
     def test_saves_after_training(self, folder: Path) -> None:
-        """After `fit` has returned on all ranks, `trainer.save_checkpoint` writes the weights that it has left."""
-        case, path, weights_only = self.adapted(RESUMED), folder / "late.ckpt", folder / "weights.ckpt"
+        """After `fit` has returned on all ranks, `trainer.save_checkpoint` writes the weights that
+        it has left.
+        """
+        case, path, weights_only = (
+            self.adapted(RESUMED),
+            folder / "late.ckpt",
+            folder / "weights.ckpt",
+        )
         run = self.run(_train_and_save_late, case, path, weights_only)[0]
         for each in (path, weights_only):
             assert_equal_tensors(load_checkpoint(each)["model"], run.weights, self.tolerance)
 
     def test_a_failing_save_is_raised_everywhere(self, folder: Path) -> None:
-        """A save that can't succeed is a CheckpointError on all ranks, and leaves what was there."""
+        """A save that can't succeed is a CheckpointError on all ranks, and leaves what was
+        there.
+        """
         assert all(self.run(_save_in_vain, self.adapted(Case("vain")), folder))
 
     def test_a_missing_checkpoint_is_said(self, folder: Path) -> None:
@@ -142,10 +173,16 @@ class CheckpointTests(ResumeTests):
 
 
 def _rest_of(whole: TrainingRecord, rest: TrainingRecord) -> TrainingRecord:
-    """The part of a run that another one has gone on with, after as many steps as were trained before."""
+    """The part of a run that another one has gone on with, after as many steps as were trained
+    before.
+    """
     missing = len(whole.losses) - len(rest.losses)
-    assert missing == _STOP_AT, f"the run went on with {len(rest.losses)} of {len(whole.losses)} steps"
-    return replace(whole, losses=whole.losses[missing:], learning_rates=whole.learning_rates[missing:])
+    assert missing == _STOP_AT, (
+        f"the run went on with {len(rest.losses)} of {len(whole.losses)} steps"
+    )
+    return replace(
+        whole, losses=whole.losses[missing:], learning_rates=whole.learning_rates[missing:]
+    )
 
 
 def _train_and_save(rank: Rank, case: Case, path: Path) -> TrainingRecord:
@@ -217,14 +254,19 @@ def _optimizer_names(rank: Rank, case: Case) -> dict[str, Any]:
     optimizer.step()
     state = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
     fabric.teardown()
-    return {"groups": [group["params"] for group in state["param_groups"]], "state": list(state["state"])}
+    return {
+        "groups": [group["params"] for group in state["param_groups"]],
+        "state": list(state["state"]),
+    }
 
 
 def _save_and_look(rank: Rank, case: Case, path: Path) -> bool:
     fabric, module, _ = _set_up(rank, case)
     # Large enough for a rank that doesn't wait to see nothing yet.
     fabric.save(path, {"model": module, "ballast": torch.zeros(2_000_000)})
-    assert fabric.strategy.checkpoint_io.exists(path), "this rank has returned before the checkpoint was there"
+    assert fabric.strategy.checkpoint_io.exists(path), (
+        "this rank has returned before the checkpoint was there"
+    )
     assert "model" in fabric.load(path)
     fabric.teardown()
     return True
@@ -257,7 +299,8 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
     fabric.teardown()
     other = rank.fabric()
     stranger: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
-    stranger.expert_parallel_plan, stranger.tensor_parallel_plan = (), {}  # it has no experts, and isn't cut
+    # it has no experts, and isn't cut
+    stranger.expert_parallel_plan, stranger.tensor_parallel_plan = (), {}
     set_up(other, stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})
@@ -267,7 +310,12 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
 
 def _save_values(rank: Rank, case: Case, path: Path) -> bool:
     fabric, module, _ = _set_up(rank, case)
-    values = {"epoch": 3, "names": ["a", None], "tensor": torch.arange(3), "rank": fabric.global_rank}
+    values = {
+        "epoch": 3,
+        "names": ["a", None],
+        "tensor": torch.arange(3),
+        "rank": fabric.global_rank,
+    }
     fabric.save(path, {"model": module, **values})
     state: dict[str, Any] = {"model": module, **dict.fromkeys(values)}
     fabric.load(path, state)

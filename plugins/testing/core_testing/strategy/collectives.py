@@ -60,7 +60,9 @@ class CollectiveTests(StrategySuite):
 
     @needs(Capability.COLLECTIVES)
     def test_gradients_flow_through_all_gather(self) -> None:
-        """With `sync_grads`, each rank gets what all ranks want of its own tensor; without, none."""
+        """With `sync_grads`, each rank gets what all ranks want of its own tensor; without,
+        none.
+        """
         self._check(_check_gradients)
 
     @needs(Capability.COLLECTIVES)
@@ -121,7 +123,9 @@ def _together(rank: Rank, check: Callable[..., None], *args: Any) -> bool:
 
 
 def _value(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A rank's values: small numbers, which no dtype rounds; the smallest isn't on rank 0 everywhere."""
+    """A rank's values: small numbers, which no dtype rounds; the smallest isn't on rank 0
+    everywhere.
+    """
     count = torch.Size(shape).numel()
     numbers = [(rank * 3 + position * 2) % 5 + 1 for position in range(count)]
     return torch.tensor(numbers, dtype=torch.float64).reshape(shape).to(dtype)
@@ -148,7 +152,9 @@ def _check_reductions(fabric: Fabric, dtype: torch.dtype) -> None:
             found = strategy.reduce(own, reduce_op=operation)
             assert torch.equal(own, before), f"reduce({operation}) has changed its argument"
             assert found.device == own.device
-            torch.testing.assert_close(found.cpu(), _expected(operation, values, dtype), msg=f"{operation} of {shape}")
+            torch.testing.assert_close(
+                found.cpu(), _expected(operation, values, dtype), msg=f"{operation} of {shape}"
+            )
 
 
 def _check_gathering(fabric: Fabric, dtype: torch.dtype) -> None:
@@ -158,10 +164,13 @@ def _check_gathering(fabric: Fabric, dtype: torch.dtype) -> None:
         found = strategy.all_gather(values[strategy.global_rank].to(strategy.root_device))
         assert found.dtype == dtype
         assert torch.equal(found.cpu(), torch.stack(values)), f"all_gather of {shape}"
-    # A tensor that isn't contiguous: a backend that sends its memory as it lies would mix rows and columns up.
+    # A tensor that isn't contiguous: a backend that sends its memory as it lies would mix rows and
+    # columns up.
     wide = [_value(number, (4, 6), dtype) for number in range(strategy.world_size)]
     found = strategy.all_gather(wide[strategy.global_rank].to(strategy.root_device).t())
-    assert torch.equal(found.cpu(), torch.stack([value.t() for value in wide])), "all_gather of a transposed tensor"
+    assert torch.equal(found.cpu(), torch.stack([value.t() for value in wide])), (
+        "all_gather of a transposed tensor"
+    )
 
 
 def _check_default_operation(fabric: Fabric) -> None:
@@ -197,7 +206,9 @@ def _check_gradients(fabric: Fabric) -> None:
     wanted = (strategy.global_rank + 1) * strategy.world_size
     assert own.grad.tolist() == [wanted, wanted]
     assert bias.grad is not None
-    assert torch.equal(bias.grad, (2 * factors).expand_as(bias)), "the gradient of what is added is this rank's own"
+    assert torch.equal(bias.grad, (2 * factors).expand_as(bias)), (
+        "the gradient of what is added is this rank's own"
+    )
     if strategy.world_size > 1:
         assert not strategy.all_gather(own).requires_grad
 
@@ -208,7 +219,9 @@ def _check_tensor_broadcast(fabric: Fabric) -> None:
         for shape in _SHAPES:
             own = _value(strategy.global_rank, shape, torch.float32).to(strategy.root_device)
             found = strategy.broadcast(own, source)
-            assert torch.equal(found.cpu(), _value(source, shape, torch.float32)), f"of rank {source}, {shape}"
+            assert torch.equal(found.cpu(), _value(source, shape, torch.float32)), (
+                f"of rank {source}, {shape}"
+            )
             assert found.device == strategy.root_device
 
 
@@ -216,7 +229,11 @@ def _check_object_broadcast(fabric: Fabric) -> None:
     strategy = fabric.strategy
     for source in range(strategy.world_size):
         for size in (0, 10, 300_000):
-            own: dict[str, Any] = {"from": strategy.global_rank, "nested": [(1, None)], "bytes": b"x" * size}
+            own: dict[str, Any] = {
+                "from": strategy.global_rank,
+                "nested": [(1, None)],
+                "bytes": b"x" * size,
+            }
             assert strategy.broadcast(own, source) == {**own, "from": source}
     assert strategy.broadcast(strategy.global_rank) == 0
 
@@ -251,7 +268,10 @@ def _check_decisions(fabric: Fabric) -> None:
 
 def _check_storage_collectives(fabric: Fabric) -> None:
     collectives = fabric.session.collectives
-    assert (collectives.rank, collectives.size) == (fabric.strategy.global_rank, fabric.strategy.world_size)
+    assert (collectives.rank, collectives.size) == (
+        fabric.strategy.global_rank,
+        fabric.strategy.world_size,
+    )
     assert collectives.broadcast_object({"from": collectives.rank}) == {"from": 0}
     gathered = collectives.gather_objects(collectives.rank)
     assert gathered == (list(range(collectives.size)) if collectives.rank == 0 else None)
@@ -268,7 +288,9 @@ def _check_exchange(collectives: Collectives) -> None:
     if isinstance(background, DirectCollectives):
         rank, size = background.rank, background.size
         received = bytearray(3)
-        background.exchange([((rank + 1) % size, bytearray([rank] * 3))], [((rank - 1) % size, received)])
+        background.exchange(
+            [((rank + 1) % size, bytearray([rank] * 3))], [((rank - 1) % size, received)]
+        )
         assert received == bytearray([(rank - 1) % size] * 3)
         assert background.agree(True) is True
         assert background.agree(rank == 0) is (size == 1)

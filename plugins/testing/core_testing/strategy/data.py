@@ -49,7 +49,9 @@ class Collecting(Module):
         if self._is_traced:
             self.trained[-1].append([int(number) for number in batch])
 
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Note the samples for a step that can't."""
         if self._is_traced:
             self.validated.extend(int(number) for number in batch)
@@ -79,27 +81,37 @@ class DataTests(StrategySuite):
     """The data of all ranks, put together again."""
 
     def test_every_sample_comes_once_an_epoch(self) -> None:
-        """Of an even number of samples, the shares of all ranks together are each sample once, in every epoch."""
+        """Of an even number of samples, the shares of all ranks together are each sample once, in
+        every epoch.
+        """
         for epoch in range(2):
             assert sorted(self._seen(self._fitted(_EVEN, False), epoch)) == list(range(_EVEN))
 
     def test_batches_are_those_of_one_device(self) -> None:
-        """Step by step, the shares together are the batch of one device: shuffled, and differently in each epoch."""
+        """Step by step, the shares together are the batch of one device: shuffled, and differently
+        in each epoch.
+        """
         batches = self._merged(self._fitted(_EVEN, True))
         expected = self._merged(self.one_device.run(_fit, _EVEN, True, _BATCH_SIZE * self.shares))
         assert batches == expected
         assert batches[0] != batches[1], "both epochs have the same order"
 
     def test_uneven_lengths_lose_nothing(self) -> None:
-        """All ranks make the same number of steps, every sample comes, and at most a few come twice."""
+        """All ranks make the same number of steps, every sample comes, and at most a few come
+        twice.
+        """
         found = self._fitted(_UNEVEN, False)
-        assert len({len(modules["trained"][0]) for modules in found}) == 1, "ranks made different numbers of steps"
+        assert len({len(modules["trained"][0]) for modules in found}) == 1, (
+            "ranks made different numbers of steps"
+        )
         seen = self._seen(found, 0)
         assert set(seen) == set(range(_UNEVEN))
         assert len(seen) < _UNEVEN + self.shares
 
     def test_validation_counts_every_sample_once(self) -> None:
-        """Of an uneven number of samples too; and so do sums that are logged, where ranks share their data."""
+        """Of an uneven number of samples too; and so do sums that are logged, where ranks share
+        their data.
+        """
         found = self.run(_validate, _UNEVEN)
         if Capability.COLLECTIVES in self.declared():
             assert {modules["logged"] for modules in found} == {float(_UNEVEN)}
@@ -107,13 +119,16 @@ class DataTests(StrategySuite):
         assert sorted(validated) == list(range(_UNEVEN))
 
     def test_ranks_that_share_data_have_the_same(self) -> None:
-        """Where several ranks get one share, and each makes other data, that is refused, or all get one rank's."""
+        """Where several ranks get one share, and each makes other data, that is refused, or all get
+        one rank's.
+        """
         if self.shares >= self.num_processes:
             pytest.skip(f"{self.alias} gives each rank data of its own")
         found = self.run(_fit_on_own_data, self.length)
-        assert all(isinstance(one, str) for one in found) or len({repr(one) for one in found}) == self.shares, (
-            "ranks of one share trained on different batches, without a word"
-        )
+        assert (
+            all(isinstance(one, str) for one in found)
+            or len({repr(one) for one in found}) == self.shares
+        ), "ranks of one share trained on different batches, without a word"
 
     def test_batches_are_on_the_device(self) -> None:
         """The user's step gets its batch on the rank's device, as the loader made it."""
@@ -128,7 +143,9 @@ class DataTests(StrategySuite):
         return list({modules["share"]: modules for modules in found}.values())
 
     def _seen(self, found: list[dict[str, Any]], epoch: int) -> list[int]:
-        batches = chain.from_iterable(modules["trained"][epoch] for modules in self._one_a_share(found))
+        batches = chain.from_iterable(
+            modules["trained"][epoch] for modules in self._one_a_share(found)
+        )
         return list(chain.from_iterable(batches))
 
     def _merged(self, found: list[dict[str, Any]]) -> list[list[list[int]]]:
@@ -159,7 +176,9 @@ def _fit_on_own_data(rank: Rank, length: int | None) -> str | list[list[list[int
     return module.trained
 
 
-def _fit(rank: Rank, num_samples: int, shuffle: bool, batch_size: int, length: int | None = None) -> dict[str, Any]:
+def _fit(
+    rank: Rank, num_samples: int, shuffle: bool, batch_size: int, length: int | None = None
+) -> dict[str, Any]:
     trainer = rank.trainer(max_epochs=2, limit_val_batches=0)
     module = _collecting_for(trainer, length)
     torch.manual_seed(5)
@@ -175,7 +194,9 @@ def _validate(rank: Rank, num_samples: int) -> dict[str, Any]:
 
 
 def _collecting_for(trainer: Any, length: int | None = None) -> Collecting:
-    return Collecting(is_traced=Capability.COMPILED_STEP in trainer.strategy.capabilities, length=length)
+    return Collecting(
+        is_traced=Capability.COMPILED_STEP in trainer.strategy.capabilities, length=length
+    )
 
 
 def _findings(module: Collecting, trainer: Any) -> dict[str, Any]:

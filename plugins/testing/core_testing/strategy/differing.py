@@ -1,4 +1,6 @@
-"""The suite of algorithms that are meant to differ from one device: local SGD, compression, averaging with peers."""
+"""The suite of algorithms that are meant to differ from one device: local SGD, compression,
+averaging with peers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from core_testing.networks import GLOBAL_BATCH_SIZE, NUM_FEATURES, Perceptron
 from core_testing.strategy.base import StrategySuite
 from core_testing.strategy.checkpoints import ResumeTests
 from core_testing.strategy.suite import StrategyConformance, StrategySmoke
-from core_testing.training import TrainingRecord, assert_close_losses, assert_equal_runs, assert_equal_tensors
+from core_testing.training import (
+    TrainingRecord,
+    assert_close_losses,
+    assert_equal_runs,
+    assert_equal_tensors,
+)
 
 if TYPE_CHECKING:
     from core import Module
@@ -37,16 +44,17 @@ _AGREEING = "test_ranks_compute_the_same_model"
 
 @dataclass(frozen=True)
 class Differs:
-    """The promises of an algorithm that is meant to differ from one device: the one declaration of its suite.
+    """The promises of an algorithm that is meant to differ from one device: the one declaration of
+    its suite.
 
     Attributes:
         because: why it differs, in a few words that skipped tests repeat.
-        within: how far losses, and weights at the end of a short run, may be from those of one device, relative to the
-            largest of them.
-        steps_outstanding: of the gradients of at most so many steps it may hold back what it hasn't sent yet. A number
-            that doesn't grow with the length of a run: what is never sent shows.
-        agrees_after: number of steps without change after which all ranks have the same weights: 0 if they have in
-            every step; None if they have only where `synchronize_model` is called.
+        within: how far losses, and weights at the end of a short run, may be from those of one
+            device, relative to the largest of them.
+        steps_outstanding: of the gradients of at most so many steps it may hold back what it hasn't
+            sent yet. A number that doesn't grow with the length of a run: what is never sent shows.
+        agrees_after: number of steps without change after which all ranks have the same weights: 0
+            if they have in every step; None if they have only where `synchronize_model` is called.
     """
 
     because: str
@@ -98,7 +106,9 @@ class DifferingTests(StrategySuite):
             assert_close_losses(run, expected, self.differs.within)
 
     def test_no_gradient_is_lost(self) -> None:
-        """Gradients that were held back come later: of constant ones, no more than declared is missing in the end."""
+        """Gradients that were held back come later: of constant ones, no more than declared is
+        missing in the end.
+        """
         case = self.adapted(Case("constant", network=Linear, optimizer=_plain))
         found = self.run(_train_on_constant_gradients, case)
         begin, end = self.one_device.run(_train_on_constant_gradients, case)[0]
@@ -106,39 +116,51 @@ class DifferingTests(StrategySuite):
         for rank, (_, weights) in enumerate(found):
             missing = (weights - end).abs().max().item() / a_step
             assert missing <= self.differs.steps_outstanding + self.tolerance * _NUM_STEPS, (
-                f"after {_NUM_STEPS} steps with the same gradients, rank {rank} lacks those of {missing:.3g} steps, "
-                f"and {self.differs.steps_outstanding:g} are declared: the rest of a compression, or a rank, "
-                "is left out, or steps go further than those of one device"
+                f"after {_NUM_STEPS} steps with the same gradients, rank {rank} lacks those of "
+                f"{missing:.3g} steps, and {self.differs.steps_outstanding:g} are declared: the "
+                "rest of a compression, or a rank, is left out, or steps go further than those of "
+                "one device"
             )
 
     @of_several
     def test_ranks_agree_in_time(self) -> None:
-        """All ranks, once nothing changes any more, have the same weights after the declared number of steps."""
+        """All ranks, once nothing changes any more, have the same weights after the declared number
+        of steps.
+        """
         if (rounds := self.differs.agrees_after) is None:
             pytest.skip(f"{self.alias} promises the same weights after synchronize_model only")
-        first, *others = self.run(partial(_train_and_synchronize, num_rounds=rounds), self.adapted(Case("agreement")))
+        first, *others = self.run(
+            partial(_train_and_synchronize, num_rounds=rounds), self.adapted(Case("agreement"))
+        )
         scale = first.abs().max().item()
         for rank, weights in enumerate(others, start=1):
             distance = (weights - first).abs().max().item()
             assert distance <= self.tolerance * scale, (
-                f"ranks {rank} and 0 are {distance:.3g} apart, {rounds} steps without change after the last one"
+                f"ranks {rank} and 0 are {distance:.3g} apart, {rounds} steps without change after "
+                "the last one"
             )
 
 
 class DifferingConformance(DifferingTests, StrategyConformance):
-    """All that a strategy must prove which is meant to differ from one device. Set `alias` and `differs`.
+    """All that a strategy must prove which is meant to differ from one device. Set `alias` and
+    `differs`.
 
-    The tests are those of `StrategyConformance`. Where these compare with one device, losses have to stay within the
-    declared bound; two, or three, whose subject is that equality are skipped, and say so. Two take their place.
+    The tests are those of `StrategyConformance`. Where these compare with one device, losses have
+    to stay within the declared bound; two, or three, whose subject is that equality are skipped,
+    and say so. Two take their place.
     """
 
 
 class DifferingSmoke(DifferingTests, ResumeTests, StrategySmoke):
-    """The short suite of another algorithm, or of other options, of a strategy that passes the long one."""
+    """The short suite of another algorithm, or of other options, of a strategy that passes the long
+    one.
+    """
 
 
 class Linear(Perceptron):
-    """One layer without activation, whose mean output has a gradient that doesn't depend on its weights."""
+    """One layer without activation, whose mean output has a gradient that doesn't depend on its
+    weights.
+    """
 
     def add_parts(self) -> None:
         """Replace the layers: what is never called would have no gradient."""
@@ -155,14 +177,22 @@ def _plain(module: Module) -> Any:
 
 
 def _train_on_constant_gradients(rank: Rank, case: Case) -> tuple[Tensor, Tensor]:
-    """The weights before and after training on the same batch again and again, with a loss that is linear in them."""
+    """The weights before and after training on the same batch again and again, with a loss that is
+    linear in them.
+    """
     fabric, module = rank.fabric(), case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
     before = _first_weight(module)
     draw = torch.Generator().manual_seed(5)
-    data = torch.randn(GLOBAL_BATCH_SIZE, NUM_FEATURES + _NUM_OUTPUTS, generator=draw, dtype=torch.float64)
+    data = torch.randn(
+        GLOBAL_BATCH_SIZE, NUM_FEATURES + _NUM_OUTPUTS, generator=draw, dtype=torch.float64
+    )
     parts = data.to(case.dtype).chunk(fabric.strategy.data_parallel_size)
-    inputs, slopes = parts[fabric.strategy.data_parallel_rank].to(fabric.device).split([NUM_FEATURES, _NUM_OUTPUTS], 1)
+    inputs, slopes = (
+        parts[fabric.strategy.data_parallel_rank]
+        .to(fabric.device)
+        .split([NUM_FEATURES, _NUM_OUTPUTS], 1)
+    )
     for _ in range(_NUM_STEPS):
         fabric.backward((model(inputs) * slopes).mean())
         optimizer.step()
@@ -182,7 +212,9 @@ def _train_and_synchronize(rank: Rank, case: Case, num_rounds: int) -> Tensor:
         if step == 3:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
-        inputs = torch.randn(4, NUM_FEATURES, generator=draw, dtype=torch.float64).to(fabric.device, case.dtype)
+        inputs = torch.randn(4, NUM_FEATURES, generator=draw, dtype=torch.float64).to(
+            fabric.device, case.dtype
+        )
         fabric.backward(model(inputs).square().mean())
         optimizer.step()
         optimizer.zero_grad()

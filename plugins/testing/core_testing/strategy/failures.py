@@ -55,7 +55,9 @@ class FailureTests(StrategySuite):
         """A barrier to which a rank doesn't come ends with an error that names the rank."""
         if not self.alone(lambda: self._takes(timeout=_PATIENCE)):
             pytest.skip(f"{self.alias} has no option timeout")
-        impatient = replace(self.backend, strategy=lambda: self.make(timeout=_PATIENCE), kept_for=None)
+        impatient = replace(
+            self.backend, strategy=lambda: self.make(timeout=_PATIENCE), kept_for=None
+        )
         last = self.num_processes - 1
         with pytest.raises(WorkerError) as caught:
             impatient.run(_hang_on, last)

@@ -43,7 +43,9 @@ class LifecycleTests(StrategySuite):
             pytest.skip(f"expected_capabilities of {type(self).__name__} is open")
         declared, pinned = self.declared(), self.expected_capabilities
         missing, more = pinned & ~declared, declared & ~pinned
-        assert declared == pinned, f"pinned and not declared: {missing.name}; declared and not pinned: {more.name}"
+        assert declared == pinned, (
+            f"pinned and not declared: {missing.name}; declared and not pinned: {more.name}"
+        )
 
     def test_pickles(self) -> None:
         """A new instance crosses a process boundary, and comes out with the same capabilities."""
@@ -51,12 +53,16 @@ class LifecycleTests(StrategySuite):
 
     @of_processes("what a rank has of its own")
     def test_making_it_starts_nothing(self) -> None:
-        """To make and resolve a strategy joins no group, starts no process or thread, sets no variable."""
+        """To make and resolve a strategy joins no group, starts no process or thread, sets no
+        variable.
+        """
         for rank, found in enumerate(self.run_in_new_processes(_footprint_of_making)):
             assert not found, f"to make it on rank {rank} has begun {found}"
 
     def test_calls_come_in_order(self) -> None:
-        """Environment, then module, then optimizers, then loaders, then steps, then teardown: each on all ranks."""
+        """Environment, then module, then optimizers, then loaders, then steps, then teardown: each
+        on all ranks.
+        """
         joint = Capability.JOINT_SETUP in self.declared()
         expected = [_joint_name(name) if joint else name for name in _ORDER]
         expected = list(dict.fromkeys(expected))
@@ -64,20 +70,30 @@ class LifecycleTests(StrategySuite):
             assert [name for name in calls if name in expected] == expected
 
     def test_ranks_and_sizes_are_right(self) -> None:
-        """After `setup_environment`, processes, devices and shares of the data are counted and numbered."""
+        """After `setup_environment`, processes, devices and shares of the data are counted and
+        numbered.
+        """
         found = self.run(_ranks_and_sizes)
         connected = Capability.COLLECTIVES in self.declared()
         size = self.num_processes if connected else 1
         assert [place["world_size"] for place in found] == [size] * len(found)
-        assert [place["global_rank"] for place in found] == list(range(len(found))) if connected else [0]
-        assert [place["is_global_zero"] for place in found].count(True) == (1 if connected else len(found))
+        assert (
+            [place["global_rank"] for place in found] == list(range(len(found)))
+            if connected
+            else [0]
+        )
+        assert [place["is_global_zero"] for place in found].count(True) == (
+            1 if connected else len(found)
+        )
         assert {place["num_devices"] for place in found} == {self.num_devices or self.num_processes}
         assert {place["data_parallel_size"] for place in found} == {self.shares if connected else 1}
         shares = {place["data_parallel_rank"] for place in found}
         assert shares == set(range(self.shares if connected else 1))
 
     def test_models_are_built_on_the_device(self) -> None:
-        """Inside `init_context`, a new module is on the rank's device, or on `meta` until it is set up."""
+        """Inside `init_context`, a new module is on the rank's device, or on `meta` until it is set
+        up.
+        """
         assert all(self.run(_builds_on_the_device))
 
     @of_processes("what a rank has of its own")
@@ -92,9 +108,13 @@ class LifecycleTests(StrategySuite):
             self.assert_repeats(second, first)
 
     def test_runs_after_an_exception(self) -> None:
-        """After a run that ended by an exception, the next one in these processes is as if nothing had been."""
+        """After a run that ended by an exception, the next one in these processes is as if nothing
+        had been.
+        """
         runs = self.run_in_new_processes(_train_after_an_exception, self._case)
-        self.assert_like_one_device(runs[0], reference(self._case, self.reference_accelerator, self.shares))
+        self.assert_like_one_device(
+            runs[0], reference(self._case, self.reference_accelerator, self.shares)
+        )
 
     def test_an_exception_arrives_unchanged(self) -> None:
         """An exception of the user's step reaches the user, as the same object."""
@@ -105,13 +125,17 @@ class LifecycleTests(StrategySuite):
         assert all(self.run(_tear_down_again, self._case))
 
     def test_teardown_forgets_modules(self) -> None:
-        """After teardown the strategy holds no module and no optimizer, so that their memory is free."""
+        """After teardown the strategy holds no module and no optimizer, so that their memory is
+        free.
+        """
         assert all(self.run(_forgets_modules, self._case))
 
     @of_processes("what a rank has of its own")
     @pytest.mark.parametrize("kind", _LEFT_BEHIND)
     def test_teardown_leaves_nothing(self, kind: str) -> None:
-        """After teardown there is no more than before: no group, process, thread, port, variable, temporary file."""
+        """After teardown there is no more than before: no group, process, thread, port, variable,
+        temporary file.
+        """
         for rank, left in enumerate(self._left_behind()):
             assert not left[kind], f"rank {rank} has left {kind}: {left[kind]}"
 
@@ -151,7 +175,9 @@ def _footprint_of_making(rank: Rank) -> dict[str, list[str]]:
 
 
 def _footprint_of_a_life(rank: Rank, case: Case) -> dict[str, list[str]]:
-    """The resources that runs leave open, by kind. Those opened once a process, such as the groups' store, may stay."""
+    """The resources that runs leave open, by kind. Those opened once a process, such as the groups'
+    store, may stay.
+    """
     folder = own_temporary_folder()
     before = Footprint.take(folder)
     train(rank, case, max_epochs=1)
@@ -196,7 +222,14 @@ def _ranks_and_sizes(rank: Rank) -> dict[str, Any]:
     fabric = rank.fabric()
     fabric.barrier()  # its first use sets it up
     strategy = fabric.strategy
-    names = ("world_size", "global_rank", "is_global_zero", "num_devices", "data_parallel_size", "data_parallel_rank")
+    names = (
+        "world_size",
+        "global_rank",
+        "is_global_zero",
+        "num_devices",
+        "data_parallel_size",
+        "data_parallel_rank",
+    )
     place = {name: getattr(strategy, name) for name in names}
     assert strategy.local_rank == rank.number or strategy.world_size == 1
     assert strategy.node_rank == 0
@@ -209,7 +242,8 @@ def _builds_on_the_device(rank: Rank) -> bool:
     with fabric.init_module():
         module = torch.nn.Linear(3, 3)
     places = {fabric.device.type, "meta"}
-    if Capability.SHARDED_STATE in fabric.strategy.capabilities:  # the whole may be too large for one device
+    # the whole may be too large for one device
+    if Capability.SHARDED_STATE in fabric.strategy.capabilities:
         places.add("cpu")
     assert module.weight.device.type in places
     fabric.teardown()

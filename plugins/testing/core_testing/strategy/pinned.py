@@ -13,5 +13,9 @@ ONE_PROCESS = (
 )
 """Those of a strategy of one process that leaves nothing out."""
 
-PARALLEL = ONE_PROCESS | Capability.COLLECTIVES | Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS
-"""Those of one replica in each process; a strategy without one of them takes it away, `PARALLEL & ~Capability...`."""
+PARALLEL = (
+    ONE_PROCESS | Capability.COLLECTIVES | Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS
+)
+"""Those of one replica in each process; a strategy without one of them takes it away,
+`PARALLEL & ~Capability...`.
+"""

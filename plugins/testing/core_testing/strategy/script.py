@@ -57,7 +57,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-"""
+"""  # noqa: E501
 _BATCH_SIZE = 8
 _TIMEOUT_S = 180
 _SINGLE_PRECISION = 1e-5
@@ -68,15 +68,23 @@ class ScriptTests(StrategySuite):
 
     @of_processes("a launch")
     def test_a_script_trains(self, folder: Path) -> None:
-        """`python train.py` with this alias ends with code 0 and the weights of one device, and leaves no process."""
+        """`python train.py` with this alias ends with code 0 and the weights of one device, and
+        leaves no process.
+        """
         if self.registry.spec(self.alias).provider == IN_PROCESS:
             pytest.skip(f"{self.alias} is known to this process only")
         if self.options or self.trainer_options:
-            pytest.skip(f"{self.alias} is tested with options, and a script would have to write them down")
+            pytest.skip(
+                f"{self.alias} is tested with options, and a script would have to write them down"
+            )
         found = self._run_script(folder)
-        expected = self.alone(_train_by_hand)  # torch learns of no device after the first backward of a process
+        expected = self.alone(
+            _train_by_hand
+        )  # torch learns of no device after the first backward of a process
         weights = {name.removeprefix("layer."): value for name, value in found.items()}
-        self.assert_weights_like_one_device(weights, expected.state_dict(), max(self.tolerance, _SINGLE_PRECISION))
+        self.assert_weights_like_one_device(
+            weights, expected.state_dict(), max(self.tolerance, _SINGLE_PRECISION)
+        )
 
     def _run_script(self, folder: Path) -> dict[str, Any]:
         out = folder / "weights"
@@ -85,12 +93,19 @@ class ScriptTests(StrategySuite):
             "accelerator": self.accelerator,
             "devices": self.num_devices or self.num_processes,
         }
-        arguments = [options, str(self.dtype).removeprefix("torch."), _BATCH_SIZE // self.shares, str(out)]
+        arguments = [
+            options,
+            str(self.dtype).removeprefix("torch."),
+            _BATCH_SIZE // self.shares,
+            str(out),
+        ]
         script = folder / "train.py", _PROGRAM, arguments
         if self.new_interpreter:
             done = run_script(*script, timeout_s=_TIMEOUT_S)
         else:
-            done = run_forked(*script, timeout_s=_TIMEOUT_S, preload=",".join((PRELOAD, *self.heavy_modules)))
+            done = run_forked(
+                *script, timeout_s=_TIMEOUT_S, preload=",".join((PRELOAD, *self.heavy_modules))
+            )
         assert done.returncode == 0, f"the script ended with code {done.returncode}:\n{done.stderr}"
         weights: dict[str, Any] = torch.load(out, map_location="cpu", weights_only=True)
         return weights

@@ -18,14 +18,21 @@ class ShapeTests(StrategySuite):
     """Nothing that a strategy has learnt of its first batch is taken for true of the next."""
 
     def test_other_shapes_are_trained_or_refused(self) -> None:
-        """Batches of two lengths, a small last one, and one of a third length in validation; or an error says why."""
+        """Batches of two lengths, a small last one, and one of a third length in validation; or an
+        error says why.
+        """
         case = self.adapted(Case("shapes", network=Bounded))
-        is_compiled = Capability.COMPILED_STEP in self.declared()  # a program may take whole batches alone
-        size_of_last = GLOBAL_BATCH_SIZE if is_compiled else max(GLOBAL_BATCH_SIZE // 2, self.shares)
+        # a program may take whole batches alone
+        is_compiled = Capability.COMPILED_STEP in self.declared()
+        size_of_last = (
+            GLOBAL_BATCH_SIZE if is_compiled else max(GLOBAL_BATCH_SIZE // 2, self.shares)
+        )
         expected = self.one_device.run(_train_or_refuse, case, size_of_last)[0]
         for rank, found in enumerate(self.run(_train_or_refuse, case, size_of_last)):
             if isinstance(found, str):
-                assert "shape" in found, f"rank {rank} refuses, and does not name the shape: {found}"
+                assert "shape" in found, (
+                    f"rank {rank} refuses, and does not name the shape: {found}"
+                )
             elif rank == 0:
                 self.assert_like_one_device(found, expected)
 
@@ -40,7 +47,9 @@ class _Validating(Recorder):
 
 def _train_or_refuse(rank: Rank, case: Case, size_of_last: int) -> TrainingRecord | str:
     recorder, size = _Validating(), rank.backend.data_parallel_size
-    loaders = [make_batches_of(case, size, lengths, size_of_last) for lengths in ((1, 2, 1, 2), (3,))]
+    loaders = [
+        make_batches_of(case, size, lengths, size_of_last) for lengths in ((1, 2, 1, 2), (3,))
+    ]
     try:
         rank.trainer(callbacks=recorder, max_epochs=2).fit(case.network(case), *loaders)
     except CoreError as error:

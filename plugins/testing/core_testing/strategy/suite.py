@@ -34,15 +34,20 @@ class StrategyConformance(
 ):
     """All that a strategy must prove. Subclass it, and set `alias`.
 
-    The attributes of `core_testing.strategy.base.StrategySuite` and `core_testing.Conformance` say what is tested, and
-    how closely. A test of a capability that the strategy doesn't declare is skipped, with the capability's name.
+    The attributes of `core_testing.strategy.base.StrategySuite` and `core_testing.Conformance` say
+    what is tested, and how closely. A test of a capability that the strategy doesn't declare is
+    skipped, with the capability's name.
     """
 
 
 class StrategySmoke(ShapeTests, UnityTests):
-    """The short suite of an alias that only sets options of a strategy that passes `StrategyConformance` otherwise."""
+    """The short suite of an alias that only sets options of a strategy that passes
+    `StrategyConformance` otherwise.
+    """
 
     def test_trains(self) -> None:
         """It trains as one device does."""
         case = self.adapted(Case("smoke"))
-        self.assert_like_one_device(self.run(train, case)[0], reference(case, self.reference_accelerator, self.shares))
+        self.assert_like_one_device(
+            self.run(train, case)[0], reference(case, self.reference_accelerator, self.shares)
+        )

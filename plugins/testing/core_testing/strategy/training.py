@@ -26,7 +26,14 @@ from core_testing.networks import (
     make_loader,
 )
 from core_testing.strategy.base import StrategySuite
-from core_testing.training import TrainingRecord, assert_equal_tensors, reference, set_up, train, whole
+from core_testing.training import (
+    TrainingRecord,
+    assert_equal_tensors,
+    reference,
+    set_up,
+    train,
+    whole,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +57,9 @@ class TrainingTests(StrategySuite):
 
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_training_equals_one_device(self, case: Case) -> None:
-        """Losses of all steps and weights at the end are those of one device: not merely alike between ranks."""
+        """Losses of all steps and weights at the end are those of one device: not merely alike
+        between ranks.
+        """
         case, num_copies = self.adapted(case), self.shares
         runs = self.run(partial(train, num_copies=num_copies), case)
         expected = reference(case, self.reference_accelerator, num_copies)
@@ -58,13 +67,21 @@ class TrainingTests(StrategySuite):
             expected = expected.by_windows(case.accumulate)
         if case.equal_shares:  # its estimate depends on the size of a share
             for run in (*runs, expected):
-                run.weights = {name: value for name, value in run.weights.items() if "running_var" not in name}
+                run.weights = {
+                    name: value for name, value in run.weights.items() if "running_var" not in name
+                }
         is_rounded = case.in_bfloat16 and case.dtype != torch.float64
-        self.assert_like_one_device(runs[0], expected, self.precision_tolerance if is_rounded else None)
+        self.assert_like_one_device(
+            runs[0], expected, self.precision_tolerance if is_rounded else None
+        )
 
-    @pytest.mark.parametrize("precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"])
+    @pytest.mark.parametrize(
+        "precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"]
+    )
     def test_trains_in_precision(self, precision: str) -> None:
-        """It computes in the format that was asked for, and comes as close to one device as that format allows."""
+        """It computes in the format that was asked for, and comes as close to one device as that
+        format allows.
+        """
         if precision not in self.precisions:
             pytest.skip(f"{self.alias} is not tested in {precision}")
         case = Case(precision, precision=precision, optimizer=partial(SGD, lr=0.05))
@@ -75,42 +92,60 @@ class TrainingTests(StrategySuite):
 
     @pytest.mark.parametrize("moment", list(_THAWED))
     def test_unfrozen_weights_are_trained_or_refused(self, moment: str) -> None:
-        """Weights that a hook unfreezes are trained as on one device from then on, or refused by name."""
+        """Weights that a hook unfreezes are trained as on one device from then on, or refused by
+        name.
+        """
         case = self.adapted(Case(f"unfrozen {moment}", network=_THAWED[moment]))
         for rank, found in enumerate(self.run(_train_or_refuse, case)):
             if isinstance(found, str):
                 assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
             elif rank == 0:
-                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+                self.assert_like_one_device(
+                    found, reference(case, self.reference_accelerator, self.shares)
+                )
 
     @pytest.mark.parametrize("moment", list(_STOPPED))
     def test_weights_frozen_within_a_run_stay_or_are_refused(self, moment: str) -> None:
-        """Weights that a hook freezes stay as they are from then on, as on one device, or are refused by name."""
+        """Weights that a hook freezes stay as they are from then on, as on one device, or are
+        refused by name.
+        """
         case = self.adapted(Case(f"frozen {moment}", network=_STOPPED[moment]))
         for rank, found in enumerate(self.run(_train_or_refuse, case)):
             if isinstance(found, str):
                 assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
             elif rank == 0:
-                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+                self.assert_like_one_device(
+                    found, reference(case, self.reference_accelerator, self.shares)
+                )
 
     def test_sparse_gradients_are_trained_or_refused(self) -> None:
-        """A table with sparse gradients and other layers are trained as on one device, or an error names the reason."""
+        """A table with sparse gradients and other layers are trained as on one device, or an error
+        names the reason.
+        """
         case = self.adapted(Case("sparse", network=LooksUp, optimizer=partial(SGD, momentum=0.0)))
         for rank, found in enumerate(self.run(_train_or_refuse, case, Exception)):
             if isinstance(found, str):
                 cure = "Call core.strategies.refuse_sparse_layers in setup_module."
-                assert "sparse" in found, f"rank {rank} fails, and does not name the sparse gradients: {found}\n{cure}"
+                assert "sparse" in found, (
+                    f"rank {rank} fails, and does not name the sparse gradients: {found}\n{cure}"
+                )
             elif rank == 0:
-                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+                self.assert_like_one_device(
+                    found, reference(case, self.reference_accelerator, self.shares)
+                )
 
     def test_hooks_of_parameters_are_kept_or_refused(self) -> None:
-        """A hook on a weight masks its gradient as on one device, or the weight is refused by name."""
+        """A hook on a weight masks its gradient as on one device, or the weight is refused by
+        name.
+        """
         case = self.adapted(Case("hooked", network=Hooked))
         for rank, found in enumerate(self.run(_train_or_refuse, case)):
             if isinstance(found, str):
                 assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
             elif rank == 0:
-                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+                self.assert_like_one_device(
+                    found, reference(case, self.reference_accelerator, self.shares)
+                )
 
     def test_optimizer_state_equals_one_device(self) -> None:
         """Moments are those of one device, under the parameters' names."""
@@ -128,12 +163,16 @@ class TrainingTests(StrategySuite):
         """After training, every rank's forward gives the same outputs for the same inputs."""
         outputs = self.run(_outputs_after_training, self.adapted(Case("ranks")))
         for rank, output in enumerate(outputs):
-            torch.testing.assert_close(output, outputs[0], msg=f"rank {rank} and rank 0 have different models")
+            torch.testing.assert_close(
+                output, outputs[0], msg=f"rank {rank} and rank 0 have different models"
+            )
 
     @unless(Capability.COMPILED_STEP)
     @of_several
     def test_ranks_that_part_are_found(self) -> None:
-        """A rank with another learning rate ends the run in its first steps, unless `replicas_of` promises nothing."""
+        """A rank with another learning rate ends the run in its first steps, unless `replicas_of`
+        promises nothing.
+        """
         assert all(self.run(_parting_is_found, self.adapted(Case("parting"))))
 
     def test_parameters_are_on_the_device(self) -> None:
@@ -141,7 +180,9 @@ class TrainingTests(StrategySuite):
         assert all(self.run(_devices_agree, self.adapted(Case("device"))))
 
     def test_the_user_keeps_the_module(self) -> None:
-        """The user's own module holds the trained weights, under its own names, with its own methods."""
+        """The user's own module holds the trained weights, under its own names, with its own
+        methods.
+        """
         assert all(self.run(_module_is_itself, self.adapted(Case("module"))))
 
     def test_gradient_clipping_returns_the_norm(self) -> None:
@@ -149,20 +190,33 @@ class TrainingTests(StrategySuite):
         if Capability.OWNS_CLIPPING in self.declared():
             pytest.skip(f"{self.alias} clips inside its own step")
         case = self.adapted(Case("norm"))
-        norms, expected = self.run(_norm_of_first_step, case), self.one_device.run(_norm_of_first_step, case)[0]
+        norms, expected = (
+            self.run(_norm_of_first_step, case),
+            self.one_device.run(_norm_of_first_step, case)[0],
+        )
         assert norms == pytest.approx([expected] * len(norms), rel=max(self.tolerance, 1e-6))
 
     @needs(Capability.NO_SYNC)
     @of_several
     def test_no_backward_sync_keeps_gradients_local(self) -> None:
-        """Inside the context, a rank has the gradients of its own batch; after the next backward, the ranks' mean."""
+        """Inside the context, a rank has the gradients of its own batch; after the next backward,
+        the ranks' mean.
+        """
         if Capability.SHARDED_STATE in self.declared():
-            pytest.skip(f"{self.alias} shards gradients, and doesn't show those that it keeps for a while")
-        assert all(self.run(_gradients_without_sync, self.adapted(Case("no_sync")), self.exchange_tolerance))
+            pytest.skip(
+                f"{self.alias} shards gradients, and doesn't show those that it keeps for a while"
+            )
+        assert all(
+            self.run(
+                _gradients_without_sync, self.adapted(Case("no_sync")), self.exchange_tolerance
+            )
+        )
 
     @needs(Capability.SEVERAL_MODULES)
     def test_trains_several_modules(self) -> None:
-        """Two modules with an optimizer each, set up one after the other, train as on one device."""
+        """Two modules with an optimizer each, set up one after the other, train as on one
+        device.
+        """
         case = self.adapted(Case("several"))
         found, expected = self.run(_train_two, case)[0], self.one_device.run(_train_two, case)[0]
         self.assert_weights_like_one_device(found, expected, self.tolerance)
@@ -170,7 +224,9 @@ class TrainingTests(StrategySuite):
     @needs(Capability.JOINT_SETUP)
     @unless(Capability.COMPILED_STEP)
     def test_sets_up_everything_at_once(self) -> None:
-        """`fabric.setup(model, optimizer)` works, and optimizers alone are refused with the right call."""
+        """`fabric.setup(model, optimizer)` works, and optimizers alone are refused with the right
+        call.
+        """
         assert all(self.run(_sets_up_jointly, self.adapted(Case("joint"))))
 
     def test_validates(self) -> None:
@@ -180,7 +236,9 @@ class TrainingTests(StrategySuite):
         assert found == pytest.approx(expected, rel=max(self.tolerance, 1e-6))
 
 
-def _train_or_refuse(rank: Rank, case: Case, refusals: type[Exception] = CoreError) -> TrainingRecord | str:
+def _train_or_refuse(
+    rank: Rank, case: Case, refusals: type[Exception] = CoreError
+) -> TrainingRecord | str:
     try:
         return train(rank, case)
     except refusals as error:
@@ -258,7 +316,9 @@ def _module_is_itself(rank: Rank, case: Case) -> bool:
     found = module.state_dict()["last.weight"]
     # A rank may have a stage of the module, and nothing but shapes of the others.
     if not found.is_meta:
-        assert not torch.equal(before, whole(found, trainer.strategy)), "the user's module was not trained"
+        assert not torch.equal(before, whole(found, trainer.strategy)), (
+            "the user's module was not trained"
+        )
     return True
 
 
@@ -266,7 +326,9 @@ def _norm_of_first_step(rank: Rank, case: Case) -> float:
     fabric = rank.fabric()
     module = case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
-    inputs, targets = _share_of(case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank)
+    inputs, targets = _share_of(
+        case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank
+    )
     loss = nn.functional.mse_loss(model(inputs.to(fabric.device)), targets.to(fabric.device))
     fabric.backward(loss)
     norm = fabric.clip_gradients(model, optimizer, max_norm=0.01)
@@ -279,7 +341,9 @@ def _gradients_without_sync(rank: Rank, case: Case, tolerance: float) -> bool:
     fabric = rank.fabric()
     module, alone = Perceptron(case), Perceptron(case).to(fabric.device)
     model, _ = fabric.setup(module, case.optimizer(module))
-    share = _share_of(case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank)
+    share = _share_of(
+        case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank
+    )
     inputs, targets = (part.to(fabric.device) for part in share)
     with fabric.no_backward_sync(model):
         fabric.backward(nn.functional.mse_loss(model(inputs), targets))
@@ -302,9 +366,13 @@ def _train_two(rank: Rank, case: Case) -> dict[str, Tensor]:
     modules = [case.network(case), Perceptron(case)]
     prepared = [fabric.setup(module, case.optimizer(module)) for module in modules]
     for step in range(4):
-        inputs, targets = _share_of(case, step, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank)
+        inputs, targets = _share_of(
+            case, step, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank
+        )
         for model, optimizer in prepared:
-            loss = nn.functional.mse_loss(model(inputs.to(fabric.device)), targets.to(fabric.device))
+            loss = nn.functional.mse_loss(
+                model(inputs.to(fabric.device)), targets.to(fabric.device)
+            )
             fabric.backward(loss, model=model)
             optimizer.step()
             optimizer.zero_grad()

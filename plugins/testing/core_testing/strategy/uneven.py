@@ -29,7 +29,10 @@ _Trained = tuple[dict[str, Tensor], list[float]]
 class Counting(Module):
     """Counts samples wherever something adds up."""
 
-    tensor_parallel_plan: Mapping[str, str] = {"first": "colwise_gather_output", "last": "rowwise_split_input"}
+    tensor_parallel_plan: Mapping[str, str] = {
+        "first": "colwise_gather_output",
+        "last": "rowwise_split_input",
+    }
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -89,18 +92,24 @@ class UnevenTests(StrategySuite):
     @pytest.mark.parametrize("batch_size", [1, 2])
     @of_several
     def test_each_sample_counts_once(self, batch_size: int, window: int) -> None:
-        """In a last step with one sample for all ranks, the others join with weight 0: weights are one device's."""
+        """In a last step with one sample for all ranks, the others join with weight 0: weights are
+        one device's.
+        """
         case = self.adapted(Case("uneven", optimizer=ADAMW))
         num_samples = 4 * batch_size * self.shares + 1
         weights, sums = self.run(_train, case, num_samples, batch_size, window)[0]
-        expected, _ = self.one_device.run(_train, case, num_samples, batch_size * self.shares, window)[0]
+        expected, _ = self.one_device.run(
+            _train, case, num_samples, batch_size * self.shares, window
+        )[0]
         self.assert_weights_like_one_device(weights, expected, self.tolerance)
         assert sums == [num_samples] * _NUM_EPOCHS
 
     @needs(Capability.COLLECTIVES)
     @of_several
     def test_an_odd_evaluation_ends(self) -> None:
-        """With one sample left for all ranks, those that have none don't leave the others alone, and count nothing."""
+        """With one sample left for all ranks, those that have none don't leave the others alone,
+        and count nothing.
+        """
         num_samples = 2 * self.shares + 1
         found = self.run(_evaluate, self.adapted(Case("odd")), num_samples)
         assert {tested for tested, _ in found} == {num_samples}
@@ -108,15 +117,23 @@ class UnevenTests(StrategySuite):
 
 
 def _loader(case: Case, num_samples: int, batch_size: int) -> DataLoader[Any]:
-    shape = (num_samples, _NUM_FEATURES) if case.length is None else (num_samples, case.length, _NUM_FEATURES)
+    shape = (
+        (num_samples, _NUM_FEATURES)
+        if case.length is None
+        else (num_samples, case.length, _NUM_FEATURES)
+    )
     inputs = torch.randn(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     samples = inputs.to(case.dtype)
-    return DataLoader(TensorDataset(samples, samples.sum(-1, keepdim=True).sin()), batch_size=batch_size)
+    return DataLoader(
+        TensorDataset(samples, samples.sum(-1, keepdim=True).sin()), batch_size=batch_size
+    )
 
 
 def _train(rank: Rank, case: Case, num_samples: int, batch_size: int, window: int) -> _Trained:
     module = Counting(case)
-    trainer = rank.trainer(max_epochs=_NUM_EPOCHS, accumulate_grad_batches=window, limit_val_batches=0)
+    trainer = rank.trainer(
+        max_epochs=_NUM_EPOCHS, accumulate_grad_batches=window, limit_val_batches=0
+    )
     trainer.fit(module, _loader(case, num_samples, batch_size))
     return module.weights, module.sums
 
@@ -124,5 +141,6 @@ def _train(rank: Rank, case: Case, num_samples: int, batch_size: int, window: in
 def _evaluate(rank: Rank, case: Case, num_samples: int) -> tuple[float, int]:
     loader = _loader(case, num_samples, 1)
     (metrics,) = rank.trainer().test(Counting(case), loader)
-    predicted: Any = rank.trainer().predict(Counting(case), loader)  # anew, as a stage may leave it in other formats
+    # anew, as a stage may leave it in other formats
+    predicted: Any = rank.trainer().predict(Counting(case), loader)
     return metrics["tested"], sum(len(batch) for batch in predicted)

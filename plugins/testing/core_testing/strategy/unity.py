@@ -21,28 +21,39 @@ if TYPE_CHECKING:
 
 
 class UnityTests(StrategySuite):
-    """A strategy that averages now and then has done so when a model is validated, saved, or done."""
+    """A strategy that averages now and then has done so when a model is validated, saved, or
+    done.
+    """
 
     @needs(Capability.COLLECTIVES)
     @of_several
     def test_ranks_meet_before_the_model_is_used(self, tmp_path: Path) -> None:
         """After a save, in validation and in `on_train_end`, all ranks compute the same."""
-        first, *others = self.run(_outputs_on_the_way, self.adapted(Case("meeting")), tmp_path / "checkpoint")
+        first, *others = self.run(
+            _outputs_on_the_way, self.adapted(Case("meeting")), tmp_path / "checkpoint"
+        )
         assert sorted(first) == ["after a checkpoint", "in validation", "when training ends"]
         for rank, outputs in enumerate(others, start=1):
             for moment, output in outputs.items():
-                message = f"rank {rank} and rank 0 have different models {moment}: synchronize_model() has to make one"
+                message = (
+                    f"rank {rank} and rank 0 have different models {moment}: "
+                    "synchronize_model() has to make one"
+                )
                 torch.testing.assert_close(output, first[moment], msg=message)
 
 
 class _Looks(Callback):
-    """Notes what the module makes of the same inputs, one optimizer step after the ranks have met."""
+    """Notes what the module makes of the same inputs, one optimizer step after the ranks have
+    met.
+    """
 
     def __init__(self, path: Path, inputs: Tensor) -> None:
         self.path, self.inputs = path, inputs
         self.outputs: dict[str, Tensor] = {}
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Save after the first step."""
         if batch_idx == 0:
             trainer.save_checkpoint(self.path)

@@ -36,7 +36,10 @@ _Found = tuple[dict[str, "Tensor"], list[float]]
 class Items(Module):
     """Learns from the mean over the items of a batch, and logs it."""
 
-    tensor_parallel_plan: Mapping[str, str] = {"first": "colwise_gather_output", "last": "rowwise_split_input"}
+    tensor_parallel_plan: Mapping[str, str] = {
+        "first": "colwise_gather_output",
+        "last": "rowwise_split_input",
+    }
 
     def __init__(self, case: Case, window: int = 1) -> None:
         super().__init__()
@@ -103,7 +106,9 @@ class ItemsByHand(Items):
 
 
 class Stream(IterableDataset[Any]):
-    """The samples of this rank's share of the data, of which each share has more than the one before."""
+    """The samples of this rank's share of the data, of which each share has more than the one
+    before.
+    """
 
     def __init__(self, case: Case) -> None:
         self.samples = make_items(case)
@@ -126,7 +131,9 @@ class WeightTests(StrategySuite):
     @pytest.mark.parametrize("window", _WINDOWS)
     @pytest.mark.parametrize("loop", ["trainer", "fabric", "manual"])
     def test_losses_are_weighted(self, loop: str, window: int) -> None:
-        """Batches, ranks and samples have different numbers of items, some have none; the last window is short."""
+        """Batches, ranks and samples have different numbers of items, some have none; the last
+        window is short.
+        """
         if loop == "manual" and Capability.MANUAL_OPTIMIZATION not in self.declared():
             pytest.skip(f"{self.alias} doesn't declare MANUAL_OPTIMIZATION")
         case = self.adapted(Case("weighted", optimizer=ADAMW))
@@ -140,7 +147,9 @@ class WeightTests(StrategySuite):
     @needs(Capability.WEIGHTED_LOSSES)
     @pytest.mark.parametrize("window", _WINDOWS)
     def test_streams_are_weighted(self, window: int) -> None:
-        """Ranks read iterable data, of which each has another number of batches, until all have run out."""
+        """Ranks read iterable data, of which each has another number of batches, until all have run
+        out.
+        """
         case = self.adapted(Case("weighted", optimizer=ADAMW))
         weights, means = self.run(_by_streams, case, window)[0]
         windows = _windows_of_streams(self.shares, _STREAM_BATCH_SIZE * window)
@@ -149,7 +158,8 @@ class WeightTests(StrategySuite):
         assert means == pytest.approx(expected_means, rel=max(self.tolerance, 1e-12))
 
     def _on_the_cpu(self, case: Case, windows: tuple[tuple[int, ...], ...]) -> _Found:
-        # Not in `one_device`: a process has to come to its first backward on the device that it is there for.
+        # Not in `one_device`: a process has to come to its first backward on the device that it is
+        # there for.
         found: _Found = one_device("cpu", self.keeps_ranks).run(_on_one_device, case, windows)[0]
         return found
 
@@ -161,19 +171,27 @@ class WeightTests(StrategySuite):
 
 
 def make_items(case: Case) -> TensorDataset:
-    """Items, shape (45, 4, 6), and a mask of those that count, shape (45, 4). The second batch has none."""
+    """Items, shape (45, 4, 6), and a mask of those that count, shape (45, 4). The second batch has
+    none.
+    """
     generator = torch.Generator().manual_seed(7)
-    items = torch.randn(NUM_SAMPLES, _NUM_ITEMS, _NUM_FEATURES, generator=generator, dtype=torch.float64)
+    items = torch.randn(
+        NUM_SAMPLES, _NUM_ITEMS, _NUM_FEATURES, generator=generator, dtype=torch.float64
+    )
     counts = torch.randint(0, _NUM_ITEMS + 1, (NUM_SAMPLES,), generator=generator)
     counts[GLOBAL_BATCH_SIZE : 2 * GLOBAL_BATCH_SIZE] = 0
     return TensorDataset(items.to(case.dtype), torch.arange(_NUM_ITEMS) < counts.unsqueeze(1))
 
 
 def _loader(rank: Rank, case: Case) -> DataLoader[Any]:
-    return DataLoader(make_items(case), batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size)
+    return DataLoader(
+        make_items(case), batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size
+    )
 
 
-def _by_trainer(rank: Rank, case: Case, window: int, kind: type[Items] = Items, **options: Any) -> _Found:
+def _by_trainer(
+    rank: Rank, case: Case, window: int, kind: type[Items] = Items, **options: Any
+) -> _Found:
     module = kind(case, window)
     trainer = rank.trainer(max_epochs=_NUM_EPOCHS, **{"accumulate_grad_batches": window, **options})
     trainer.fit(module, _loader(rank, case))
@@ -211,8 +229,12 @@ def _whole(state: Mapping[str, Any], strategy: Any) -> dict[str, Tensor]:
 
 
 def _refusal(rank: Rank, case: Case) -> str:
-    whole_batches = TensorDataset(*make_items(case)[: NUM_SAMPLES // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE])
-    loader = DataLoader(whole_batches, batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size)
+    whole_batches = TensorDataset(
+        *make_items(case)[: NUM_SAMPLES // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE]
+    )
+    loader = DataLoader(
+        whole_batches, batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size
+    )
     try:
         rank.trainer(max_epochs=1).fit(Items(case), loader)
     except UnsupportedError as error:
@@ -223,24 +245,32 @@ def _refusal(rank: Rank, case: Case) -> str:
 def _by_streams(rank: Rank, case: Case, window: int) -> _Found:
     stream = Stream(case)
     module = Items(case, window)
-    trainer = rank.trainer(max_epochs=_NUM_EPOCHS, accumulate_grad_batches=window, use_distributed_sampler=False)
+    trainer = rank.trainer(
+        max_epochs=_NUM_EPOCHS, accumulate_grad_batches=window, use_distributed_sampler=False
+    )
     stream.strategy = trainer.strategy
     trainer.fit(module, DataLoader(stream, batch_size=_STREAM_BATCH_SIZE))
     return module.weights, module.means
 
 
 def _whole_windows(size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(start, min(start + size, NUM_SAMPLES))) for start in range(0, NUM_SAMPLES, size))
+    return tuple(
+        tuple(range(start, min(start + size, NUM_SAMPLES))) for start in range(0, NUM_SAMPLES, size)
+    )
 
 
 def _windows_of_streams(data_parallel_size: int, size: int) -> tuple[tuple[int, ...], ...]:
     parts = [_part_of(share) for share in range(data_parallel_size)]
     starts = range(0, max(map(len, parts)), size)
-    return tuple(tuple(number for part in parts for number in part[start : start + size]) for start in starts)
+    return tuple(
+        tuple(number for part in parts for number in part[start : start + size]) for start in starts
+    )
 
 
 def _on_one_device(rank: Rank, case: Case, windows: tuple[tuple[int, ...], ...]) -> _Found:
-    """Weights and means of a loop on the CPU that sees all samples of a window at once, and no weight."""
+    """Weights and means of a loop on the CPU that sees all samples of a window at once, and no
+    weight.
+    """
     module, samples = Items(case), make_items(case).tensors
     optimizer = module.configure_optimizers()
     for _ in range(_NUM_EPOCHS):
@@ -255,4 +285,6 @@ def _on_one_device(rank: Rank, case: Case, windows: tuple[tuple[int, ...], ...])
             total += float(output["loss"].detach() * output["weight"])
             num_items += float(output["weight"])
         module.means.append(total / num_items)
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}, module.means
+    return {
+        name: value.detach().clone() for name, value in module.state_dict().items()
+    }, module.means

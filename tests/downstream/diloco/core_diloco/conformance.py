@@ -1,4 +1,6 @@
-"""The cases of the conformance kit for this package. Imported by `core check` and the tests only: it needs pytest."""
+"""The cases of the conformance kit for this package. Imported by `core check` and the tests only:
+it needs pytest.
+"""
 
 from core import Capability
 from core_testing import PARALLEL, DifferingConformance, DifferingSmoke, Differs
@@ -7,12 +9,15 @@ BECAUSE = "each rank trains alone between two outer steps"
 
 
 class TestDiloco(DifferingConformance):
-    """Rounds of three steps, whose outer step has momentum, and in the long run the length of the inner ones."""
+    """Rounds of three steps, whose outer step has momentum, and in the long run the length of the
+    inner ones.
+    """
 
     alias = "diloco"
     options = {"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}
     differs = Differs(BECAUSE, within=0.25, steps_outstanding=3, agrees_after=3)
-    # Pinned, so that declaring less, and being tested less, fails too. Between two outer steps ranks differ.
+    # Pinned, so that declaring less, and being tested less, fails too. Between two outer steps
+    # ranks differ.
     expected_capabilities = PARALLEL & ~(Capability.REPLICATED_PARAMETERS | Capability.WEIGHTED_LOSSES)
 
 

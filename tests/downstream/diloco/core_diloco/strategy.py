@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 
 
 class DilocoStrategy(ParallelStrategy):
-    """Trains every rank alone for `period` steps, then takes one outer step of SGD with Nesterov momentum.
+    """Trains every rank alone for `period` steps, then takes one outer step of SGD with Nesterov
+    momentum.
 
-    The outer gradient of a parameter is its value when the round began, less the mean over ranks of its value now. All
-    ranks begin the next round with the result. The user's optimizer is the inner one, and its moments stay local.
+    The outer gradient of a parameter is its value when the round began, less the mean over ranks of
+    its value now. All ranks begin the next round with the result. The user's optimizer is the inner
+    one, and its moments stay local.
     """
 
     bytes_sent: int = 0
-    """Bytes of the tensors that this rank has given to collectives, to keep the ranks' models together."""
+    """Bytes of the tensors that this rank has given to collectives, to keep the ranks' models
+    together.
+    """
 
     num_outer_steps: int = 0
     """Outer steps that this instance has taken."""
@@ -34,7 +38,8 @@ class DilocoStrategy(ParallelStrategy):
 
         Args:
             period: inner steps of each rank between two outer steps, at least 1. The paper has 500.
-            outer_lr: learning rate of the outer step, more than 0. With 1, and no momentum, the result is the mean.
+            outer_lr: learning rate of the outer step, more than 0. With 1, and no momentum, the
+                result is the mean.
             outer_momentum: Nesterov momentum of the outer step, from 0 to less than 1.
             parts: of `core.strategies.ParallelStrategy`.
         """
@@ -58,14 +63,17 @@ class DilocoStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """Those of every parallel strategy, without losses that say what they weigh: each rank steps by itself.
+        """Those of every parallel strategy, without losses that say what they weigh: each rank
+        steps by itself.
 
         Gradients are never exchanged, so `no_backward_sync` leaves nothing to exchange.
         """
         return (super().capabilities | Capability.NO_SYNC) & ~Capability.WEIGHTED_LOSSES
 
     def check(self) -> None:
-        """Refuse a scaled loss: each rank would skip steps of its own, and ranks would count differently."""
+        """Refuse a scaled loss: each rank would skip steps of its own, and ranks would count
+        differently.
+        """
         if getattr(self.precision_plugin, "name", None) == "16-mixed":
             raise ConfigurationError("diloco: each rank would skip other steps with 16-mixed. Choose bf16-mixed.")
         super().check()
@@ -112,7 +120,9 @@ class DilocoStrategy(ParallelStrategy):
 
     @torch.no_grad()
     def synchronize_model(self) -> None:
-        """All ranks. Continue with the mean of the ranks' parameters and moments. The round goes on where it was."""
+        """All ranks. Continue with the mean of the ranks' parameters and moments. The round goes on
+        where it was.
+        """
         super().synchronize_model()
         if not self._apart:
             return
@@ -174,7 +184,9 @@ class DilocoStrategy(ParallelStrategy):
         return means
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Restore weights, and begin a round with them, unless the state of ranks follows."""
+        """All ranks. Restore weights, and begin a round with them, unless the state of ranks
+        follows.
+        """
         super().load_module_state_dict(module, state, strict=strict)
         self._begin_anew(module.parameters())
 
@@ -191,7 +203,8 @@ class DilocoStrategy(ParallelStrategy):
         }
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """All ranks. The position in the round, outer parameters and outer momentum; on rank 0, for all ranks.
+        """All ranks. The position in the round, outer parameters and outer momentum; on rank 0, for
+        all ranks.
 
         Between two rounds the outer parameters are those of the model, and aren't written twice.
         """

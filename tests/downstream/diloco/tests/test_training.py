@@ -112,6 +112,8 @@ def test_refuses_options_out_of_range(options: dict[str, Any], named: str) -> No
 
 
 def test_refuses_a_scaled_loss() -> None:
-    """Each rank would skip steps of its own. On a CPU core refuses it first, so a stand-in has the name."""
+    """Each rank would skip steps of its own. On a CPU core refuses it first, so a stand-in has the
+    name.
+    """
     with pytest.raises(ConfigurationError, match="bf16-mixed"):
         DilocoStrategy(precision_plugin=SimpleNamespace(name="16-mixed")).check()

@@ -1,4 +1,6 @@
-"""A simulated device for `core`, with strategies of its own. Torch learns of it when the first one is asked for."""
+"""A simulated device for `core`, with strategies of its own. Torch learns of it when the first one
+is asked for.
+"""
 
 from functools import partial
 

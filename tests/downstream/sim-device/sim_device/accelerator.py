@@ -12,11 +12,17 @@ if TYPE_CHECKING:
     import torch
 
 NUM_DEVICES = 4
-_STRATEGIES = {"single_device": "sim_single", "ddp": "sim_parallel", "ddp_fork": "sim_parallel_fork"}
+_STRATEGIES = {
+    "single_device": "sim_single",
+    "ddp": "sim_parallel",
+    "ddp_fork": "sim_parallel_fork",
+}
 
 
 class SimAccelerator(TorchDeviceAccelerator):
-    """Four devices that compute on the CPU, and refuse tensors of any other device as real ones do."""
+    """Four devices that compute on the CPU, and refuse tensors of any other device as real ones
+    do.
+    """
 
     device_type = "sim"
     extension = "sim_device.backend"
@@ -28,7 +34,9 @@ class SimAccelerator(TorchDeviceAccelerator):
         return Found(NUM_DEVICES, priority=-10)
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
-        """Each process sees one, and calls it `sim:0`: more of them a backend in Python can't have."""
+        """Each process sees one, and calls it `sim:0`: more of them a backend in Python can't
+        have.
+        """
         return super().torch_devices([0] * len(indices))
 
     def default_num_devices(self) -> int:

@@ -1,7 +1,7 @@
 """Teaches torch the device type `sim`: a PrivateUse1 backend in Python.
 
-To import this module is to register the device in this process, for good. It has to happen before the first backward of
-the process, which is when torch's autograd looks which devices there are.
+To import this module is to register the device in this process, for good. It has to happen before
+the first backward of the process, which is when torch's autograd looks which devices there are.
 """
 
 from __future__ import annotations

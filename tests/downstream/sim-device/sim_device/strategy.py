@@ -29,7 +29,8 @@ class HostState(Strategy):
         """All ranks. The optimizer's state, copied."""
         state = super().get_optimizer_state_dict(optimizer)
         moments = {
-            name: {key: _on_host(value) for key, value in entry.items()} for name, entry in state["state"].items()
+            name: {key: _on_host(value) for key, value in entry.items()}
+            for name, entry in state["state"].items()
         }
         return {**state, "state": moments}
 
@@ -69,7 +70,9 @@ class SimParallelStrategy(HostState, ParallelStrategy):
             tensor.detach().copy_(self.broadcast(tensor.detach()))
         return module
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+    def backward(
+        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
+    ) -> None:
         """All ranks. Backward, then the mean of the gradients of all modules."""
         super().backward(loss, module, manual=manual, **kwargs)
         if not self._syncs:
@@ -93,5 +96,7 @@ class SimParallelStrategy(HostState, ParallelStrategy):
         return super().reduce(tensor.cpu(), group, reduce_op).to(tensor.device)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """All ranks. Stack on the CPU; the result is where the tensor was, and gradients flow back."""
+        """All ranks. Stack on the CPU; the result is where the tensor was, and gradients flow
+        back.
+        """
         return super().all_gather(tensor.cpu(), group, sync_grads).to(tensor.device)

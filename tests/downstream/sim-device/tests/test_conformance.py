@@ -14,7 +14,9 @@ class OnSim:
 
 
 class TestSimParallel(OnSim, StrategyConformance):
-    """The device that it is compared with, and exchanges checkpoints with, is one of the same kind."""
+    """The device that it is compared with, and exchanges checkpoints with, is one of the same
+    kind.
+    """
 
     alias = "sim_parallel"
     expected_capabilities = (

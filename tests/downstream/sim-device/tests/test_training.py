@@ -43,7 +43,9 @@ def trained(devices=1, **options):
 
 
 def test_two_devices_train_as_one_cpu():
-    """First of all: torch can't fork a process that has trained on a device, nor learn of one after it has trained."""
+    """First of all: torch can't fork a process that has trained on a device, nor learn of one after
+    it has trained.
+    """
     trainer, found = trained(accelerator="sim", devices=2, strategy="sim_parallel_fork")
     assert trainer.strategy.parallel_devices == [torch.device("sim", 0)] * 2
     torch.testing.assert_close(found, trained(accelerator="cpu")[1])
@@ -61,7 +63,10 @@ def test_one_device_trains_as_one_cpu():
 )
 def test_several_devices_get_their_own_strategy(alias, start_method):
     strategy = make_trainer(accelerator="sim", devices=2, strategy=alias).strategy
-    assert (type(strategy).__name__, strategy.launcher_name) == ("SimParallelStrategy", start_method)
+    assert (type(strategy).__name__, strategy.launcher_name) == (
+        "SimParallelStrategy",
+        start_method,
+    )
 
 
 def test_nobody_gets_one_without_asking():
@@ -81,7 +86,9 @@ def loader():
 def test_a_module_returns_to_the_cpu_and_its_optimizers_too(tmp_path, monkeypatch):
     freed = []
     Fabric(accelerator="sim").launch()  # torch knows the device from here on
-    monkeypatch.setattr(type(torch.sim), "empty_cache", lambda module: freed.append(True), raising=False)
+    monkeypatch.setattr(
+        type(torch.sim), "empty_cache", lambda module: freed.append(True), raising=False
+    )
     module = Net()
     for _ in range(2):
         trainer = make_trainer(accelerator="sim")

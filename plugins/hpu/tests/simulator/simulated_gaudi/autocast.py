@@ -1,22 +1,58 @@
 """Autocast on the device: which operations run in bfloat16, which in float32.
 
 "Mixed Precision Training with PyTorch Autocast",
-docs.habana.ai/en/latest/PyTorch/PyTorch_Mixed_Precision/Autocast.html: the default lists of registered operators.
-Simulated are those that torch dispatches under these names and that networks here use; the third list, "promote", is
-what torch does by itself.
+docs.habana.ai/en/latest/PyTorch/PyTorch_Mixed_Precision/Autocast.html: the default lists of
+registered operators. Simulated are those that torch dispatches under these names and that networks
+here use; the third list, "promote", is what torch does by itself.
 """
 
 import torch
 from torch.utils import _pytree as pytree
 
 _LOWER_PRECISION = (
-    *("addmm", "addbmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "dot", "layer_norm", "group_norm"),
+    *(
+        "addmm",
+        "addbmm",
+        "baddbmm",
+        "bmm",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "dot",
+        "layer_norm",
+        "group_norm",
+    ),
     *("leaky_relu", "linear", "matmul", "mm", "mv", "scaled_dot_product_attention"),
 )
 _FLOAT32 = (
-    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_similarity", "cross_entropy_loss"),
-    *("embedding", "exp", "expm1", "huber_loss", "kl_div", "l1_loss", "log", "log10", "log1p", "log2", "logsumexp"),
-    *("mse_loss", "nll_loss", "reciprocal", "rsqrt", "smooth_l1_loss", "soft_margin_loss", "softplus"),
+    *(
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cosine_similarity",
+        "cross_entropy_loss",
+    ),
+    *(
+        "embedding",
+        "exp",
+        "expm1",
+        "huber_loss",
+        "kl_div",
+        "l1_loss",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logsumexp",
+    ),
+    *(
+        "mse_loss",
+        "nll_loss",
+        "reciprocal",
+        "rsqrt",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softplus",
+    ),
 )
 
 
@@ -36,7 +72,11 @@ def _casting(operation, lowers):
         dtype = torch.get_autocast_dtype("hpu") if lowers else torch.float32
 
         def cast(tensor):
-            return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+            return (
+                tensor.to(dtype)
+                if tensor.is_floating_point() and tensor.dtype != torch.float64
+                else tensor
+            )
 
         with torch.autocast("hpu", enabled=False):
             args, kwargs = pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))

@@ -1,9 +1,10 @@
 """Teaches torch the device type `hpu`: a PrivateUse1 backend in Python, whose memory is the host's.
 
-A tensor on the device is a wrapper around one on the CPU, its memory. In lazy mode an operation allocates what it will
-return, full of NaN, and waits: see `simulated_gaudi.graph`. Views are there at once. Whatever brings a value to the
-host, or can't know the shape of its result before, launches the graph first, as does what has no kernel for shapes.
-To import this module is to register the device in this process, for good.
+A tensor on the device is a wrapper around one on the CPU, its memory. In lazy mode an operation
+allocates what it will return, full of NaN, and waits: see `simulated_gaudi.graph`. Views are there
+at once. Whatever brings a value to the host, or can't know the shape of its result before, launches
+the graph first, as does what has no kernel for shapes. To import this module is to register the
+device in this process, for good.
 """
 
 import threading
@@ -18,11 +19,18 @@ from simulated_gaudi import graph, random_numbers
 from simulated_gaudi.memory import Allocation
 
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-    raise ImportError(f"the simulated devices need torch 2.13: torch {torch.__version__} can't have one in Python")
+    raise ImportError(
+        f"the simulated devices need torch 2.13: torch {torch.__version__} can't have one in Python"
+    )
 
 _aten = torch.ops.aten
 # These take tensors of two devices, as on any other kind of device.
-_CROSSES_DEVICES = {_aten.copy_.default, _aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default}
+_CROSSES_DEVICES = {
+    _aten.copy_.default,
+    _aten.index.Tensor,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+}
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _HOST, _META = torch.device("cpu"), torch.device("meta")
 _signatures = {}
@@ -61,7 +69,8 @@ class HPUTensor(torch.Tensor):
         return HPUTensor(tensors["raw"])
 
     def tolist(self):
-        return self.cpu().tolist()  # torch's own refuses subclasses, which tensors of a real device aren't
+        # torch's own refuses subclasses, which tensors of a real device aren't
+        return self.cpu().tolist()
 
     def __reduce_ex__(self, protocol):
         graph.launch("value")
@@ -72,7 +81,9 @@ class HPUTensor(torch.Tensor):
 
 
 def run(operation, *args, **kwargs):
-    """Run an operation: torch calls this for every one with a tensor of this device, or that is to make one."""
+    """Run an operation: torch calls this for every one with a tensor of this device, or that is to
+    make one.
+    """
     # In inference mode torch hands over what it takes apart itself otherwise.
     if operation.has_kernel_for_dispatch_key(_COMPOSED):
         return operation.decompose(*args, **kwargs)
@@ -85,12 +96,16 @@ def run(operation, *args, **kwargs):
             return copy(args[1], args[0])
         goes_home = any(isinstance(leaf, torch.device) and leaf.type != "hpu" for leaf in leaves)
         if goes_home or operation.is_view or not graph.IS_LAZY:
-            return _at_once(operation, args, kwargs, ours, launches=not operation.is_view, wraps=not goes_home)
+            return _at_once(
+                operation, args, kwargs, ours, launches=not operation.is_view, wraps=not goes_home
+            )
         return _wait(operation, args, kwargs, ours)
 
 
 def copy(source, target, non_blocking=False):
-    """Copy to, from or on the device. What the host has is taken as it is now: the host may go on writing there."""
+    """Copy to, from or on the device. What the host has is taken as it is now: the host may go on
+    writing there.
+    """
     if not isinstance(target, HPUTensor):
         graph.launch("value")
         return target.copy_(source.raw)
@@ -108,7 +123,11 @@ def _at_once(operation, args, kwargs, ours, *, launches=True, wraps=True):
         output = operation(*host_args, **host_kwargs)
     first = next(iter(ours.values()), None)
     allocation = first.allocation if operation.is_view and first is not None else None
-    return pytree.tree_map_only(torch.Tensor, lambda raw: _wrap(raw, ours, allocation), output) if wraps else output
+    return (
+        pytree.tree_map_only(torch.Tensor, lambda raw: _wrap(raw, ours, allocation), output)
+        if wraps
+        else output
+    )
 
 
 def _wait(operation, args, kwargs, ours):
@@ -116,7 +135,8 @@ def _wait(operation, args, kwargs, ours):
     own, structure = pytree.tree_flatten(pytree.tree_map(_own_memory_of, (args, kwargs)))
     try:
         expected = _expected(operation, own, structure)
-    except (NotImplementedError, RuntimeError):  # a value decides, or the user is wrong: the host will say
+    except (NotImplementedError, RuntimeError):
+        # a value decides, or the user is wrong: the host will say
         return _at_once(operation, args, kwargs, ours)
     places = [_place(like, own) for like in expected.results]
 
@@ -159,7 +179,9 @@ def _expected(operation, leaves, structure):
     key = (operation, structure, shapes, tuple(map(type, leaves)))
     if key not in _signatures:
         promised = [_promise(shape) for shape in shapes]
-        indices = {id(leaf): index for index, leaf in enumerate(promised) if isinstance(leaf, torch.Tensor)}
+        indices = {
+            id(leaf): index for index, leaf in enumerate(promised) if isinstance(leaf, torch.Tensor)
+        }
         args, kwargs = pytree.tree_unflatten(promised, structure)
         results, form = pytree.tree_flatten(operation(*args, **kwargs))
         _signatures[key] = _Expected(tuple(_result(result, indices) for result in results), form)
@@ -183,7 +205,9 @@ def _shape_of(tensor):
 
 
 def _place(like, own):
-    """The memory in which a result will be: that of an argument, or new memory, in which nothing is to be read yet."""
+    """The memory in which a result will be: that of an argument, or new memory, in which nothing is
+    to be read yet.
+    """
     if isinstance(like, _Argument):  # an operation in place
         return own[like.index]
     if not isinstance(like, _Shape):
@@ -200,9 +224,13 @@ def _wrap(raw, ours, allocation=None):
 
 
 def _refuse_strangers(operation, tensors, ours):
-    strangers = [tensor for tensor in tensors if not isinstance(tensor, HPUTensor) and tensor.dim() > 0]
+    strangers = [
+        tensor for tensor in tensors if not isinstance(tensor, HPUTensor) and tensor.dim() > 0
+    ]
     if ours and strangers and operation not in _CROSSES_DEVICES:
-        raise RuntimeError(f"{operation}: expected all tensors on one device, and one is on {strangers[0].device}.")
+        raise RuntimeError(
+            f"{operation}: expected all tensors on one device, and one is on {strangers[0].device}."
+        )
 
 
 def _memory_of(leaf):
@@ -218,7 +246,9 @@ def _own_memory_of(leaf):
 
 
 def _made(operation):
-    """A function that makes a tensor by itself. Torch's own way is to give an empty one another size."""
+    """A function that makes a tensor by itself. Torch's own way is to give an empty one another
+    size.
+    """
 
     def make(*args, device=None, **options):
         with random_numbers.of_the_device(operation):
@@ -232,12 +262,23 @@ def register(module):
     backend_registration._setup_privateuseone_for_python_backend("hpu", module)
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run, "PrivateUse1")
-    # `torch.tensor(..., device="hpu")` copies while Python's dispatch is off, where the fallback can't be called.
+    # `torch.tensor(..., device="hpu")` copies while Python's dispatch is off, where the fallback
+    # can't be called.
     copies = torch.library.Library("aten", "IMPL")
     copies.impl("_copy_from", copy, "PrivateUse1")
-    for name in ("arange", "arange.start", "arange.start_step", "linspace", "eye", "eye.m", "randperm"):
+    for name in (
+        "arange",
+        "arange.start",
+        "arange.start_step",
+        "linspace",
+        "eye",
+        "eye.m",
+        "randperm",
+    ):
         packet, _, overload = name.partition(".")
-        copies.impl(name, _made(getattr(getattr(_aten, packet), overload or "default")), "PrivateUse1")
+        copies.impl(
+            name, _made(getattr(getattr(_aten, packet), overload or "default")), "PrivateUse1"
+        )
     _kept.extend((fallback, copies))
 
 

@@ -1,12 +1,14 @@
 """Lazy mode: operations wait in a graph, which is compiled and launched as a whole.
 
-"PyTorch Gaudi Theory of Operations", docs.habana.ai/en/latest/PyTorch/PyTorch_Gaudi_Theory_of_Operations.html: in lazy
-mode operations are deferred and accumulated into a graph, whose execution is triggered only when a tensor's value is
-required, or explicitly. "mark_step", docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html:
-what was accumulated is looked for in a cache, compiled if it isn't there, and launched.
-"Runtime Environment Variables", docs.habana.ai/en/latest/PyTorch/Reference/Runtime_Flags.html: `PT_HPU_LAZY_MODE` is 1
-for lazy mode, 0 for eager mode. Unset is lazy in the vendor's published source,
-github.com/HabanaAI/gaudi-pytorch-bridge 1.19, utils/internal.py:27, and here; in the newest pages it is eager.
+"PyTorch Gaudi Theory of Operations",
+docs.habana.ai/en/latest/PyTorch/PyTorch_Gaudi_Theory_of_Operations.html: in lazy mode operations
+are deferred and accumulated into a graph, whose execution is triggered only when a tensor's value
+is required, or explicitly. "mark_step", docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html:
+what was accumulated is looked for in a cache, compiled if it isn't there, and launched. "Runtime
+Environment Variables", docs.habana.ai/en/latest/PyTorch/Reference/Runtime_Flags.html:
+`PT_HPU_LAZY_MODE` is 1 for lazy mode, 0 for eager mode. Unset is lazy in the vendor's published
+source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19, utils/internal.py:27, and here; in the newest
+pages it is eager.
 """
 
 import os
@@ -22,7 +24,9 @@ _compiled = set()
 
 
 class Launch(NamedTuple):
-    """One graph that was run: who asked (`"mark_step"`, `"value"`), of how many operations, and if it was compiled."""
+    """One graph that was run: who asked (`"mark_step"`, `"value"`), of how many operations, and if
+    it was compiled.
+    """
 
     reason: str
     num_operations: int

@@ -1,8 +1,9 @@
 """Bytes of the device's memory that tensors hold.
 
-The names are those of `torch.hpu.memory_stats`: "Intel Gaudi PyTorch Python API (habana_frameworks.torch)",
-docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html; what each counts stands in the vendor's published
-source, github.com/HabanaAI/gaudi-pytorch-bridge, and in "HPUAccelerator",
+The names are those of `torch.hpu.memory_stats`: "Intel Gaudi PyTorch Python API
+(habana_frameworks.torch)", docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html; what
+each counts stands in the vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge, and
+in "HPUAccelerator",
 lightning.ai/docs/pytorch/LTS/api/pytorch_lightning.accelerators.HPUAccelerator.html.
 """
 

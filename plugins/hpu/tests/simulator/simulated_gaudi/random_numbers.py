@@ -10,7 +10,9 @@ generator = torch.Generator()
 
 
 def of_the_device(operation):
-    """Let an operation that draws random numbers draw them from the device's generator, not the host's."""
+    """Let an operation that draws random numbers draw them from the device's generator, not the
+    host's.
+    """
     return _swapped() if torch.Tag.nondeterministic_seeded in operation.tags else nullcontext()
 
 

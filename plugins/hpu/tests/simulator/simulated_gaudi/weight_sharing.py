@@ -1,8 +1,10 @@
-"""`module.to("hpu")` in lazy mode: the module gets other parameter objects, and names that shared one still do.
+"""`module.to("hpu")` in lazy mode: the module gets other parameter objects, and names that shared
+one still do.
 
-The vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19, core/weight_sharing.py:123-240, patches
-`nn.Module.to` (core/__init__.py:134). There a table leads from an old object
-to the new one when attributes of it are read; here the old one stays on the host: nobody is to rely on the table.
+The vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19,
+core/weight_sharing.py:123-240, patches `nn.Module.to` (core/__init__.py:134). There a table leads
+from an old object to the new one when attributes of it are read; here the old one stays on the
+host: nobody is to rely on the table.
 """
 
 import torch
@@ -33,5 +35,6 @@ def _replace_parameters(module, device):
                 if id(parameter) not in others:
                     copy = torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
                     copy.grad = parameter.grad
-                    others[id(parameter)] = copy, parameter  # the old one too: while it lives, its identity is its own
+                    # the old one too: while it lives, its identity is its own
+                    others[id(parameter)] = copy, parameter
                 part._parameters[name] = others[id(parameter)][0]

@@ -4,7 +4,9 @@ import os
 
 
 class Error(RuntimeError):
-    """[features] "Application and other errors": a misuse of the API, found below the Python layer."""
+    """[features] "Application and other errors": a misuse of the API, found below the Python
+    layer.
+    """
 
 
 def _num_ipus():
@@ -12,7 +14,9 @@ def _num_ipus():
 
 
 def ipuHardwareIsAvailable(num_ipus=1):
-    """[options] "Helpers": whether hardware with so many IPUs is in the system; not whether it is free."""
+    """[options] "Helpers": whether hardware with so many IPUs is in the system; not whether it is
+    free.
+    """
     return 0 < num_ipus <= _num_ipus()
 
 
@@ -23,11 +27,19 @@ class IpuPool:
         self.in_use = 0
 
     def take(self, number):
-        """[features] "Multi-IPU execution strategies": a power of two; "Wait for an IPU": all in use is an error."""
+        """[features] "Multi-IPU execution strategies": a power of two; "Wait for an IPU": all in
+        use is an error.
+        """
         if number & (number - 1):
-            raise Error(f"The number of IPUs must be a power of 2, and {number} are asked for: see autoRoundNumIPUs.")
+            raise Error(
+                f"The number of IPUs must be a power of 2, and {number} are asked for: see "
+                "autoRoundNumIPUs."
+            )
         if self.in_use + number > _num_ipus():
-            raise Error(f"{number} IPUs are asked for, and {_num_ipus() - self.in_use} of {_num_ipus()} are free.")
+            raise Error(
+                f"{number} IPUs are asked for, and {_num_ipus() - self.in_use} of {_num_ipus()} "
+                "are free."
+            )
         self.in_use += number
 
     def give_back(self, number):

@@ -4,7 +4,9 @@ import enum
 
 
 class OutputMode(enum.IntEnum):
-    """[options] poptorch.OutputMode, [batching] "poptorch.Options.outputMode". `Sum` and `EveryN` aren't simulated."""
+    """[options] poptorch.OutputMode, [batching] "poptorch.Options.outputMode". `Sum` and `EveryN`
+    aren't simulated.
+    """
 
     Final = 0
     All = 2

@@ -31,21 +31,29 @@ class PoplarExecutor:
         self._options = options.clone()
         if not training and self._options.Training.gradient_accumulation != 1:
             # [batching] "poptorch.Options.Training.gradientAccumulation"
-            raise Error("You must set poptorch.Options().Training.gradientAccumulation to 1 for an inferenceModel.")
+            raise Error(
+                "You must set poptorch.Options().Training.gradientAccumulation to 1 for an "
+                "inferenceModel."
+            )
         if self._options.defaultOutputMode():  # [options] poptorch.OutputMode.Default
             self._options.outputMode(OutputMode.Final if training else OutputMode.All)
-        self._user_model, self._model = model, copy.copy(model)  # [features]: a shallow copy; `training` isn't followed
+        # [features]: a shallow copy; `training` isn't followed
+        self._user_model, self._model = model, copy.copy(model)
         self._training, self._optimizer = training, None
         self._program = self._device = self._built_in = None
         self._is_attached = False
         if training:
-            self.setOptimizer(optimizer if optimizer is not None else torch.optim.SGD(model.parameters(), lr=0.01))
+            self.setOptimizer(
+                optimizer if optimizer is not None else torch.optim.SGD(model.parameters(), lr=0.01)
+            )
         self._options._freeze()
 
     def __getattr__(self, name):
-        raise AttributeError(f"PoplarExecutor.{name} isn't documented, or the simulator doesn't have it")
+        raise AttributeError(
+            f"PoplarExecutor.{name} isn't documented, or the simulator doesn't have it"
+        )
 
-    # one call -------------------------------------------------------------------------------------------------------
+    # one call -------------------------------------------------------------------------------------
 
     def __call__(self, *args):
         """[options] poptorch.PoplarExecutor.__call__: the first call compiles."""
@@ -74,11 +82,14 @@ class PoplarExecutor:
                     number = (
                         iteration * options.Training.gradient_accumulation + accumulated
                     ) * options.replication_factor
-                    outputs, gradients = self._compute_gradients(replica, self._narrowed(args, number + replica))
+                    outputs, gradients = self._compute_gradients(
+                        replica, self._narrowed(args, number + replica)
+                    )
                     returned.append(outputs)
                     for key, gradient in gradients.items():
                         total[key] = total[key] + gradient if key in total else gradient
-            # [options] accumulationAndReplicationReductionType: the mean, of accumulated gradients and of replicas'.
+            # [options] accumulationAndReplicationReductionType: the mean, of accumulated gradients
+            # and of replicas'.
             divisor = options.Training.gradient_accumulation * options.replication_factor
             self._built_in.step({key: gradient / divisor for key, gradient in total.items()})
         return self._combine(returned)
@@ -104,11 +115,15 @@ class PoplarExecutor:
         return self._combine(returned)
 
     def _weights_of(self, replica):
-        """[features] note on buffers: replicas have buffers of their own, not in sync with each other."""
+        """[features] note on buffers: replicas have buffers of their own, not in sync with each
+        other.
+        """
         return {**self._device, **self._buffers[replica]}
 
     def _combine(self, returned):
-        """[batching] "poptorch.Options.outputMode": each replica returns; scalars become vectors where several come."""
+        """[batching] "poptorch.Options.outputMode": each replica returns; scalars become vectors
+        where several come.
+        """
         mode, replicas = self._options.output_mode, self._options.replication_factor
         if mode == OutputMode.Final:
             returned = returned[-replicas:]
@@ -130,21 +145,30 @@ class PoplarExecutor:
     @property
     def _batch_dims(self):
         options = self._options
-        return options.device_iterations * options.replication_factor * options.Training.gradient_accumulation
+        return (
+            options.device_iterations
+            * options.replication_factor
+            * options.Training.gradient_accumulation
+        )
 
     def _check_inputs(self, args):
-        """[source] python/_args_parser.py, validateInputs: what doesn't fit the compiled program is an error."""
+        """[source] python/_args_parser.py, validateInputs: what doesn't fit the compiled program is
+        an error.
+        """
         leaves, spec = pytree.tree_flatten(args)
         if spec != self._inputs[1] or len(leaves) != len(self._inputs[0]):
-            raise Error("The inputs passed at runtime don't match the inputs used to compile the model.")
+            raise Error(
+                "The inputs passed at runtime don't match the inputs used to compile the model."
+            )
         for found, compiled in zip(leaves, self._inputs[0], strict=True):
             now = (found.shape, found.dtype) if isinstance(found, torch.Tensor) else found
             if now != compiled:
                 raise Error(
-                    f"Shape mismatch: expected {compiled} but got {now}: the inputs passed at runtime don't match."
+                    f"Shape mismatch: expected {compiled} but got {now}: the inputs passed at "
+                    "runtime don't match."
                 )
 
-    # compilation and weights ----------------------------------------------------------------------------------------
+    # compilation and weights ----------------------------------------------------------------------
 
     def _compile(self, args):
         for leaf in pytree.tree_leaves(args):
@@ -152,25 +176,44 @@ class PoplarExecutor:
                 size = leaf.shape[0] if leaf.dim() else 1
                 # [source] python/_poplar_executor.py; the rule is [batching]'s.
                 assert size % self._batch_dims == 0, (
-                    f"Invalid batch dimension: In the input {tuple(leaf.shape)}, the batch dimension ({size}) must be "
-                    f"a multiple of Options.deviceIterations * Options.replicationFactor * "
-                    f"Options.Training.gradientAccumulation = {self._batch_dims}"
+                    f"Invalid batch dimension: In the input {tuple(leaf.shape)}, the batch "
+                    f"dimension ({size}) must be a multiple of Options.deviceIterations * "
+                    "Options.replicationFactor * Options.Training.gradientAccumulation = "
+                    f"{self._batch_dims}"
                 )
         leaves, spec = pytree.tree_flatten(args)
-        self._inputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+        self._inputs = (
+            [
+                (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+                for leaf in leaves
+            ],
+            spec,
+        )
         rest = iter(self._narrowed(args, 0))
         filled = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         with torch.inference_mode(False):
             copies = self._copies_of_host()
-            self._program = Program(self._model, copies, pytree.tree_unflatten(filled, spec), training=self._training)
-        if self._options.replication_factor > 1 and self._options.broadcast_buffers and self._program.mutates_buffers:
+            self._program = Program(
+                self._model, copies, pytree.tree_unflatten(filled, spec), training=self._training
+            )
+        if (
+            self._options.replication_factor > 1
+            and self._options.broadcast_buffers
+            and self._program.mutates_buffers
+        ):
             self._program = None
             # [features] note on buffers, [options] poptorch.Options.broadcastBuffers
-            raise Error("PopTorch does not support broadcasting buffers between replicas: broadcastBuffers(False).")
+            raise Error(
+                "PopTorch does not support broadcasting buffers between replicas: "
+                "broadcastBuffers(False)."
+            )
         self.attachToDevice()
 
     def _host(self):
-        return {**dict(self._user_model.named_parameters()), **dict(self._user_model.named_buffers())}
+        return {
+            **dict(self._user_model.named_parameters()),
+            **dict(self._user_model.named_buffers()),
+        }
 
     def _copies_of_host(self):
         return {
@@ -183,7 +226,10 @@ class PoplarExecutor:
         self._need_executable()
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._host().items():
-                for copied in (self._device.get(name), *(buffers.get(name) for buffers in self._buffers)):
+                for copied in (
+                    self._device.get(name),
+                    *(buffers.get(name) for buffers in self._buffers),
+                ):
                     if copied is not None:
                         copied.copy_(tensor)
 
@@ -194,7 +240,7 @@ class PoplarExecutor:
             for name, tensor in self._host().items():
                 tensor.copy_(self._device[name] if name in self._device else self._buffers[0][name])
 
-    # the optimizer --------------------------------------------------------------------------------------------------
+    # the optimizer --------------------------------------------------------------------------------
 
     def setOptimizer(self, optimizer):
         """[features] "Optimizers": changed values take effect by this call alone."""
@@ -217,7 +263,7 @@ class PoplarExecutor:
                 self._built_in.write_state(optimizer._ipu["ipu_state"])
             optimizer.ipu_state_is_dirty = False
 
-    # attach, detach, destroy ----------------------------------------------------------------------------------------
+    # attach, detach, destroy ----------------------------------------------------------------------
 
     def isCompiled(self):
         """[options] poptorch.PoplarExecutor.isCompiled."""
@@ -228,7 +274,9 @@ class PoplarExecutor:
         return self._program is not None and self._is_attached
 
     def attachToDevice(self):
-        """[options] poptorch.PoplarExecutor.attachToDevice: must be detached, and compiled. Uploads weights."""
+        """[options] poptorch.PoplarExecutor.attachToDevice: must be detached, and compiled. Uploads
+        weights.
+        """
         self._need_executable()
         if self._is_attached:
             raise Error("Device is already attached")
@@ -238,7 +286,8 @@ class PoplarExecutor:
         names = dict(self._user_model.named_buffers())
         self._device = {name: tensor for name, tensor in copies.items() if name not in names}
         self._buffers = [
-            {name: copies[name].clone() for name in names} for _ in range(self._options.replication_factor)
+            {name: copies[name].clone() for name in names}
+            for _ in range(self._options.replication_factor)
         ]
         if self._training:
             host = {id(parameter): name for name, parameter in self._user_model.named_parameters()}
@@ -248,7 +297,9 @@ class PoplarExecutor:
                 self._write_optimizer_state()
 
     def detachFromDevice(self):
-        """[options] poptorch.PoplarExecutor.detachFromDevice; reads everything back ([source] _poplar_executor.py)."""
+        """[options] poptorch.PoplarExecutor.detachFromDevice; reads everything back ([source]
+        _poplar_executor.py).
+        """
         self._need_executable()
         if not self._is_attached:
             raise Error("Device is not attached")
@@ -265,7 +316,9 @@ class PoplarExecutor:
         self._program = None
 
     def _read_back(self):
-        """Left out by the simulator: weights. A caller that needs them on the host copies them there."""
+        """Left out by the simulator: weights. A caller that needs them on the host copies them
+        there.
+        """
         if self._training and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer.state_dict()
 
@@ -276,4 +329,10 @@ class PoplarExecutor:
 
 def _cast(output):
     """[source] python/_poplar_executor.py: 64-bit outputs come back in 32 bits."""
-    return output.int() if output.dtype == torch.int64 else output.float() if output.dtype == torch.float64 else output
+    return (
+        output.int()
+        if output.dtype == torch.int64
+        else output.float()
+        if output.dtype == torch.float64
+        else output
+    )

@@ -5,17 +5,27 @@ from torch.utils import _pytree as pytree
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """Combines as many batches as one call of the model consumes: iterations x replicas x accumulation."""
+    """Combines as many batches as one call of the model consumes: iterations x replicas x
+    accumulation.
+    """
 
-    def __init__(self, options, dataset, batch_size=1, drop_last=True, batch_sampler=None, **kwargs):
+    def __init__(
+        self, options, dataset, batch_size=1, drop_last=True, batch_sampler=None, **kwargs
+    ):
         options._freeze()
-        self._number = options.device_iterations * options.replication_factor * options.Training.gradient_accumulation
+        self._number = (
+            options.device_iterations
+            * options.replication_factor
+            * options.Training.gradient_accumulation
+        )
         self._has_batch_sampler = batch_sampler is not None
         self._drops_last = drop_last
         if self._has_batch_sampler:
             super().__init__(dataset, batch_sampler=batch_sampler, **kwargs)
         else:
-            super().__init__(dataset, batch_size=batch_size * self._number, drop_last=drop_last, **kwargs)
+            super().__init__(
+                dataset, batch_size=batch_size * self._number, drop_last=drop_last, **kwargs
+            )
 
     def __iter__(self):
         if self._has_batch_sampler and self._number != 1:
@@ -23,7 +33,9 @@ class DataLoader(torch.utils.data.DataLoader):
         return super().__iter__()
 
     def _combined(self, batches):
-        """[source] python/_utils.py, combined_batch_generator: consecutive batches, concatenated along dimension 0."""
+        """[source] python/_utils.py, combined_batch_generator: consecutive batches, concatenated
+        along dimension 0.
+        """
         held = []
         for batch in batches:
             held.append(batch)

@@ -1,4 +1,6 @@
-"""[options] poptorch.Options: each option is set by a method that returns the options, and read as an attribute."""
+"""[options] poptorch.Options: each option is set by a method that returns the options, and read as
+an attribute.
+"""
 
 import copy
 
@@ -8,7 +10,9 @@ from poptorch.enums import OutputMode
 
 
 class _Settings:
-    """Values that can't be changed any more once a model or a loader has them ([source] python/_options_impl.py)."""
+    """Values that can't be changed any more once a model or a loader has them ([source]
+    python/_options_impl.py).
+    """
 
     _is_frozen = False
 
@@ -19,7 +23,9 @@ class _Settings:
         return self
 
     def __getattr__(self, name):
-        raise AttributeError(f"{type(self).__name__}.{name} isn't documented, or the simulator doesn't have it")
+        raise AttributeError(
+            f"{type(self).__name__}.{name} isn't documented, or the simulator doesn't have it"
+        )
 
 
 class _TrainingOptions(_Settings):

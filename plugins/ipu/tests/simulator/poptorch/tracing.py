@@ -1,4 +1,6 @@
-"""The trace of a model: Python runs once, when the model is compiled, and never again ([features], "Options")."""
+"""The trace of a model: Python runs once, when the model is compiled, and never again ([features],
+"Options").
+"""
 
 import torch
 from torch.func import functional_call
@@ -20,7 +22,8 @@ def identity_loss(x, reduction):
 
 
 class Program:
-    """A traced model: a function of weights and tensors that returns tensors, the loss first if it trains.
+    """A traced model: a function of weights and tensors that returns tensors, the loss first if it
+    trains.
 
     Attributes:
         structure: what the model has returned, rebuilt around the tensors of each run.
@@ -40,7 +43,9 @@ class Program:
             finally:
                 _traces.pop()
             outputs, self.structure = pytree.tree_flatten(result)
-            self.constants = [None if isinstance(output, torch.Tensor) else output for output in outputs]
+            self.constants = [
+                None if isinstance(output, torch.Tensor) else output for output in outputs
+            ]
             outputs = [output for output in outputs if isinstance(output, torch.Tensor)]
             self._has_marked_loss = bool(losses)
             return [*(losses[-1:] or outputs[:1]), *outputs] if training else outputs
@@ -48,14 +53,19 @@ class Program:
         with torch.inference_mode(False), torch.enable_grad():
             self._graph = make_fx(run)(weights, tensors)
         if training and not self._has_marked_loss:
-            # Left out by the simulator: a loss of torch's own, which needs no mark ([from torch], "Multiple losses").
+            # Left out by the simulator: a loss of torch's own, which needs no mark ([from torch],
+            # "Multiple losses").
             raise Error("Couldn't find the loss: mark the final one with poptorch.identity_loss.")
 
     @property
     def mutates_buffers(self):
         """True if a run writes into a buffer."""
         return any(
-            (getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable and not node.users)
+            (
+                getattr(node.target, "_schema", None) is not None
+                and node.target._schema.is_mutable
+                and not node.users
+            )
             or node.target is torch.ops.aten._native_batch_norm_legit.default
             or node.target is torch.ops.aten.native_batch_norm.default
             for node in self._graph.graph.nodes

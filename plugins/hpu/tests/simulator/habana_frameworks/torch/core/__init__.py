@@ -15,8 +15,8 @@ _weight_sharing.register()
 def mark_step(device_str="", sync=False):
     """Launch what was accumulated.
 
-    "mark_step", docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html, which has both parameters. In eager mode
-    nothing is ever accumulated.
+    "mark_step", docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html, which has both
+    parameters. In eager mode nothing is ever accumulated.
     """
     _graph.launch("mark_step")
 

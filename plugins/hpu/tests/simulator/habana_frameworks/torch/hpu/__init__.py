@@ -1,9 +1,10 @@
 """`import habana_frameworks.torch.hpu`, which torch calls `torch.hpu`.
 
 "Intel Gaudi PyTorch Python API (habana_frameworks.torch)",
-docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html. The signatures are those of the vendor's published
-source, github.com/HabanaAI/gaudi-pytorch-bridge, of which the page is made. A process has one device: "Gaudi-to-process
-Assignment", docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html.
+docs.habana.ai/en/latest/PyTorch/Reference/Python_Packages.html. The signatures are those of the
+vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge, of which the page is made. A
+process has one device: "Gaudi-to-process Assignment",
+docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html.
 """
 
 import os as _os
@@ -31,11 +32,15 @@ def current_device():
 
 def set_device(device):
     if _index_of(device) != 0:
-        raise AssertionError("As HABANA_VISIBLE_MODULES is not provided, the only supported device idx is 0.")
+        raise AssertionError(
+            "As HABANA_VISIBLE_MODULES is not provided, the only supported device idx is 0."
+        )
 
 
 def synchronize():
-    """Wait for the device. What was launched is done here; what waits in the graph isn't launched by it."""
+    """Wait for the device. What was launched is done here; what waits in the graph isn't launched
+    by it.
+    """
 
 
 def memory_stats(device=None):
@@ -64,7 +69,8 @@ def _index_of(device):
     return 0
 
 
-# What torch asks of the module of any device type, documented by torch: `torch.utils.rename_privateuse1_backend`.
+# What torch asks of the module of any device type, documented by torch:
+# `torch.utils.rename_privateuse1_backend`.
 
 
 def is_initialized():

@@ -1,10 +1,11 @@
 """`import habana_frameworks.torch.distributed.hccl` makes the process group `hccl` known.
 
 "Distributed Backend Initialization",
-docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Distributed_Backend_Initialization.html, and "Gaudi-to-process
-Assignment", docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html. The import initializes, as
-in the vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19, distributed/hccl/__init__.py:59-81
-and 113.
+docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Distributed_Backend_Initialization.html, and
+"Gaudi-to-process Assignment",
+docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html. The import
+initializes, as in the vendor's published source, github.com/HabanaAI/gaudi-pytorch-bridge 1.19,
+distributed/hccl/__init__.py:59-81 and 113.
 """
 
 import os as _os
@@ -17,10 +18,11 @@ _process_group.register()
 
 
 def initialize_distributed_hpu(world_size=None, rank=None, local_rank=None):
-    """Set the variables that a custom launcher hasn't, or read those that torchrun or mpirun has set.
+    """Set the variables that a custom launcher hasn't, or read those that torchrun or mpirun has
+    set.
 
-    The module of this process is the one at the place of its local rank in `HABANA_VISIBLE_MODULES`, or has the number
-    of the local rank.
+    The module of this process is the one at the place of its local rank in
+    `HABANA_VISIBLE_MODULES`, or has the number of the local rank.
     """
     given = {"WORLD_SIZE": world_size, "RANK": rank, "LOCAL_RANK": local_rank}
     if all(value is not None for value in given.values()):

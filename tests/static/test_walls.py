@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from core import Session, Strategy
+from support.syntax_nodes import syntax_nodes
 
 ROOT = Path(__file__).parents[2]
 PLUGIN_FILES = sorted(ROOT.glob("plugins/*/core_*/**/*.py"))
@@ -60,12 +61,16 @@ def public_names(module):
 
 @functools.cache
 def exported_names(module):
-    """The `__all__` of a module, read without an import; `core.callbacks` has that of `core.trainer.callbacks`."""
+    """The `__all__` of a module, read without an import; `core.callbacks` has that of
+    `core.trainer.callbacks`.
+    """
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
     values = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.dump(node.targets[0])
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "__all__" in ast.dump(node.targets[0])
     ]
     if values and isinstance(values[0], ast.Attribute):
         return exported_names(f"core.trainer.{path.name}")
@@ -76,17 +81,23 @@ def test_a_plugin_imports_public_names_only():
     """Those in the `__all__` of `core` and of its public subpackages."""
     for path, dotted in imports_of(PLUGIN_FILES):
         module, _, name = dotted.rpartition(".")
-        message = f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
+        message = (
+            f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
+        )
         assert name in public_names(module), message
 
 
 def test_the_trainer_imports_of_the_rest_what_a_stranger_could():
-    """Public names of public packages, also where only a type checker looks: a stranger can write another Trainer."""
+    """Public names of public packages, also where only a type checker looks: a stranger can write
+    another Trainer.
+    """
     for path, dotted in imports_of(TENANT_FILES):
         module, _, name = dotted.rpartition(".")
         is_own = module.startswith("core.trainer") or dotted == "core.trainer"
         public = () if is_own else public_names(module)
-        message = f"{path}: {dotted} is not public. If a trainer needs it, give it a public name, for all"
+        message = (
+            f"{path}: {dotted} is not public. If a trainer needs it, give it a public name, for all"
+        )
         assert is_own or name in public, message
 
 
@@ -95,26 +106,38 @@ def test_the_trainer_looks_into_no_object_of_the_rest():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in TENANT_FILES]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    kept = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
-    kept |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}  # of a class
+    kept = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    kept |= {
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }  # of a class
     asked = {
         node.attr
         for node in nodes
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
     }
     assert asked - defined - kept - FOREIGN == set()
 
 
 def floors_of(contract_id):
     """A floor for each room, 0 the highest, as import-linter's contract has them."""
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "importlinter"
+    ]
     [rooms] = [contract for contract in config["contracts"] if contract["id"] == contract_id]
     return {room: floor for floor, line in enumerate(rooms["layers"]) for room in line.split(" | ")}
 
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_import_downwards_for_types_too(package):
-    """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
+    """Import-linter doesn't see imports that only type checkers run; by these, all modules would
+    know each other.
+    """
     files, contract_id = ROOMS[package]
     floors, depth = floors_of(contract_id), package.count(".") + 1
     for path, dotted in imports_of(files, package.split(".")[0]):
@@ -128,10 +151,17 @@ def test_rooms_import_downwards_for_types_too(package):
 
 def test_rings_of_modules_are_small():
     """Modules that import each other, if only for types, are one module to a reader."""
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.glob("core/**/*.py")}
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in ROOT.glob("core/**/*.py")
+    }
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     imports = {
-        name: {dotted if dotted in files else dotted.rpartition(".")[0] for dotted in imported_names(path)} & set(files)
+        name: {
+            dotted if dotted in files else dotted.rpartition(".")[0]
+            for dotted in imported_names(path)
+        }
+        & set(files)
         for name, path in files.items()
     }
     reached = {}
@@ -142,8 +172,12 @@ def test_rings_of_modules_are_small():
             seen |= new
             left += new
         reached[name] = seen
-    rings = {frozenset(other for other in reached[name] if name in reached[other]) for name in files}
-    assert sorted(map(sorted, (ring for ring in rings if len(ring) > 3))) == [], "Move what they share below them"
+    rings = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in files
+    }
+    assert sorted(map(sorted, (ring for ring in rings if len(ring) > 3))) == [], (
+        "Move what they share below them"
+    )
 
 
 def test_storage_has_few_rooms():
@@ -152,11 +186,14 @@ def test_storage_has_few_rooms():
 
 
 def test_the_contract_is_read_in_one_sitting():
-    """No file is long, and a strategy has few members: what only the core calls is the session's."""
-    lengths = {
-        path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("core/contract/*.py")
+    """No file is long, and a strategy has few members: what only the core calls is the
+    session's.
+    """
+    sizes = {
+        path.name: syntax_nodes(path.read_text(encoding="utf-8"))["nodes"]
+        for path in ROOT.glob("core/contract/*.py")
     }
-    assert {name: length for name, length in lengths.items() if length > 450} == {}
+    assert {name: size for name, size in sizes.items() if size > 1_440} == {}
     public = [getattr(Strategy, name) for name in dir(Strategy) if not name.startswith("_")]
     assert sum(callable(member) or isinstance(member, property) for member in public) < 50
     assert Session.__final__
@@ -172,14 +209,29 @@ def test_a_name_is_one_class():
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
     assert twice == {}, (
-        "two classes have one name: a reader who looks for one finds the other. Say in it which is meant"
+        "two classes have one name: a reader who looks for one finds the other. Say in it which is "
+        "meant"
     )
 
 
 def test_folders_of_tests_mirror_the_rooms():
     """But for those whose subject isn't a room, and what several share."""
-    others = {"by_hand", "conformance", "downstream", "examples", "macos", "site", "static", "support"}
-    places = [place for glob in ("tests/*", "tests/trainer/*") for place in ROOT.glob(glob) if any(place.glob("*.py"))]
+    others = {
+        "by_hand",
+        "conformance",
+        "downstream",
+        "examples",
+        "macos",
+        "site",
+        "static",
+        "support",
+    }
+    places = [
+        place
+        for glob in ("tests/*", "tests/trainer/*")
+        for place in ROOT.glob(glob)
+        if any(place.glob("*.py"))
+    ]
     folders = {place.relative_to(ROOT / "tests") for place in places if place.name not in others}
     assert sorted(str(folder) for folder in folders if not (ROOT / "core" / folder).is_dir()) == []
 
@@ -209,8 +261,12 @@ def test_one_module_prints_what_commands_say():
 
 
 def test_no_page_installs_somebody_elses_core():
-    pages = [path for places in ("*.md", "docs/**/*.md", "plugins/*/*.md") for path in ROOT.glob(places)]
+    pages = [
+        path for places in ("*.md", "docs/**/*.md", "plugins/*/*.md") for path in ROOT.glob(places)
+    ]
     assert len(pages) > 50
     install = re.compile(r"""pip install[^`\n]*[ '"]core([\['" ]|$)""", re.MULTILINE)
     wrong = [str(path) for path in pages if install.search(path.read_text(encoding="utf-8"))]
-    assert wrong == [], "the distribution is core-training; a `core` on a package index is somebody else's"
+    assert wrong == [], (
+        "the distribution is core-training; a `core` on a package index is somebody else's"
+    )

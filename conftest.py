@@ -62,7 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if glob.glob("/dev/nvidia[0-9]*") and "gpu" not in config.getoption("markexpr"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if not _is_worker:
+    # Not again within: sockets have paths of 107 characters at most.
+    if not _is_worker and not Path(tempfile.gettempdir()).name.startswith("core-tests-"):
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="core-tests-")
         atexit.register(_remove, tempfile.tempdir, os.getpid())
 

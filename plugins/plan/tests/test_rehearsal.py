@@ -125,7 +125,8 @@ def test_a_strangers_strategy():
     STRATEGY_REGISTRY.register("buffered", Buffered)
     plain, own = _plan(Net, "ddp"), _plan(Net, "buffered")
     assert own.memory["transient"] - plain.memory["transient"] == 3 * 2**20
-    assert own.sent == plain.sent
+    # Ranks tell each other of signals now and then, by the clock.
+    assert own.sent == pytest.approx(plain.sent, abs=1000)
 
 
 def test_an_operation_that_needs_values_is_named():

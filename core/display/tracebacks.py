@@ -36,8 +36,13 @@ _CAUSE_S = 2.0
 alone.
 """
 _PASS_ON = (
-    *("torch.nn.modules.module", "torch.utils.data.dataloader", "torch.utils.data._utils.fetch"),
-    *("torch.utils.data._utils.collate", "torch._tensor", "torch.autograd", "torch.autograd.graph"),
+    "torch.nn.modules.module",
+    "torch.utils.data.dataloader",
+    "torch.utils.data._utils.fetch",
+    "torch.utils.data._utils.collate",
+    "torch._tensor",
+    "torch.autograd",
+    "torch.autograd.graph",
 )
 """Modules of torch that lead from a call of core to what is the user's: a layer, a data set, a
 loss's graph.

@@ -40,8 +40,16 @@ if TYPE_CHECKING:
 
 
 _OF_FABRIC = (
-    *("accelerator", "strategy", "devices", "num_nodes", "precision", "plugins", "compile"),
-    *("activation_checkpointing", "activation_offload", "watch"),
+    "accelerator",
+    "strategy",
+    "devices",
+    "num_nodes",
+    "precision",
+    "plugins",
+    "compile",
+    "activation_checkpointing",
+    "activation_offload",
+    "watch",
 )
 """The arguments that Fabric has too."""
 _OF_CALLBACKS = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 _NOT_BAREBONES = (
-    *(
-        "logger",
-        "enable_checkpointing",
-        "enable_progress_bar",
-        "enable_model_summary",
-        "num_sanity_val_steps",
-    ),
-    *("log_every_n_steps", "fast_dev_run", "detect_anomaly", "terminate_on_nan", "profiler"),
+    "logger",
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "enable_model_summary",
+    "num_sanity_val_steps",
+    "log_every_n_steps",
+    "fast_dev_run",
+    "detect_anomaly",
+    "terminate_on_nan",
+    "profiler",
 )
 
 

@@ -389,7 +389,8 @@ class FitLoop:
         self.line = self.line or self._open_line()
         if not loaders.is_sharded and (run.window > 1 or self.line is not None):
             batches = read_windows(
-                *(batches, uneven),
+                batches,
+                uneven,
                 num_accumulated=run.window,
                 num_batches=self.num_batches - self.progress.batch,
                 has_sizes=not loaders.is_combined,

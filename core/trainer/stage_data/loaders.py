@@ -274,7 +274,7 @@ class Loaders:
         return [
             StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
             for (loader, resumables, uneven), number, most, counts in zip(
-                *(made, map(min, wanted, lengths), limits, of_ranks), strict=True
+                made, map(min, wanted, lengths), limits, of_ranks, strict=True
             )
         ]
 

@@ -21,10 +21,16 @@ from core_testing import (
 )
 
 _PRESETS = (
-    *("ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_false"),
-    *("ddp_spawn_find_unused_parameters_false", "ddp_spawn_find_unused_parameters_true"),
-    *("ddp_fork_find_unused_parameters_false", "ddp_fork_find_unused_parameters_true"),
-    *("ddp_notebook_find_unused_parameters_false", "ddp_notebook_find_unused_parameters_true"),
+    "ddp_spawn",
+    "ddp_fork",
+    "ddp_notebook",
+    "ddp_find_unused_parameters_false",
+    "ddp_spawn_find_unused_parameters_false",
+    "ddp_spawn_find_unused_parameters_true",
+    "ddp_fork_find_unused_parameters_false",
+    "ddp_fork_find_unused_parameters_true",
+    "ddp_notebook_find_unused_parameters_false",
+    "ddp_notebook_find_unused_parameters_true",
 )
 
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _ON_MODULES = frozenset(
     {
-        *(
-            "pre_bwd_fn",
-            "post_bwd_fn",
-            "applied_pre_backward_ref_cnt",
-            "all_parameters",
-            "to_empty",
-        ),
-        *("_original_parameters", "_external_params", "_ds_child_entered"),
+        "pre_bwd_fn",
+        "post_bwd_fn",
+        "applied_pre_backward_ref_cnt",
+        "all_parameters",
+        "to_empty",
+        "_original_parameters",
+        "_external_params",
+        "_ds_child_entered",
     }
 )
 """Attributes that stage 3 leaves on modules, besides those with names that begin with `ds_`."""

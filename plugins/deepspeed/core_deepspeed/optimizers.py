@@ -23,9 +23,18 @@ WHOLE_TENSORS_CURE = (
     "torch.optim.Muon, under strategy='fsdp' or 'ddp' together with AdamW for all else."
 )
 _WHOLE_TENSORS = {
-    *("Adafactor", "LBFGS", "SparseAdam"),
-    *("Muon", "MuonWithAuxAdam", "SingleDeviceMuon", "SingleDeviceMuonWithAuxAdam"),  # DeepSpeed's
-    *("FusedLamb", "Lamb", "LAMB", "Lars", "LARS"),
+    "Adafactor",
+    "LBFGS",
+    "SparseAdam",
+    "Muon",
+    "MuonWithAuxAdam",
+    "SingleDeviceMuon",
+    "SingleDeviceMuonWithAuxAdam",  # DeepSpeed's
+    "FusedLamb",
+    "Lamb",
+    "LAMB",
+    "Lars",
+    "LARS",
 }
 _AT_NO_STAGE = {
     "LBFGS": "evaluates the loss several times in a step, and a step of DeepSpeed's engine "

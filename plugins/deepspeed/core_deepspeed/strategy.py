@@ -386,11 +386,9 @@ class DeepSpeedStrategy(EngineStates):
             _log.warning(
                 "%s keeps parameters in float32 (%s), and DeepSpeed's engine computes with all of "
                 "them in %s. strategy='fsdp' and 'ddp' keep them.",
-                *(
-                    type(module).__name__,
-                    ", ".join(list(kept)[:4]),
-                    str(dtype).removeprefix("torch."),
-                ),
+                type(module).__name__,
+                ", ".join(list(kept)[:4]),
+                str(dtype).removeprefix("torch."),
             )
 
     def _connect(self) -> Any:

@@ -8,11 +8,10 @@ from core import Capability
 from core_testing import ONE_PROCESS, PARALLEL, StrategyConformance, StrategySmoke
 
 _PRESETS = (
-    *("ddp_sharded_spawn", "ddp_sharded_find_unused_parameters_false"),
-    *(
-        "ddp_sharded_spawn_find_unused_parameters_false",
-        "ddp_sharded_spawn_find_unused_parameters_true",
-    ),
+    "ddp_sharded_spawn",
+    "ddp_sharded_find_unused_parameters_false",
+    "ddp_sharded_spawn_find_unused_parameters_false",
+    "ddp_sharded_spawn_find_unused_parameters_true",
 )
 
 

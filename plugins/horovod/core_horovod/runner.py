@@ -21,9 +21,19 @@ def main() -> None:
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     horovodrun = library.load("horovod.runner.launch")
     sys.argv = [
-        *("horovodrun", "--gloo", "--disable-cache", "--network-interfaces", _loopback()),
-        *("-np", number, "-H", f"localhost:{number}"),
-        *(sys.executable, "-m", "core_horovod.worker", str(folder)),
+        "horovodrun",
+        "--gloo",
+        "--disable-cache",
+        "--network-interfaces",
+        _loopback(),
+        "-np",
+        number,
+        "-H",
+        f"localhost:{number}",
+        sys.executable,
+        "-m",
+        "core_horovod.worker",
+        str(folder),
     ]
     try:
         horovodrun.run_commandline()

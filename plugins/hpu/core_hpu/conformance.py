@@ -75,7 +75,8 @@ class TestHPUParallel(HPUStrategySuite, StrategyConformance):
         {
             **dict.fromkeys(
                 (
-                    *("test_losses_are_weighted[manual-1]", "test_losses_are_weighted[manual-3]"),
+                    "test_losses_are_weighted[manual-1]",
+                    "test_losses_are_weighted[manual-3]",
                     "test_training_equals_one_device[manual_optimization]",
                     "test_training_equals_one_device[two_optimizers]",
                 ),

@@ -64,16 +64,14 @@ def recorded(module: nn.Module) -> Iterator[tuple[list[Logged], list[torch.Tenso
 
 
 _OPTIONS = (
-    *(
-        "prog_bar",
-        "logger",
-        "on_step",
-        "on_epoch",
-        "reduce_fx",
-        "sync_dist",
-        "batch_size",
-        "add_dataloader_idx",
-    ),
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "sync_dist",
+    "batch_size",
+    "add_dataloader_idx",
     "rank_zero_only",
 )
 

@@ -16,8 +16,12 @@ from core_lightning.checkpoint_io import renamed
 _MARK = "pytorch-lightning_version"
 _OWN = "core"
 _UNREAD = {
-    *("callbacks", "native_amp_scaling_state", "hparams_type"),
-    *("datamodule_hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_type"),
+    "callbacks",
+    "native_amp_scaling_state",
+    "hparams_type",
+    "datamodule_hparams_name",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_type",
 }
 
 
@@ -96,8 +100,15 @@ def _translate_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 
 _KNOWN = {
     _MARK,
-    *("state_dict", "optimizer_states", "lr_schedulers", "loops", "epoch", "global_step"),
-    *("hparams_name", "hyper_parameters", "MixedPrecision"),
+    "state_dict",
+    "optimizer_states",
+    "lr_schedulers",
+    "loops",
+    "epoch",
+    "global_step",
+    "hparams_name",
+    "hyper_parameters",
+    "MixedPrecision",
     *_UNREAD,
 }
 

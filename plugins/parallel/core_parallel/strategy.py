@@ -312,16 +312,14 @@ class MeshParallelStrategy(MeshStrategy):
 
             sequence = next(iter(self._contexts_of(module, [layout.module])), None)
             self._scheduled[module] = ScheduledStep(
-                *(
-                    chain,
-                    schedule,
-                    draws,
-                    microbatches,
-                    self._context,
-                    self._loss_scale,
-                    sequence,
-                    self._deciding(),
-                )
+                chain,
+                schedule,
+                draws,
+                microbatches,
+                self._context,
+                self._loss_scale,
+                sequence,
+                self._deciding(),
             )
 
     def _context(self) -> AbstractContextManager[Any]:

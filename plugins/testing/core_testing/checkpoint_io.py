@@ -35,8 +35,17 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 )
 _SHAPES = ((), (3,), (0,), (2, 0), (4, 5))
 # 16 MB: a save that takes long enough to be killed in its midst.
@@ -58,23 +67,17 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
     kind = "checkpoint io"
     timeout_s: ClassVar[float] = 60
     tests_that_save: ClassVar[tuple[str, ...]] = (
-        *(
-            "test_a_state_comes_back",
-            "test_replaces_what_was_there",
-            "test_makes_folders",
-            "test_takes_urls",
-        ),
-        *(
-            "test_leaves_no_temporary_files",
-            "test_a_failing_save_leaves_what_was_there",
-            "test_survives_a_kill",
-        ),
-        *(
-            "test_damage_is_found",
-            "test_nothing_is_executed",
-            "test_removes",
-            "test_teardown_is_idempotent",
-        ),
+        "test_a_state_comes_back",
+        "test_replaces_what_was_there",
+        "test_makes_folders",
+        "test_takes_urls",
+        "test_leaves_no_temporary_files",
+        "test_a_failing_save_leaves_what_was_there",
+        "test_survives_a_kill",
+        "test_damage_is_found",
+        "test_nothing_is_executed",
+        "test_removes",
+        "test_teardown_is_idempotent",
     )
 
     @pytest.mark.parametrize("num_ranks", [1, 2])

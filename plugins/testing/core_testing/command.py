@@ -43,14 +43,15 @@ SUITES: dict[str, type[Conformance[Any]]] = {}
 _PLAIN: Mapping[str, type[Conformance[Any]]] = {
     suite.kind: suite
     for suite in (
-        *(
-            StrategyConformance,
-            AcceleratorConformance,
-            PrecisionConformance,
-            CheckpointIOConformance,
-        ),
-        *(CheckpointReaderConformance, ClusterEnvironmentConformance, LauncherConformance),
-        *(LoggerConformance, CommandConformance),
+        StrategyConformance,
+        AcceleratorConformance,
+        PrecisionConformance,
+        CheckpointIOConformance,
+        CheckpointReaderConformance,
+        ClusterEnvironmentConformance,
+        LauncherConformance,
+        LoggerConformance,
+        CommandConformance,
     )
 }
 _MODULE = "conformance"

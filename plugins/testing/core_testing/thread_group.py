@@ -35,8 +35,13 @@ _COMBINED: dict[Any, Callable[[Tensor], Tensor]] = {
 }
 _BY_GROUP = ("map", "names", "group_ranks", "backend_config", "to_tag", "coalesce_state")
 _MISSING = (
-    *("alltoall", "all_to_all_single", "alltoall_base", "recv_anysource", "reduce_scatter"),
-    *("allreduce_coalesced", "reduce_scatter_single_coalesced"),
+    "alltoall",
+    "all_to_all_single",
+    "alltoall_base",
+    "recv_anysource",
+    "reduce_scatter",
+    "allreduce_coalesced",
+    "reduce_scatter_single_coalesced",
 )
 
 

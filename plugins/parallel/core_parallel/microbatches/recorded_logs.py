@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 _ARGUMENTS = (
-    *(
-        "prog_bar",
-        "logger",
-        "on_step",
-        "on_epoch",
-        "reduce_fx",
-        "sync_dist",
-        "batch_size",
-        "add_dataloader_idx",
-    ),
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "sync_dist",
+    "batch_size",
+    "add_dataloader_idx",
     "rank_zero_only",
 )
 

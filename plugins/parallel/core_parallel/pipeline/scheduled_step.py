@@ -334,7 +334,9 @@ class ScheduledStep:
                 "schedule=%r has no effect: the training step calls %s within a block of `with` or "
                 "`try` (%s), which is open on all ranks while all stages compute. End the block "
                 "before the call, or move it into the model.",
-                *(self._schedule.name, type(self._chain.layout.module).__name__, found[0]),
+                self._schedule.name,
+                type(self._chain.layout.module).__name__,
+                found[0],
             )
         return bool(found)
 
@@ -378,7 +380,13 @@ class ScheduledStep:
         line, module = self._chain.line, runner.stages[stage]
         inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
         made = WatchedStage(
-            *(self._chain, stage, self._caught, module, stage, self._last + 1, line.device),
+            self._chain,
+            stage,
+            self._caught,
+            module,
+            stage,
+            self._last + 1,
+            line.device,
             # With the shapes given, torch runs nothing to find them.
             input_args=tuple(map(_example, inputs)),
             output_args=tuple(map(_example, like.outputs)),

@@ -71,8 +71,13 @@ class StrategySuite(Conformance[Strategy]):
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "64-true", "bf16-mixed")
     precision_tolerance: ClassVar[float] = 2e-2
     reduced_dtypes: ClassVar[tuple[torch.dtype, ...]] = (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.uint8),
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
     )
     timeout_s: ClassVar[float] = 60
     in_process: ClassVar[bool] = False
@@ -174,14 +179,12 @@ class StrategySuite(Conformance[Strategy]):
         if self.num_devices is not None:
             options.setdefault("devices", self.num_devices)
         return Backend(
-            *(
-                self.make,
-                self.accelerator,
-                num_processes,
-                data_parallel_size,
-                options,
-                self.timeout_s,
-            ),
+            self.make,
+            self.accelerator,
+            num_processes,
+            data_parallel_size,
+            options,
+            self.timeout_s,
             kept_for=kept_for if self.keeps_ranks else None,
             in_process=self.in_process,
         )

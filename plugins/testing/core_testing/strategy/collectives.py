@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 _SHAPES = ((), (1,), (3,), (7, 1, 5), (0,), (3, 0))
 _NUMBERS = ("mean", "sum", "min", "max", "product")
 _DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.int64, torch.int32, torch.uint8),
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
 )
 
 

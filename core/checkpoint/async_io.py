@@ -87,21 +87,20 @@ class AsyncCheckpointIO(CheckpointIO):
             self._background = collectives.in_background()
         background, sharded = self._background, self.layout == "sharded"
         stepped = self.stepped_tensors if self._during_forward else None
+
+        def copy() -> dict[str, Any] | None:
+            if state is None:
+                return None
+            return self._stage.copy(
+                state,
+                rank=collectives.rank,
+                sharded=sharded,
+                stepped=stepped() if stepped is not None else (),
+            )
+
         # Agreed on before anything is written: a rank that can't copy would leave the others
         # waiting in the background.
-        staged = together(
-            collectives,
-            lambda: (
-                None
-                if state is None
-                else self._stage.copy(
-                    state,
-                    rank=collectives.rank,
-                    sharded=sharded,
-                    stepped=stepped() if stepped is not None else (),
-                )
-            ),
-        )
+        staged = together(collectives, copy)
         stage = self._stage
 
         def write() -> None:

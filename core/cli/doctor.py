@@ -123,8 +123,9 @@ def examine() -> Iterator[Finding]:
     for examination in (_versions, _other_cores, _torch):
         yield from _guarded(examination)
     # A second attempt to import a torch that has failed can end the interpreter.
-    for examination in (_backends, _found_here) if "torch" in sys.modules else ():
-        yield from _guarded(examination)
+    if "torch" in sys.modules:
+        for examination in (_backends, _found_here):
+            yield from _guarded(examination)
     for examination in (_selection, _plugins):
         yield from _guarded(examination)
 

@@ -186,7 +186,9 @@ def _print(
     if not rows:
         say("None.")
         return
-    headers = ["Alias", "Class", "Package", "Version", "Status", *(["Import"] if outcomes else [])]
+    headers = ["Alias", "Class", "Package", "Version", "Status"]
+    if outcomes:
+        headers.append("Import")
     rows = [row for row in rows if row not in owners]
     cells = [_cells(row, outcomes) for row in rows]
     notes = [
@@ -252,15 +254,11 @@ def _class_of(row: Row) -> str:
     if row.kind == "command":
         return "-"
     name = row.target.rpartition(":")[2].rpartition(".")[2]
-    return (
-        name
-        if name[:1].isupper()
-        else f"{name}()"
-        if name and name != row.alias
-        else _PRESET
-        if name
-        else "-"
-    )
+    if name[:1].isupper():
+        return name
+    if not name:
+        return "-"
+    return f"{name}()" if name != row.alias else _PRESET
 
 
 def _styled(status: Status) -> str:

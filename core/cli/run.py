@@ -151,14 +151,10 @@ def run(
     torchrun = _torchrun(devices, num_nodes, node_rank, main_address, main_port, max_restarts)
     _check_script(script, is_module)
     _check_core()
-    called = [
-        "-m",
-        "core.cli.rank_program",
-        ",".join(names),
-        *(["-m"] if is_module else []),
-        script,
-        *arguments,
-    ]
+    called = ["-m", "core.cli.rank_program", ",".join(names)]
+    if is_module:
+        called.append("-m")
+    called += [script, *arguments]
     if runs_once:
         os.execv(sys.executable, [sys.executable, *called])
     sys.exit(run_by_torchrun([*torchrun, *called]) if torchrun else run_here(int(devices), called))

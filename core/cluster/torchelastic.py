@@ -92,8 +92,9 @@ class TorchElasticEnvironment(TorchVariables):
         is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         by_command = "core.cli.rank_program" in sys.orig_argv
         options = "--devices {} --num-nodes {}" if by_command else "--nproc-per-node {} --nnodes {}"
+        starter = "torchrun" if is_torchrun else "The launcher"
         check_world(
-            starter="core run" if by_command else "torchrun" if is_torchrun else "The launcher",
+            starter="core run" if by_command else starter,
             world_size=world_size,
             world_variable="WORLD_SIZE",
             num_devices=num_devices,

@@ -127,9 +127,10 @@ def _nearest(num_samples: int, unit: int, num_shards: int, fitting: Iterable[int
     fewer = [number for number in fitting if number < num_shards]
     more = [number for number in fitting if number > num_shards]
     ranks = " or ".join(map(str, [*fewer[-1:], *more[:1]]))
-    return f"The nearest that can be: {sizes}" + (
-        f"; {num_samples} fits {ranks} rank{'' if ranks == '1' else 's'}." if ranks else "."
-    )
+    nearest = f"The nearest that can be: {sizes}"
+    if not ranks:
+        return f"{nearest}."
+    return f"{nearest}; {num_samples} fits {ranks} rank{'' if ranks == '1' else 's'}."
 
 
 def _divisors(number: int) -> list[int]:

@@ -187,7 +187,8 @@ def _find(
     """
     is_innermost = True
     failing.add(id(value))
-    for name, part in _parts(value) if len(failing) < _MAX_PARTS else ():
+    parts = _parts(value) if len(failing) < _MAX_PARTS else ()
+    for name, part in parts:
         if id(part) in failing:
             is_innermost = False
         elif (cause := _error_of(part, pickle_module)) is not None:

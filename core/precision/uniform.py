@@ -151,7 +151,9 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
         if hasattr(part, "_keep_in_fp32_modules_strict"):
             found.update(_of_model(part, dtype))
         patterns = getattr(part, "keep_in_float32", ())
-        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        for pattern in patterns:
             named = {name: one for name, one in _floating(part) if _fits(name, pattern)}
             found |= named
             unknown.update({} if named else {pattern: type(part).__name__})

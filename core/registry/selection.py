@@ -86,10 +86,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _near(name: str, specs: tuple[Spec, ...]) -> str:
-    qualified = ":" in name
-    forms = (
-        form
-        for spec in specs
-        for form in ((spec.qualified_name,) if qualified else (spec.provider, spec.alias))
-    )
-    return did_you_mean(name.lower(), set(forms) - {CORE}, count=3)
+    if ":" in name:
+        forms = {spec.qualified_name for spec in specs}
+    else:
+        forms = {form for spec in specs for form in (spec.provider, spec.alias)}
+    return did_you_mean(name.lower(), forms - {CORE}, count=3)

@@ -29,7 +29,9 @@ def sort_plugins(plugins: object) -> Plugins:
             kind.
         UnknownAliasError: no provider offers a name.
     """
-    listed = plugins if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    if plugins is None:
+        return {}
+    listed = plugins if isinstance(plugins, list | tuple) else [plugins]
     found: Plugins = {}
     for plugin in listed:
         kind = _kind_of_name(plugin) if isinstance(plugin, str) else _kind_of_object(plugin)

@@ -47,7 +47,9 @@ def refuse(session: Session, state: Any, purpose: str) -> None:
     Raises:
         CheckpointError: one is.
     """
-    for owner in _owners(session, state) if _MARKS else ():
+    if not _MARKS:
+        return
+    for owner in _owners(session, state):
         path, tensors = _MARKS.get(owner, ("", []))
         # Tensors that are gone, or were changed since, have been made good by other means, such as
         # `load_state_dict`.

@@ -79,10 +79,8 @@ def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
 def _trains(session: Session, value: Any) -> bool:
     """True if a state contains an optimizer that was set up."""
     if isinstance(value, dict | list | tuple):
-        return any(
-            _trains(session, item)
-            for item in (value.values() if isinstance(value, dict) else value)
-        )
+        items = value.values() if isinstance(value, dict) else value
+        return any(_trains(session, item) for item in items)
     return state_objects.is_optimizer(session, value)
 
 

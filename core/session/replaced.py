@@ -44,7 +44,9 @@ class ReplacedParameters:
             module: that has other ones under the same names afterwards.
             named: the old ones; None for all that it has now.
         """
-        for name, parameter in module.named_parameters() if named is None else named:
+        if named is None:
+            named = module.named_parameters()
+        for name, parameter in named:
             self._known[id(parameter)] = (_reference(parameter), weakref.ref(module), name)
 
     def rebind(self, optimizer: Optimizer) -> None:

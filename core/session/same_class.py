@@ -96,7 +96,9 @@ def _check_entries(state: Any, place: str) -> None:
         # momentum.
         if not {"step", "func_evals"} & entry.keys() and entry.keys() - {"momentum_buffer"}:
             raise wrong_kind(f"{place}[{name!r}]", sorted(entry), "'step', too,")
-        for key, value in entry.items() if "func_evals" not in entry else ():  # of LBFGS
+        if "func_evals" in entry:  # of LBFGS
+            continue
+        for key, value in entry.items():
             is_number = isinstance(value, int | float) and key in _MAY_BE_NUMBERS
             if value is not None and not is_number and not hasattr(value, "shape"):
                 raise wrong_kind(f"{place}[{name!r}][{key!r}]", value, "a tensor")

@@ -10,24 +10,24 @@ from support.syntax_nodes import syntax_nodes
 
 ROOT = Path(__file__).parents[2]
 NODES = {
-    "core": 255_920,
-    "plugins/colossalai": 11_600,
-    "plugins/deepspeed": 23_770,
+    "core": 256_010,
+    "plugins/colossalai": 11_550,
+    "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_170,
     "plugins/lightning": 47_770,
-    "plugins/parallel": 77_170,
-    "plugins/plan": 28_490,
-    "plugins/report": 10_840,
-    "plugins/resilience": 21_650,
-    "plugins/testing": 61_100,
+    "plugins/parallel": 77_150,
+    "plugins/plan": 28_520,
+    "plugins/report": 10_850,
+    "plugins/resilience": 21_660,
+    "plugins/testing": 61_040,
     "plugins/transformers": 10_060,
-    "plugins": 425_490,
+    "plugins": 425_310,
 }
 """Of core, all plugins, and each plugin that has more than 10,000. What is added takes as much out."""
 MOST_NODES = 10_000
 DENSE = {
-    "core": {"ternaries": 36.9, "walruses": 8.7},
-    "plugins": {"ternaries": 29.0, "walruses": 5.9},
+    "core": {"ternaries": 36.0, "walruses": 8.7},
+    "plugins": {"ternaries": 27.8, "walruses": 5.9},
 }
 """In 10,000 nodes."""
 DATA = {"core": 320, "plugins": 300}
@@ -62,6 +62,27 @@ def test_expressions_within_expressions_are_few(folder):
     counts = counts_of(folder)
     shares = {name: 10_000 * counts[name] / counts["nodes"] for name in DENSE[folder]}
     assert {name: share for name, share in shares.items() if share > DENSE[folder][name]} == {}
+
+
+@pytest.mark.parametrize("folder", DENSE)
+def test_no_expression_hides_a_statement(folder):
+    """A loop over a ternary, a ternary within one, a list within a list, two conditions of one loop."""
+    hidden = [node for text in sources(folder) for node in ast.walk(ast.parse(text)) if hides(node)]
+    assert [ast.unparse(node) for node in hidden] == []
+
+
+def hides(node):
+    match node:
+        case ast.For(iter=ast.IfExp()) | ast.comprehension(iter=ast.IfExp()):
+            return True
+        case ast.comprehension(ifs=[_, _, *_]):
+            return True
+        case ast.Starred(value=ast.List() | ast.Tuple() | ast.IfExp()):
+            return True
+        case ast.IfExp():
+            below = (part for child in ast.iter_child_nodes(node) for part in ast.walk(child))
+            return any(isinstance(part, ast.IfExp) for part in below)
+    return False
 
 
 @pytest.mark.parametrize("folder", DATA)

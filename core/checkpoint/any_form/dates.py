@@ -73,10 +73,10 @@ def _listed(place: Path | RemotePath) -> Iterator[tuple[str, bool, float]]:
             for entry in place.filesystem.ls(place.name, detail=True):
                 is_folder = entry["type"] == "directory"
                 yield entry["name"].rstrip("/").rpartition("/")[2], is_folder, modified_at(entry)
-        return
-    for path in place.iterdir() if place.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-            yield path.name, path.is_dir(), path.stat(follow_symlinks=path.exists()).st_mtime
+    elif place.is_dir():
+        for path in place.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                yield path.name, path.is_dir(), path.stat(follow_symlinks=path.exists()).st_mtime
 
 
 def _saved_at(path: str) -> float:

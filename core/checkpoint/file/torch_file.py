@@ -239,6 +239,7 @@ def unwrap(value: Any) -> Any:
     if (kind := type(value)) is tuple:
         return tuple(map(unwrap, value))
     if kind in (dict, OrderedDict, Counter, list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
             value[key] = unwrap(item)
     return value

@@ -97,8 +97,9 @@ class Encoder:
             return self._tensor(value, key_path, path)
         if kind in _MAPPINGS:
             are_simple = are_names(value)
-            for key in () if are_simple else value:
-                check_key(key, path)
+            if not are_simple:
+                for key in value:
+                    check_key(key, path)
             items = {
                 key: self.encode(item, (*key_path, key), f"{path}[{key!r}]")
                 for key, item in value.items()

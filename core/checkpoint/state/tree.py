@@ -80,7 +80,8 @@ def readable(key_path: KeyPath) -> str:
 def leaves_of(value: object, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Everything in a loaded state that isn't in a container's place, with its key path."""
     if isinstance(value, dict | list | tuple):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
             yield from leaves_of(item, (*key_path, key))
     else:
         yield key_path, value

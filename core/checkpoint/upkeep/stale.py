@@ -57,9 +57,10 @@ def sweep_folder(folder: PathLike) -> None:
     path = path_of(folder)
     if not isinstance(path, RemotePath) and path.is_dir():
         with contextlib.suppress(OSError), locks.held(path) as is_locked:
-            for found in _local(path) if is_locked else ():
-                with contextlib.suppress(OSError):
-                    found.delete()
+            if is_locked:
+                for found in _local(path):
+                    with contextlib.suppress(OSError):
+                        found.delete()
 
 
 def stale_files(folder: PathLike, *, stopped: bool = False) -> Iterator[Removable]:

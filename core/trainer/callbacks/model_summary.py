@@ -155,14 +155,10 @@ def to_rich(summary: ModuleSummary) -> object:
 
 
 def _header(summary: ModuleSummary) -> list[str]:
-    return [
-        "",
-        "name",
-        "type",
-        "params",
-        "mode",
-        *(_EXAMPLE_COLUMNS if summary.flops is not None else []),
-    ]
+    columns = ["", "name", "type", "params", "mode"]
+    if summary.flops is not None:
+        columns += _EXAMPLE_COLUMNS
+    return columns
 
 
 def _rows(summary: ModuleSummary) -> list[list[str]]:

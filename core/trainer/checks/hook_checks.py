@@ -72,7 +72,10 @@ def check_hooks(
     Raises:
         ModuleError: with the signature and the arguments.
     """
-    for listener in (module, *callbacks, *([datamodule] if datamodule is not None else [])):
+    listeners = [module, *callbacks]
+    if datamodule is not None:
+        listeners.append(datamodule)
+    for listener in listeners:
         kind: type = type(listener)
         for name, meant in _near_misses(kind):
             if not overrides(listener, meant) or (

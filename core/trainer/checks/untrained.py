@@ -55,7 +55,9 @@ def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> Non
             for one in part.parameters()
         }
     left_out = [name for name, one in own.items() if id(one) not in held]
-    names = [*hidden, *(left_out if len(left_out) < len(own) else ())]
+    names = [*hidden]
+    if len(left_out) < len(own):
+        names += left_out
     if names:
         from core.trainer.module.optimizer_errors import listed  # most train all
 

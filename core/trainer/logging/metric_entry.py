@@ -151,8 +151,9 @@ class ComputedMetric:
         """All ranks. Compute; `recompute` forgets what was computed before, since another rank's
         object was updated.
         """
-        for part in _parts_of(metric) if recompute else ():
-            part._computed = None
+        if recompute:
+            for part in _parts_of(metric):
+                part._computed = None
         return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
 
 

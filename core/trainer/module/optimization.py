@@ -250,12 +250,13 @@ def check_schedulers(
         ModuleError: its `step` takes something else.
         ConfigurationError: it would have to be stepped between the updates of one batch.
     """
-    is_stepped = getattr(module, "automatic_optimization", True) and not overrides(
-        module, "lr_scheduler_step"
+    is_stepped = (
+        getattr(module, "automatic_optimization", True)
+        and not overrides(module, "lr_scheduler_step")
+        and Capability.OWNS_SCHEDULER not in strategy.capabilities
     )
-    for item in (
-        schedulers if is_stepped and Capability.OWNS_SCHEDULER not in strategy.capabilities else ()
-    ):
+    stepped = schedulers if is_stepped else ()
+    for item in stepped:
         name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
         try:
             inspect.signature(item.scheduler.step).bind(*metric)

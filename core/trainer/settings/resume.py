@@ -52,13 +52,12 @@ class Resume:
     settings: Literal["checkpoint", "program"] = "checkpoint"
 
     def __post_init__(self) -> None:
-        given = (
-            PARTS
-            if self.parts == "all"
-            else (self.parts,)
-            if isinstance(self.parts, str)
-            else tuple(self.parts)
-        )
+        if self.parts == "all":
+            given: tuple[str, ...] = PARTS
+        elif isinstance(self.parts, str):
+            given = (self.parts,)
+        else:
+            given = tuple(self.parts)
         if not given or (unknown := [part for part in given if part not in PARTS]):
             raise ConfigurationError(
                 f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}"

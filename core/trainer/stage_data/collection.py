@@ -42,7 +42,8 @@ def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
     if not is_collection(data):
         yield name, data
         return
-    for key, item in data.items() if isinstance(data, Mapping) else enumerate(data):
+    items = data.items() if isinstance(data, Mapping) else enumerate(data)
+    for key, item in items:
         yield from leaves_of(item, f"{name}.{key}" if name else str(key))
 
 

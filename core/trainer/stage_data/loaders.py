@@ -267,10 +267,11 @@ class Loaders:
             resolve_limit(limit, available, name=role.limit) if available else 0
             for available in longest
         ]
-        limits = [
-            limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number
-            for number in wanted
-        ]
+        limits = wanted
+        if isinstance(limit, int):
+            limits = [limit] * len(wanted)
+        elif is_whole(limit):
+            limits = [_UNKNOWN] * len(wanted)
         return [
             StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
             for (loader, resumables, uneven), number, most, counts in zip(
@@ -501,9 +502,11 @@ class Loaders:
             return num_batches
         resumable.load_state_dict(saved)
         self._restored = saved
-        for each in self._resumables if num_batches else ():
+        if not num_batches:
+            return num_batches
+        for each in self._resumables:
             each.check_length()
-        return resumable.num_batches if num_batches and "train" in state else num_batches
+        return resumable.num_batches if "train" in state else num_batches
 
     def _state_of_rank(self, state: dict[str, Any]) -> dict[str, object] | None:
         strategy = self._strategy

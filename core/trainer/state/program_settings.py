@@ -87,12 +87,13 @@ def _places(run: Run) -> dict[str, tuple[dict[str, Any], str]]:
         f"{name}.{key}": (owner, key)
         for name, owner in owners
         for key, value in owner.items()
-        if not key.startswith("_")
-        and all(
-            type(one) in (bool, int, float, str)
-            for one in (value if type(value) in (list, tuple) else [value])
-        )
+        if not key.startswith("_") and _is_plain(value)
     }
+
+
+def _is_plain(value: Any) -> bool:
+    values = value if type(value) in (list, tuple) else [value]
+    return all(type(one) in (bool, int, float, str) for one in values)
 
 
 def _owners(name: str, scheduler: object) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -74,7 +74,8 @@ def marks_in(state: Any) -> Iterator[dict[str, Any]]:
     if is_mark(state):
         yield state
     elif isinstance(state, dict | list | tuple):
-        for item in state.values() if isinstance(state, dict) else state:
+        items = state.values() if isinstance(state, dict) else state
+        for item in items:
             yield from marks_in(item)
 
 

@@ -308,9 +308,9 @@ def _fit_number(
         raise _contradiction((key,), said, f"{argument}={value!r}")
     # What the run says; else what the config says; else the default. Where both speak they agree,
     # as was just checked.
-    config[key] = (
-        said if value is None and said is not None else value if value is not None else default
-    )
+    if value is None:
+        value = default if said is None else said
+    config[key] = value
 
 
 def _fit_batch_size(config: Config, run: RunArguments) -> None:

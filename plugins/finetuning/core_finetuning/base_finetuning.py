@@ -268,7 +268,9 @@ def _extend(scheduler: Any, ratio: float) -> None:
 
 
 def _layers(modules: nn.Module | Iterable[nn.Module]) -> Iterator[nn.Module]:
-    for module in [modules] if isinstance(modules, nn.Module) else modules:
+    if isinstance(modules, nn.Module):
+        modules = [modules]
+    for module in modules:
         yield from module.modules()
 
 

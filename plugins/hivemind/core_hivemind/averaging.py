@@ -454,9 +454,10 @@ def _reported(entry: Any) -> dict[str, Any]:
 
 def _reachable(entries: Any) -> Iterator[tuple[bytes, float]]:
     """Peers that can be asked whether they are here, and when they last reported."""
-    for entry in entries.values() if isinstance(entries, dict) else ():
-        if (peer := _peer_of(entry)) and not _reported(entry).get("client_mode"):
-            yield peer, _time_of(entry)
+    if isinstance(entries, dict):
+        for entry in entries.values():
+            if (peer := _peer_of(entry)) and not _reported(entry).get("client_mode"):
+                yield peer, _time_of(entry)
 
 
 async def _answering(dht: Any, node: Any, *, peers: Sequence[bytes]) -> list[bytes]:

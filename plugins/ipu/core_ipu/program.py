@@ -166,13 +166,9 @@ class CompiledProgram:
 
 
 def _scalar(value: torch.Tensor) -> torch.Tensor:
-    return (
-        value.mean()
-        if value.is_floating_point()
-        else value.reshape(())
-        if value.numel() == 1
-        else value
-    )
+    if value.is_floating_point():
+        return value.mean()
+    return value.reshape(()) if value.numel() == 1 else value
 
 
 def _describe(output: Any) -> str:

@@ -110,6 +110,8 @@ def _parse(
 def _make_trainer(options: dict[str, Any], text: str | None, *, overwrite: bool) -> Trainer:
     if text is not None and not options["fast_dev_run"] and not options["barebones"]:
         given = options["callbacks"]
-        own = [] if given is None else [given] if isinstance(given, str | Callback) else list(given)
+        if given is None:
+            given = []
+        own = [given] if isinstance(given, str | Callback) else list(given)
         options["callbacks"] = [*own, SavedConfig(text, overwrite=overwrite)]
     return Trainer(**options)

@@ -64,9 +64,13 @@ class BoringDataModuleNoLen(BoringDataModule):
     def setup(self, stage: str) -> None:
         """Make the stage's data."""
         counts = {"train": 512, "val": 128, "test": 256, "predict": 64}
-        for name in (
-            ("train", "val") if stage == "fit" else ("val",) if stage == "validate" else (stage,)
-        ):
+        if stage == "fit":
+            names = ["train", "val"]
+        elif stage == "validate":
+            names = ["val"]
+        else:
+            names = [stage]
+        for name in names:
             setattr(self, f"random_{name}", RandomIterableDataset(32, counts[name]))
 
 

@@ -192,8 +192,6 @@ def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
     """The values that each bar shows: the loggers' version, of a long one the end."""
     versions = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
-    return (
-        {}
-        if version in ("", None)
-        else {"v_num": version[-4:] if isinstance(version, str) else version}
-    )
+    if version in ("", None):
+        return {}
+    return {"v_num": version[-4:] if isinstance(version, str) else version}

@@ -136,7 +136,7 @@ def listed(plugins: Any) -> list[Any]:
     """The argument `plugins` as a list, without a SLURMEnvironment outside of SLURM: programs for
     both have one.
     """
-    given = (
-        list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
-    )
+    if plugins is None:
+        return []
+    given = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
     return [each for each in given if type(each) is not SLURMEnvironment or each.detect()]

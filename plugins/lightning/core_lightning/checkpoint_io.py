@@ -93,7 +93,12 @@ def _loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
     within = batch > 0
     # After the last batch of an epoch, Lightning keeps that epoch's count until the next one
     # begins.
-    current = batch if within else total // epoch if epoch else 0
+    if within:
+        current = batch
+    elif epoch:
+        current = total // epoch
+    else:
+        current = 0
     begun = epoch + within
     # Lightning counts an epoch as completed when its last hooks are through.
     completed = epoch - progress.get("epoch_is_over", False)

@@ -249,9 +249,9 @@ class LightningCLI:
         """Make the Trainer, with arguments that override the config's."""
         options = {**_as_dict(self._get(self.config_init, "trainer")), **kwargs}
         parser, given = self._own_parser(), options.get("callbacks")
-        callbacks = (
-            [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
-        )
+        if given is None:
+            given = []
+        callbacks = list(given) if isinstance(given, list | tuple) else [given]
         callbacks += [self._get(self.config_init, key) for key in parser.callback_keys]
         always = self.trainer_defaults.get("callbacks", [])
         callbacks += always if isinstance(always, list) else [always]

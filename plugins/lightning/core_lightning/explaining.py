@@ -63,13 +63,12 @@ def explain(script: Path) -> tuple[str, bool]:
     lines = [f"{each.path}:{each.line}: {each.text}" for each in found]
     failing = [each for each in found if each.fails]
     places = ", ".join(f"{each.path.name}:{each.line}" for each in (failing[:1] or found))
-    verdict = (
-        f"fails at {places}"
-        if failing
-        else f"runs, these lines differ: {places}"
-        if found
-        else "runs equal"
-    )
+    if failing:
+        verdict = f"fails at {places}"
+    elif found:
+        verdict = f"runs, these lines differ: {places}"
+    else:
+        verdict = "runs equal"
     return "\n".join([*lines, f"{script}: {verdict}"]), not failing
 
 
@@ -351,9 +350,10 @@ class _Reader(ast.NodeVisitor):
         ]
         kinds = {each.kind for each in parameters}
         known = {*(each.name for each in parameters), "pl_module"}  # which hooks take
-        for key in node.keywords if inspect.Parameter.VAR_KEYWORD not in kinds else ():
-            if key.arg is not None and key.arg not in known:
-                self._report(node, f"core-lightning has no {name}({key.arg}=)")
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            for key in node.keywords:
+                if key.arg is not None and key.arg not in known:
+                    self._report(node, f"core-lightning has no {name}({key.arg}=)")
         is_starred = any(isinstance(each, ast.Starred) for each in node.args)
         if (
             not is_starred

@@ -70,7 +70,9 @@ class LRSchedules(Callback):
             self._step(trainer, module, "epoch", trainer.current_epoch + 1)
 
     def _step(self, trainer: Trainer, module: nn.Module, interval: str, count: int) -> None:
-        for item in trainer.strategy.lr_schedulers if self._steps else ():
+        if not self._steps:
+            return
+        for item in trainer.strategy.lr_schedulers:
             if item.interval == interval and count % item.frequency == 0:
                 if _takes_metric(item):
                     item.is_waiting = True
@@ -78,7 +80,9 @@ class LRSchedules(Callback):
                     _call(module, item.scheduler, None)
 
     def _step_waiting(self, trainer: Trainer, module: nn.Module) -> None:
-        for item in trainer.strategy.lr_schedulers if self._steps else ():
+        if not self._steps:
+            return
+        for item in trainer.strategy.lr_schedulers:
             if not item.is_waiting:
                 continue
             item.is_waiting = False

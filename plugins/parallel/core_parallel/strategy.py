@@ -689,7 +689,8 @@ def _answering(chain: Chain) -> Iterator[None]:
 
 def _placed(leaf: Any, parameter: Tensor) -> Any:
     """A piece of an optimizer's state beside its parameter: on meta where another rank has that."""
-    is_alike = getattr(leaf, "shape", None) == parameter.shape
-    if is_alike and isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
+    if getattr(leaf, "shape", None) != parameter.shape:
+        return leaf
+    if isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
         return placed_like(leaf, parameter)
-    return leaf.to("meta" if parameter.is_meta else parameter.device) if is_alike else leaf
+    return leaf.to("meta" if parameter.is_meta else parameter.device)

@@ -110,7 +110,12 @@ def _bar(plan: MemoryPlan, limit_bytes: int | None, most: float) -> str:
 
 def _badge(assessment: Assessment) -> str:
     said = fits_text(assessment)
-    kind = "finished" if assessment.fits else "interrupted" if assessment.change else "failed"
+    if assessment.fits:
+        kind = "finished"
+    elif assessment.change:
+        kind = "interrupted"
+    else:
+        kind = "failed"
     return f'<span class="badge {kind}">{text(said)}</span>' if said else ""
 
 

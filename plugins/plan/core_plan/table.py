@@ -26,8 +26,9 @@ def print_assessments(assessments: Sequence[Assessment], *, verbose: bool = Fals
     """
     planned = ranked(assessments)
     if planned:
-        limited = planned[0].limit_bytes is not None
-        headers = ["Strategy", "Peak", "Sent a step", "Checkpoint", *(["Fits"] if limited else [])]
+        headers = ["Strategy", "Peak", "Sent a step", "Checkpoint"]
+        if planned[0].limit_bytes is not None:
+            headers.append("Fits")
         for line in table(
             headers, [_cells(each) for each in planned], [_note(each, verbose) for each in planned]
         ):
@@ -124,7 +125,12 @@ def _cells(assessment: Assessment) -> list[str]:
     cells = [plan.strategy, *map(size_text, sizes)]
     if assessment.fits is None:
         return cells
-    color = "green" if assessment.fits else "yellow" if assessment.change else "red"
+    if assessment.fits:
+        color = "green"
+    elif assessment.change:
+        color = "yellow"
+    else:
+        color = "red"
     return [*cells, styled(fits_text(assessment), fg=color)]
 
 

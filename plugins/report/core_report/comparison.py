@@ -97,9 +97,8 @@ def _best_cell(
         return ""
     shown = text(written_as(name)[0](best.value))
     values = [each[name].value for each in bests if name in each]
-    return (
-        f"<b>{shown}</b>" if best.value == (min if best.mode == "min" else max)(values) else shown
-    )
+    best_of_all = min(values) if best.mode == "min" else max(values)
+    return f"<b>{shown}</b>" if best.value == best_of_all else shown
 
 
 def _lines(runs: Sequence[RunRecord]) -> dict[str, dict[int, Series]]:

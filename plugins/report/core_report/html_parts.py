@@ -183,4 +183,6 @@ def _details(series: Series, shown: Callable[[float], str]) -> str:
         f"greatest {shown(max(values))}",
     ]
     parts += [f"{len(series):,} value" + "s" * (len(series) != 1)]
-    return ", ".join([*parts, *([f"{missing} of them not finite"] if missing else [])])
+    if missing:
+        parts.append(f"{missing} of them not finite")
+    return ", ".join(parts)

@@ -122,9 +122,11 @@ def best_of(run: RunRecord) -> dict[str, Best]:
     what is better.
     """
     monitored = run.facts.get("monitored")
+    if not isinstance(monitored, list):
+        monitored = []
     goals = {
         str(entry[0]): str(entry[1])
-        for entry in (monitored if isinstance(monitored, list) else ())
+        for entry in monitored
         if isinstance(entry, list) and len(entry) == 2 and entry[0] in run.metrics
     }
     guessed = {name: mode for name in run.metrics if (mode := _guess(name))}

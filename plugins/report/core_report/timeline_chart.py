@@ -54,7 +54,9 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _rows(rows: Any, duration_s: float) -> dict[str, list[_Span]]:
     found: dict[str, list[_Span]] = {}
-    for row in rows[:_MAX_ROWS] if isinstance(rows, list) else []:
+    if not isinstance(rows, list):
+        return found
+    for row in rows[:_MAX_ROWS]:
         spans = row.get("spans") if isinstance(row, dict) else None
         if isinstance(spans, list):
             read = (_span(span, duration_s) for span in spans[:_MAX_SPANS])

@@ -88,7 +88,8 @@ class OwnTime:
         for phase, spans in self._spans.items():
             values = [self._seconds(self.clocks[phase], *span) for span in spans]
             spans.clear()
-            typical = (fmean if phase in _MEAN else median)(values) if values else 0.0
+            average = fmean if phase in _MEAN else median
+            typical = average(values) if values else 0.0
             taken.append(typical if phase in _MEAN else typical * len(values) / num_batches)
         return taken
 

@@ -384,8 +384,9 @@ class SpikeGuard(Callback):
                 )
                 spikes.append(said)
         is_skipped = bool(spikes) and self.on_spike != "warn"
-        for name, (value, _) in values.items() if not is_skipped else ():
-            self._ranges[name].values.append(value)
+        if not is_skipped:
+            for name, (value, _) in values.items():
+                self._ranges[name].values.append(value)
         return (spikes[0] if spikes else ""), is_skipped
 
     def _name(self, reason: str, trainer: Trainer) -> None:

@@ -44,8 +44,9 @@ def import_all(names: str) -> None:
     for name in filter(None, names.split(",")):
         module_name, _, star = name.partition(":")
         module = importlib.import_module(module_name)
-        for each in module.__all__ if star else ():
-            getattr(module, each)
+        if star:
+            for each in module.__all__:
+                getattr(module, each)
     # Frozen objects are passed over by later collections, which would otherwise write to pages
     # shared with the forks.
     gc.collect()

@@ -182,7 +182,9 @@ def marked(item: pytest.Function, mark: str) -> Capability | None:
     """The capabilities that a mark of the test and of its parameters names; None for no mark."""
     found: Capability | None = getattr(item.function, mark, None)
     parameters = getattr(item, "callspec", None)
-    for value in parameters.params.values() if parameters is not None else ():
+    if parameters is None:
+        return found
+    for value in parameters.params.values():
         if (more := getattr(value, mark, None)) is not None:
             found = more if found is None else found | more
     return found
@@ -193,7 +195,9 @@ def is_of_the_kit(item: pytest.Function) -> bool:
     author's test patches.
     """
     callspec = getattr(item, "callspec", None)
-    known = {*_FIXTURES, *(callspec.params if callspec is not None else ())}
+    known = set(_FIXTURES)
+    if callspec is not None:
+        known.update(callspec.params)
     return item.function.__module__.startswith(_KIT) and known.issuperset(item.fixturenames)
 
 

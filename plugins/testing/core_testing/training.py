@@ -217,8 +217,9 @@ def assert_equal_runs(
     """
     assert_close_losses(run, expected, tolerance)
     assert_equal_tensors(run.weights, expected.weights, tolerance)
-    for name, entry in expected.optimizer.items() if with_moments else ():
-        assert_equal_tensors(run.optimizer[name], entry, tolerance)
+    if with_moments:
+        for name, entry in expected.optimizer.items():
+            assert_equal_tensors(run.optimizer[name], entry, tolerance)
 
 
 def assert_close_losses(run: TrainingRecord, expected: TrainingRecord, tolerance: float) -> None:

@@ -177,4 +177,7 @@ def find_adapted(own: nn.Module) -> tuple[str, Adapted] | None:
     found = next(
         ((name, each) for name, each in own.named_modules() if isinstance(each, kinds)), None
     )
-    return (f"{found[0]}." if found[0] else "", Adapted(found[1])) if found else None
+    if not found:
+        return None
+    name, model = found
+    return f"{name}." if name else "", Adapted(model)

@@ -95,7 +95,9 @@ def plays_devices() -> bool:
 def _num_devices(folder: Path) -> int:
     """Number of devices behind one place on the bus: a TPU v2 or v3 is two."""
     device = _id_of(folder)
-    return (2 if device == _TWO_CORES else 1) if device in _TPUS else 0
+    if device not in _TPUS:
+        return 0
+    return 2 if device == _TWO_CORES else 1
 
 
 def _id_of(folder: Path) -> str:

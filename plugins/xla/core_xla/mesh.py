@@ -136,12 +136,13 @@ def _check(
 
 
 def _flat(axes: Sequence[Axis]) -> list[str]:
-    return [
-        name
-        for axis in axes
-        if axis is not None
-        for name in ((axis,) if isinstance(axis, str) else axis)
-    ]
+    names: list[str] = []
+    for axis in axes:
+        if isinstance(axis, str):
+            names.append(axis)
+        elif axis is not None:
+            names += axis
+    return names
 
 
 def _check_dimensions(

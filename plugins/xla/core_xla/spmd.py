@@ -135,9 +135,10 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         )
         # By the parameter itself: what is set up twice, or tied, has one plan.
         self._spread(module.parameters())
-        for layer in module.modules() if self.shard_parameters else ():
-            if isinstance(layer, self.auto_wrap_policy):
-                self._gather_by_itself(layer)
+        if self.shard_parameters:
+            for layer in module.modules():
+                if isinstance(layer, self.auto_wrap_policy):
+                    self._gather_by_itself(layer)
         return model
 
     def _spread(self, parameters: Iterable[Tensor]) -> None:
@@ -191,9 +192,11 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         super().load_optimizer_state_dict(optimizer, state)
         for parameter, entry in optimizer.state.items():
             axes = self._plans.get(parameter)
-            for value in entry.values() if axes is not None else ():
+            if axes is None:
+                continue
+            for value in entry.values():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    self.mesh.spread(value, axes)  # type: ignore[arg-type]  # there is no loop without axes
+                    self.mesh.spread(value, axes)
 
     def release(self) -> None:
         """All hosts; idempotent. Forget the modules."""

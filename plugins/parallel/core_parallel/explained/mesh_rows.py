@@ -48,7 +48,8 @@ def rows(sizes: Sizes, owners: Sequence[int]) -> Iterator[Row]:
         shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
         why = "ranks of a group have other experts each, and send tokens to each other"
         yield "expert groups", listed(map(_group, groups(shape, 3))), why
-    for rank in range(world_size) if world_size <= _MOST_RANKS else (*range(4), world_size - 1):
+    ranks = range(world_size) if world_size <= _MOST_RANKS else (*range(4), world_size - 1)
+    for rank in ranks:
         yield f"rank {rank}", *_place(rank, sizes, used, owners)
 
 

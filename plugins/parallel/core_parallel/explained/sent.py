@@ -178,8 +178,9 @@ def _over_pipeline(model: PlacedModel) -> Row:
     sent = [0.0] * layout.size
     for stage in range(layout.num_stages - 1):
         ends = layout.owner(stage), layout.owner(stage + 1)
-        for position in ends if ends[0] != ends[1] else ():
-            sent[position] += widths[stage]
+        if ends[0] != ends[1]:
+            for position in ends:
+                sent[position] += widths[stage]
     return (
         "sends over pipeline",
         _up_to(model) + _by_place(model, sent.__getitem__, unit),

@@ -52,9 +52,8 @@ def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, list | tuple):
-            return type(leaf)(
-                leaf[index] for index in (range(size)[part] if isinstance(part, slice) else part)
-            )
+            indices = range(size)[part] if isinstance(part, slice) else part
+            return type(leaf)(leaf[index] for index in indices)
         if isinstance(leaf, _PLAIN) or not getattr(leaf, "ndim", 1):
             return leaf
         if not hasattr(leaf, "shape") or not hasattr(leaf, "ndim"):

@@ -34,8 +34,9 @@ def use_local(module: nn.Module, to_local: Callable[[Any], Tensor]) -> None:
             part._parameters[name] = to_local(parameter)  # type: ignore[assignment]  # as torch.func does it
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        for part, name, parameter in replaced.pop() if replaced else ():
-            part._parameters[name] = parameter
+        if replaced:
+            for part, name, parameter in replaced.pop():
+                part._parameters[name] = parameter
 
     module.register_forward_pre_hook(begin)
     module.register_forward_hook(end, always_call=True)

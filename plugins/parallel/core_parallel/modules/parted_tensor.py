@@ -163,10 +163,9 @@ class PartedTensor(Tensor):
 
     def _order(self, dims: Any) -> list[int]:
         """The dims that a permutation names."""
-        return [
-            one % self.ndim
-            for one in (dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)
-        ]
+        if len(dims) == 1 and not isinstance(dims[0], int):
+            dims = dims[0]
+        return [one % self.ndim for one in dims]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

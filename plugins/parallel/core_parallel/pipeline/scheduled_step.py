@@ -422,6 +422,7 @@ class ScheduledStep:
         for stage in runner.stages.values():
             stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
         numbers = torch.arange(len(run.cut))
+        inputs = [numbers] if 0 in layout.own_stages else []
         options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
         try:
             # Autocast is for forward, and the schedule runs backward too.
@@ -431,9 +432,7 @@ class ScheduledStep:
                 _quiet(),
                 torch.autocast(line.device.type, enabled=False),
             ):
-                runner.schedule.step(
-                    *([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options
-                )
+                runner.schedule.step(*inputs, return_outputs=False, **options)
                 self._chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}

@@ -171,12 +171,13 @@ def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The description for other ranks: of tensors with elements their form; numbers travel
     themselves.
     """
-    return {
-        key: Elsewhere(tuple(leaf.shape), leaf.dtype)
-        if isinstance(leaf, Tensor) and leaf.ndim
-        else (leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf)
-        for key, leaf in entry.items()
-    }
+    described = dict(entry)
+    for key, leaf in entry.items():
+        if isinstance(leaf, Tensor):
+            described[key] = (
+                Elsewhere(tuple(leaf.shape), leaf.dtype) if leaf.ndim else leaf.detach().cpu()
+            )
+    return described
 
 
 def _owner_of(described: Any, owner: int | None) -> int | None:

@@ -205,9 +205,8 @@ def _compare(
         )
     if random_states(module) != before:
         return  # it draws numbers of its own
-    tolerances = (
-        {} if torch.is_autocast_enabled(cut[0].device.type if cut else "cpu") else _OF_OUTPUTS
-    )
+    device_type = cut[0].device.type if cut else "cpu"
+    tolerances = {} if torch.is_autocast_enabled(device_type) else _OF_OUTPUTS
     pairs = [
         (_full(one), _own_part(_full(other), one.shape, group))
         for one, other in zip(cut, whole, strict=False)

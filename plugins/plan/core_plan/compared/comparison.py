@@ -102,7 +102,8 @@ class Comparison:
         """Time each contender once; in odd rounds the last comes first, so that no one always
         follows the same.
         """
-        for result in self.results if number % 2 == 0 else reversed(self.results):
+        results = self.results if number % 2 == 0 else reversed(self.results)
+        for result in results:
             if result.status == "failed":
                 continue
             report(f"Round {number + 1} of {self.settings.rounds}: {result.strategy}")

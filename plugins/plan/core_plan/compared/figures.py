@@ -84,12 +84,14 @@ class Result:
     def add_round(self, ranks: Sequence[dict[str, Any]]) -> None:
         """Add what the ranks of one run have recorded."""
         first = ranks[0]
-        rates = [*(self.samples_per_s.values if self.samples_per_s else ()), *_rates(ranks)]
-        startups = [rank["startup_s"] for rank in ranks if "startup_s" in rank]
+        rates = _rates(ranks)
+        if self.samples_per_s:
+            rates = [*self.samples_per_s.values, *rates]
+        startups = sorted(rank["startup_s"] for rank in ranks if "startup_s" in rank)[-1:]
+        if self.startup_s:
+            startups = [*self.startup_s.values, *startups]
         self.samples_per_s = Spread.of(rates)
-        self.startup_s = Spread.of(
-            [*(self.startup_s.values if self.startup_s else ()), *sorted(startups)[-1:]]
-        )
+        self.startup_s = Spread.of(startups)
         self.num_steps = min(first["num_steps"], self.num_steps or first["num_steps"])
         peak = max(rank.get("peak_memory_bytes", 0) for rank in ranks)
         self.peak_memory_bytes = max(peak, self.peak_memory_bytes or 0) or None

@@ -208,7 +208,11 @@ class Rehearsal(TorchDispatchMode):
 
     def _assume(self, tensor: torch.Tensor) -> Any:
         """The value of one element that nobody has: what nothing goes wrong with."""
-        value = True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+        value: float = 1
+        if tensor.dtype == torch.bool:
+            value = True
+        elif tensor.is_floating_point():
+            value = 1.0
         if tensor in self._known:
             return self._known[tensor].item()
         if place := _place():

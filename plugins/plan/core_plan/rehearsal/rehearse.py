@@ -151,7 +151,9 @@ class Rehearsed:
         return self._contender.make()
 
     def _plugins(self, given: Any) -> list[Any]:
-        kept = given if isinstance(given, list | tuple) else [] if given is None else [given]
+        if given is None:
+            given = []
+        kept = given if isinstance(given, list | tuple) else [given]
         others = [one for one in kept if not isinstance(one, ClusterEnvironment | Launcher)]
         return [*others, PretendedEnvironment(self._devices, self._num_nodes, self._rank)]
 

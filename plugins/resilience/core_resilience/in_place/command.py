@@ -121,7 +121,9 @@ def go_on(
         raise click.BadParameter(
             f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT"
         )
-    called = [*(["-m"] if is_module else []), script, *arguments]
+    called = [script, *arguments]
+    if is_module:
+        called = ["-m", *called]
     if node_rank:
         sys.exit(Relay(called, (main_address, main_port)).run())
     least_nodes = num_nodes if min_nodes is None else min(min_nodes, num_nodes)

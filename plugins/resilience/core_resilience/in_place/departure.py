@@ -110,9 +110,9 @@ class Departure:
         elif not self._leaves.is_set() and (number := next_number(error)) is not None:
             self.line.send({"num_microbatches": number})
             is_awaited = True
-        return self._leaves.wait(
-            _CAUSE_S if is_awaited else _OTHER_CAUSE_S if isinstance(error, Exception) else 0.0
-        )
+        if is_awaited:
+            return self._leaves.wait(_CAUSE_S)
+        return self._leaves.wait(_OTHER_CAUSE_S if isinstance(error, Exception) else 0.0)
 
     def clean(self) -> None:
         """Leave the process group, and let go of what the script has held."""

@@ -215,9 +215,10 @@ class RoundLauncher:
         elif self._is_running and "num_microbatches" in message:
             self._num_microbatches = message["num_microbatches"]
             self._leave(f"Rank {member.rank} ran out of memory")
-        for each in self._of_round() if self._is_over else []:
-            if each.is_done or each.is_ready:
-                each.send({"end": True})
+        if self._is_over:
+            for each in self._of_round():
+                if each.is_done or each.is_ready:
+                    each.send({"end": True})
 
     def on_end(self, member: Member, code: int) -> None:
         """A process has ended: it was lost if a signal has killed it."""
@@ -348,9 +349,8 @@ class RoundLauncher:
         self._local.close()
         for node in self._nodes:
             if isinstance(node, RemoteNode):
-                node.line.send(
-                    {"exit": 1 if self._failure else 0 if not self._is_signalled else 143}
-                )
+                code = 143 if self._is_signalled else 0
+                node.line.send({"exit": 1 if self._failure else code})
                 node.line.socket.close()
         if self._server is not None:
             self._server.close()

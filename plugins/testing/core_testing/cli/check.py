@@ -313,9 +313,12 @@ def _rows(suite: Suite) -> Iterator[list[str]]:
     always = [test for test in suite.tests if not test.needs]
     if always:
         outcomes = {test.outcome for test in always}
-        state = (
-            "failed" if "failed" in outcomes else "proven" if "passed" in outcomes else "not tested"
-        )
+        if "failed" in outcomes:
+            state = "failed"
+        elif "passed" in outcomes:
+            state = "proven"
+        else:
+            state = "not tested"
         yield [f"every {suite.kind}", _state(state), _counted(always)]
     for name, state in suite.capabilities.items():
         yield [name, _state(state), _counted([test for test in suite.tests if name in test.needs])]

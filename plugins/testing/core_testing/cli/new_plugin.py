@@ -189,10 +189,9 @@ def _checked(name: str, kind: str) -> str:
         )
     alias, distribution = folded.replace("-", "_"), f"{_PREFIX}{folded}"
     owner = CORE if is_reserved(kind, alias) else known_aliases(kind).get(alias)
-    owners = [
-        *([owner] if owner else []),
-        *(offer.spec.provider for offer in Registry[Any](kind).providers_of(alias)),
-    ]
+    owners = [offer.spec.provider for offer in Registry[Any](kind).providers_of(alias)]
+    if owner:
+        owners = [owner, *owners]
     if taken := [each for each in owners if each != distribution or owner]:
         raise ConfigurationError(
             f"{alias!r} is a {kind} of {taken[0]} already, and two of one name are an error where "

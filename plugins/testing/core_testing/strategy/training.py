@@ -271,8 +271,9 @@ def _parting_is_found(rank: Rank, case: Case) -> bool:
 def _first_steps(fabric: Any, case: Case, *, own_rate: bool = False) -> Any:
     module = case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
-    for group in optimizer.param_groups if own_rate else ():
-        group["lr"] *= 1 + fabric.global_rank
+    if own_rate:
+        for group in optimizer.param_groups:
+            group["lr"] *= 1 + fabric.global_rank
     size, number = fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank
     for step in range(3):
         inputs, targets = _share_of(case, step, size, number)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
 from core.trainer.progress import Progress
-from core.trainer.settings.options import TrainerOptions
+from core.trainer.settings.duration import parse_duration
+from core.trainer.settings.options import (
+    TrainerOptions,
+    limit_epochs,
+    make_clipping,
+    separate_val_check,
+)
 from core.trainer.settings.unknown_names import answers_unknown
 from core.trainer.views.trainer_views import TrainerViews
 
@@ -37,22 +43,6 @@ if TYPE_CHECKING:
     from core.trainer.stage_data.datamodule import DataModule
     from core.trainer.stage_data.sources import Role, Source
     from core.watch import WatchdogOptions
-
-
-_OF_FABRIC = (
-    "accelerator",
-    "strategy",
-    "devices",
-    "num_nodes",
-    "precision",
-    "plugins",
-    "compile",
-    "activation_checkpointing",
-    "activation_offload",
-    "watch",
-)
-"""The arguments that Fabric has too."""
-_OF_CALLBACKS = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
 
 
 class Trainer(TrainerViews):
@@ -215,7 +205,6 @@ class Trainer(TrainerViews):
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
-        arguments = dict(locals())  # by name, as they were passed
         from core.display import install_for
         from core.fabric import Fabric
         from core.trainer.arguments import quick_runs
@@ -229,10 +218,53 @@ class Trainer(TrainerViews):
 
         install_for(self)
         if barebones:
-            quick_runs.check_barebones(arguments)
-            logger, arguments["num_sanity_val_steps"] = False, 0
+            quick_runs.check_barebones(
+                logger=logger,
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                fast_dev_run=fast_dev_run,
+                detect_anomaly=detect_anomaly,
+                terminate_on_nan=terminate_on_nan,
+                profiler=profiler,
+            )
+            logger, num_sanity_val_steps = False, 0
         check_modes(deterministic, benchmark)
-        options = TrainerOptions.of(arguments)
+        longest = None if max_time is None else parse_duration("max_time", max_time)
+        val_check_batches, val_check_time = separate_val_check(val_check_interval)
+        options = TrainerOptions(
+            max_epochs=limit_epochs(max_epochs, max_steps, longest),
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            min_steps=min_steps,
+            max_time=longest,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            val_check_interval=val_check_batches,
+            val_check_time=val_check_time,
+            reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=2 if num_sanity_val_steps is None else num_sanity_val_steps,
+            log_every_n_steps=50 if log_every_n_steps is None else log_every_n_steps,
+            accumulate_grad_batches=accumulate_grad_batches,
+            global_batch_size=global_batch_size,
+            clipping=make_clipping(gradient_clip_val, gradient_clip_algorithm),
+            deterministic=deterministic,
+            benchmark=benchmark,
+            detect_anomaly=detect_anomaly,
+            terminate_on_nan=terminate_on_nan,
+            inference_mode=inference_mode,
+            sync_batchnorm=sync_batchnorm,
+            use_distributed_sampler=use_distributed_sampler,
+            seed_samples=seed_samples,
+            keep_on_device=keep_on_device,
+            save_only=save_only,
+        )
         num_quick_batches = quick_runs.count_batches(fast_dev_run)
         options = quick_runs.limit_options(options, num_quick_batches)
         root = default_root_dir
@@ -240,12 +272,27 @@ class Trainer(TrainerViews):
             root = os.path.expanduser(root)
         # The Fabric resolves the strategy, which the checks below ask.
         fabric = Fabric(
-            loggers=make_loggers(logger, root), **{name: arguments[name] for name in _OF_FABRIC}
+            loggers=make_loggers(logger, root),
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            plugins=plugins,
+            compile=compile,
+            activation_checkpointing=activation_checkpointing,
+            activation_offload=activation_offload,
+            watch=watch,
         )
         check_arguments(options, fabric.strategy)
         fabric.loggers = quick_runs.silence(fabric.loggers, num_quick_batches)
-        enabled = {name: arguments[name] for name in _OF_CALLBACKS}
-        made_callbacks = make_callbacks(callbacks, default=not barebones, **enabled)
+        made_callbacks = make_callbacks(
+            callbacks,
+            default=not barebones,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            enable_checkpointing=enable_checkpointing,
+        )
         # who makes no Trainer waits for none of it
         from core.trainer.stage_data.loaders import Loaders
 

@@ -11,24 +11,9 @@ from core.contract import ConfigurationError
 from core.trainer.logging.rank_loggers import SilentLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from core.contract import Logger
     from core.trainer.hooks.callback import Callback
     from core.trainer.settings.options import TrainerOptions
-
-_NOT_BAREBONES = (
-    "logger",
-    "enable_checkpointing",
-    "enable_progress_bar",
-    "enable_model_summary",
-    "num_sanity_val_steps",
-    "log_every_n_steps",
-    "fast_dev_run",
-    "detect_anomaly",
-    "terminate_on_nan",
-    "profiler",
-)
 
 
 def count_batches(fast_dev_run: object) -> int:
@@ -82,15 +67,15 @@ def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     )
 
 
-def check_barebones(arguments: Mapping[str, object]) -> None:
+def check_barebones(**left_out: object) -> None:
     """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask
     for nothing.
 
     Raises:
         ConfigurationError: with the first one.
     """
-    for name in _NOT_BAREBONES:
-        if value := arguments[name]:
+    for name, value in left_out.items():
+        if value:
             raise ConfigurationError(
                 f"barebones=True leaves out everything but the loop, and {name}={value!r} was "
                 "passed. Leave one of the two out."

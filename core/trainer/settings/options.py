@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError, GradientClipping
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from core.contract import ClippingAlgorithm
 
 MAX_EPOCHS = 1000
-_DEFAULTS = {"num_sanity_val_steps": 2, "log_every_n_steps": 50}
-"""The meaning of None, which stands for an argument that was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,31 +56,6 @@ class TrainerOptions:
     seed_samples: bool
     keep_on_device: bool
     save_only: Literal["all", "trainable"]
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainerOptions:
-        """The options that the Trainer's arguments, by name, stand for; its other arguments are
-        left alone.
-
-        Raises:
-            ConfigurationError: one that can't be met.
-        """
-        max_time = (
-            None if given["max_time"] is None else parse_duration("max_time", given["max_time"])
-        )
-        val_check_interval, val_check_time = _make_val_check(given["val_check_interval"])
-        meant: dict[str, Any] = {
-            "max_time": max_time,
-            "val_check_interval": val_check_interval,
-            "val_check_time": val_check_time,
-            "max_epochs": _make_max_epochs(given["max_epochs"], given["max_steps"], max_time),
-            "clipping": _make_clipping(
-                given["gradient_clip_val"], given["gradient_clip_algorithm"]
-            ),
-        }
-        meant |= {name: default for name, default in _DEFAULTS.items() if given[name] is None}
-        options = {**given, **meant}
-        return cls(**{field.name: options[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
         for name in ("accumulate_grad_batches", "log_every_n_steps"):
@@ -136,7 +109,7 @@ class TrainerOptions:
             )
 
 
-def _make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
+def make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
     """The clipping that `gradient_clip_val` and `gradient_clip_algorithm` describe together.
 
     Raises:
@@ -155,7 +128,7 @@ def _make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientC
     return GradientClipping(float(value), algorithm or "norm")
 
 
-def _make_val_check(
+def separate_val_check(
     value: int | float | timedelta | Mapping[str, int] | str | None,
 ) -> tuple[int | float | None, timedelta | None]:
     """Separate an interval in batches from one in time.
@@ -171,9 +144,7 @@ def _make_val_check(
     return None, duration
 
 
-def _make_max_epochs(
-    max_epochs: int | None, max_steps: int, max_time: timedelta | None
-) -> int | None:
+def limit_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:
     """The limit in epochs; 1000 if the user gave no limit at all."""
     if max_epochs is None and max_steps == -1 and max_time is None:
         return MAX_EPOCHS

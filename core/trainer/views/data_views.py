@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from core.fabric import Ranks
@@ -23,16 +22,6 @@ if TYPE_CHECKING:
     from core.trainer.stage_data.loaders import Loaders, StageLoader
 
 
-def shown(path: str, *, can_be_set: bool = False) -> Any:
-    """A property of the Trainer: the value at this path from it, such as `run.progress.epoch`."""
-    owner, _, name = path.rpartition(".")
-
-    def put(self: object, value: object) -> None:
-        setattr(attrgetter(owner)(self), name, value)
-
-    return property(attrgetter(path), put if can_be_set else None)
-
-
 class DataViews(Ranks):
     """The part of `Trainer` that shows loaders, progress and metrics.
 
@@ -43,39 +32,59 @@ class DataViews(Ranks):
 
     run: Run
 
-    strategy: Strategy = shown("run.fabric.strategy")
-    """The strategy that trains the module; resolved when the trainer was made."""
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that trains the module; resolved when the trainer was made."""
+        return self.run.fabric.strategy
 
-    options: TrainerOptions = shown("run.options", can_be_set=True)
-    """The options for the loops, checked."""
+    @property
+    def options(self) -> TrainerOptions:
+        """The options for the loops, checked."""
+        return self.run.options
+
+    @options.setter
+    def options(self, value: TrainerOptions) -> None:
+        self.run.options = value
 
     # progress -------------------------------------------------------------------------------------
 
-    progress: Progress = shown("run.progress")
-    """The counters of training."""
+    @property
+    def progress(self) -> Progress:
+        """The counters of training."""
+        return self.run.progress
 
-    current_epoch: int = shown("run.progress.epoch")
-    """Number of the running epoch, from 0."""
+    @property
+    def current_epoch(self) -> int:
+        """Number of the running epoch, from 0."""
+        return self.run.progress.epoch
 
-    global_step: int = shown("run.progress.global_step")
-    """Optimizer steps that updated parameters."""
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps that updated parameters."""
+        return self.run.progress.global_step
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
         return self.run.count_unfinished()
 
-    window: int = shown("run.window")
-    """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole
-    windows.
-    """
+    @property
+    def window(self) -> int:
+        """Batches of an accumulation window, as the loop counts them: a compiled step is handed
+        whole windows.
+        """
+        return self.run.window
 
     # data -----------------------------------------------------------------------------------------
 
-    datamodule: DataModule | None = shown("run.datamodule")
-    """The data module of this stage, if there is one."""
+    @property
+    def datamodule(self) -> DataModule | None:
+        """The data module of this stage, if there is one."""
+        return self.run.datamodule
 
-    loaders: Loaders = shown("run.loaders")
-    """The loaders of this stage; none before the first one."""
+    @property
+    def loaders(self) -> Loaders:
+        """The loaders of this stage; none before the first one."""
+        return self.run.loaders
 
     @property
     def train_dataloader(self) -> Any:
@@ -174,11 +183,15 @@ class DataViews(Ranks):
         """
         return self.loggers[0] if self.loggers else None
 
-    logged: MetricValues = shown("run.logged")
-    """The newest values of everything that was logged."""
+    @property
+    def logged(self) -> MetricValues:
+        """The newest values of everything that was logged."""
+        return self.run.logged
 
-    metrics: MetricCollector = shown("run.metrics")
-    """The values that the running stage, or the last one, logs."""
+    @property
+    def metrics(self) -> MetricCollector:
+        """The values that the running stage, or the last one, logs."""
+        return self.run.metrics
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import SetupHost
-from core.trainer.views.data_views import DataViews, shown
+from core.trainer.views.data_views import DataViews
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,70 +47,122 @@ class TrainerViews(DataViews, SetupHost):
 
     # what the user may set ------------------------------------------------------------------------
 
-    should_stop: bool = shown("run.should_stop", can_be_set=True)
-    """Set it to True to stop training: on one process after the running step, on several within
-    half a second.
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True to stop training: on one process after the running step, on several within
+        half a second.
 
-    On several GPUs it takes up to a second. Ranks agree on it at steps that all of them know
-    beforehand, so that one may set it alone.
-    """
+        On several GPUs it takes up to a second. Ranks agree on it at steps that all of them know
+        beforehand, so that one may set it alone.
+        """
+        return self.run.should_stop
 
-    accumulate_grad_batches: int = shown("run.accumulate_grad_batches", can_be_set=True)
-    """Batches of an accumulation window. A callback may set it from one epoch to the next."""
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.run.should_stop = value
 
-    callbacks: list[Callback] = shown("run.callbacks", can_be_set=True)
-    """All callbacks, in the order in which they are called; those that the module brings for this
-    stage too.
-    """
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Batches of an accumulation window. A callback may set it from one epoch to the next."""
+        return self.run.accumulate_grad_batches
 
-    profiler: Profiler | None = shown("run.profiler", can_be_set=True)
-    """Measures where the time goes, from the next stage on."""
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, value: int) -> None:
+        self.run.accumulate_grad_batches = value
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """All callbacks, in the order in which they are called; those that the module brings for
+        this stage too.
+        """
+        return self.run.callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: list[Callback]) -> None:
+        self.run.callbacks = value
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """Measures where the time goes, from the next stage on."""
+        return self.run.profiler
+
+    @profiler.setter
+    def profiler(self, value: Profiler | None) -> None:
+        self.run.profiler = value
 
     # limits ---------------------------------------------------------------------------------------
 
-    max_epochs: int | None = shown("run.options.max_epochs")
-    """The limit; -1 and None for none."""
+    @property
+    def max_epochs(self) -> int | None:
+        """The limit; -1 and None for none."""
+        return self.run.options.max_epochs
 
-    max_steps: int = shown("run.options.max_steps")
-    """The limit in optimizer steps; -1 for none."""
+    @property
+    def max_steps(self) -> int:
+        """The limit in optimizer steps; -1 for none."""
+        return self.run.options.max_steps
 
-    limit_train_batches: int | float | None = shown("run.options.limit_train_batches")
-    """Batches of a training epoch: a number, a fraction, or None for all."""
+    @property
+    def limit_train_batches(self) -> int | float | None:
+        """Batches of a training epoch: a number, a fraction, or None for all."""
+        return self.run.options.limit_train_batches
 
-    limit_val_batches: int | float | None = shown("run.options.limit_val_batches")
-    """Likewise of a validation run."""
+    @property
+    def limit_val_batches(self) -> int | float | None:
+        """Likewise of a validation run."""
+        return self.run.options.limit_val_batches
 
-    limit_test_batches: int | float | None = shown("run.options.limit_test_batches")
-    """Likewise of a test run."""
+    @property
+    def limit_test_batches(self) -> int | float | None:
+        """Likewise of a test run."""
+        return self.run.options.limit_test_batches
 
-    limit_predict_batches: int | float | None = shown("run.options.limit_predict_batches")
-    """Likewise of a prediction run."""
+    @property
+    def limit_predict_batches(self) -> int | float | None:
+        """Likewise of a prediction run."""
+        return self.run.options.limit_predict_batches
 
-    log_every_n_steps: int = shown("run.options.log_every_n_steps")
-    """Optimizer steps between step values that go to the loggers."""
+    @property
+    def log_every_n_steps(self) -> int:
+        """Optimizer steps between step values that go to the loggers."""
+        return self.run.options.log_every_n_steps
 
-    check_val_every_n_epoch: int | None = shown("run.options.check_val_every_n_epoch")
-    """Epochs between validation runs."""
+    @property
+    def check_val_every_n_epoch(self) -> int | None:
+        """Epochs between validation runs."""
+        return self.run.options.check_val_every_n_epoch
 
-    val_check_interval: int | float | None = shown("run.options.val_check_interval")
-    """Batches between validation runs, or a fraction of an epoch."""
+    @property
+    def val_check_interval(self) -> int | float | None:
+        """Batches between validation runs, or a fraction of an epoch."""
+        return self.run.options.val_check_interval
 
-    clipping: GradientClipping | None = shown("run.options.clipping")
-    """The gradient clipping of this run."""
+    @property
+    def clipping(self) -> GradientClipping | None:
+        """The gradient clipping of this run."""
+        return self.run.options.clipping
 
-    fast_dev_run: int = shown("run.fast_dev_run")
-    """Batches of each stage in a quick run; 0 if this is none."""
+    @property
+    def fast_dev_run(self) -> int:
+        """Batches of each stage in a quick run; 0 if this is none."""
+        return self.run.fast_dev_run
 
     # the backend ----------------------------------------------------------------------------------
 
-    fabric: Fabric = shown("run.fabric")
-    """The Fabric that resolved the strategy, and joins the ranks."""
+    @property
+    def fabric(self) -> Fabric:
+        """The Fabric that resolved the strategy, and joins the ranks."""
+        return self.run.fabric
 
-    session: Session = shown("run.fabric.session")
-    """The strategy's session: what was set up, and states as a whole."""
+    @property
+    def session(self) -> Session:
+        """The strategy's session: what was set up, and states as a whole."""
+        return self.run.fabric.session
 
-    num_nodes: int = shown("strategy.num_nodes")
-    """Number of machines."""
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return self.strategy.num_nodes
 
     @property
     def num_devices(self) -> int:
@@ -126,32 +178,44 @@ class TrainerViews(DataViews, SetupHost):
         numbers: list[int | None] = [device.index for device in self.strategy.parallel_devices]
         return [place if number is None else number for place, number in enumerate(numbers)] or [0]
 
-    precision: str = shown("strategy.precision_plugin.name")
-    """The name of the precision, such as `"bf16-mixed"`."""
+    @property
+    def precision(self) -> str:
+        """The name of the precision, such as `"bf16-mixed"`."""
+        return self.strategy.precision_plugin.name
 
     # the stage ------------------------------------------------------------------------------------
 
-    stage: Stage | None = shown("run.stage")
-    """`"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the first of
-    them.
-    """
+    @property
+    def stage(self) -> Stage | None:
+        """`"fit"`, `"validate"`, `"test"` or `"predict"`, also after its end; None before the first
+        of them.
+        """
+        return self.run.stage
 
-    status: Status = shown("run.status")
-    """The status of the stage."""
+    @property
+    def status(self) -> Status:
+        """The status of the stage."""
+        return self.run.status
 
     @property
     def state(self) -> TrainerState:
         """The activity of this Trainer: its function, the stage within it, and how that stands."""
         return TrainerState(self.stage, self._running_stage(), self.status)
 
-    is_running: bool = shown("run.is_running")
-    """True from a stage's beginning to its end, in each process that runs it."""
+    @property
+    def is_running(self) -> bool:
+        """True from a stage's beginning to its end, in each process that runs it."""
+        return self.run.is_running
 
-    trains: bool = shown("run.trains")
-    """True if this stage needs optimizers."""
+    @property
+    def trains(self) -> bool:
+        """True if this stage needs optimizers."""
+        return self.run.trains
 
-    sanity_checking: bool = shown("run.sanity_checking")
-    """True while the sanity check runs."""
+    @property
+    def sanity_checking(self) -> bool:
+        """True while the sanity check runs."""
+        return self.run.sanity_checking
 
     @property
     def training(self) -> bool:
@@ -181,8 +245,10 @@ class TrainerViews(DataViews, SetupHost):
         """True while `predict` runs."""
         return self._runs("predict")
 
-    signals: SignalGuard = shown("run.signals")
-    """The signals of this stage, or of the last one."""
+    @property
+    def signals(self) -> SignalGuard:
+        """The signals of this stage, or of the last one."""
+        return self.run.signals
 
     @property
     def received_sigterm(self) -> bool:
@@ -196,23 +262,43 @@ class TrainerViews(DataViews, SetupHost):
         """
         return self.run.signals.signal is not None
 
-    events: Events = shown("run.events")
-    """The listeners of each hook, from the stage's beginning on."""
+    @property
+    def events(self) -> Events:
+        """The listeners of each hook, from the stage's beginning on."""
+        return self.run.events
 
-    prints_results: bool = shown("run.prints_results")
-    """True if the progress bar is to show the results of an evaluation."""
+    @property
+    def prints_results(self) -> bool:
+        """True if the progress bar is to show the results of an evaluation."""
+        return self.run.prints_results
 
-    ckpt_path: PathLike | None = shown("run.ckpt_path", can_be_set=True)
-    """The checkpoint that this stage began with; None without one. A `setup` hook may set it."""
+    @property
+    def ckpt_path(self) -> PathLike | None:
+        """The checkpoint that this stage began with; None without one. A `setup` hook may set
+        it.
+        """
+        return self.run.ckpt_path
 
-    default_root_dir: str = shown("run.default_root_dir", can_be_set=True)
-    """The folder for checkpoints and logs."""
+    @ckpt_path.setter
+    def ckpt_path(self, value: PathLike | None) -> None:
+        self.run.ckpt_path = value
 
-    log_dir: str = shown("run.log_dir")
-    """Folder of this run: that of the first logger which has one, or else `default_root_dir`.
+    @property
+    def default_root_dir(self) -> str:
+        """The folder for checkpoints and logs."""
+        return self.run.default_root_dir
 
-    The same on all ranks while a stage runs. Asking a logger for its folder makes one.
-    """
+    @default_root_dir.setter
+    def default_root_dir(self, value: str) -> None:
+        self.run.default_root_dir = value
+
+    @property
+    def log_dir(self) -> str:
+        """Folder of this run: that of the first logger which has one, or else `default_root_dir`.
+
+        The same on all ranks while a stage runs. Asking a logger for its folder makes one.
+        """
+        return self.run.log_dir
 
     def _running_stage(self) -> str | None:
         if self.is_running and self.sanity_checking:
@@ -235,24 +321,32 @@ class TrainerViews(DataViews, SetupHost):
         """The user's own module; None before the first stage."""
         return self.run.module if self.run.stage is not None else None
 
-    lightning_module: Any = shown("module")
-    """The same as `module`, by the name that it has elsewhere."""
+    @property
+    def lightning_module(self) -> Any:
+        """The same as `module`, by the name that it has elsewhere."""
+        return self.module
 
     @property
     def model(self) -> Any:
         """The module in the strategy's wrapper while a stage runs, else the module itself."""
         return getattr(self.strategy, "model", self.module) if self.is_running else self.module
 
-    optimizers: list[Optimizer] = shown("strategy.optimizers")
-    """The optimizers of `configure_optimizers`, while `fit` runs."""
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of `configure_optimizers`, while `fit` runs."""
+        return self.strategy.optimizers
 
-    wrapped_optimizers: Sequence[Optimizer] = shown("run.wrapped_optimizers")
-    """The optimizers as a module sees them in manual optimization: their `step` goes through the
-    strategy.
-    """
+    @property
+    def wrapped_optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers as a module sees them in manual optimization: their `step` goes through
+        the strategy.
+        """
+        return self.run.wrapped_optimizers
 
-    running_step: TrainingStep | None = shown("run.running_step")
-    """How one batch is trained, while `fit` runs."""
+    @property
+    def running_step(self) -> TrainingStep | None:
+        """How one batch is trained, while `fit` runs."""
+        return self.run.running_step
 
     # actions --------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--layout", nargs="*", default=[*LAYOUTS], choices=LAYOUTS)
     given = parser.parse_args()

@@ -88,5 +88,5 @@ if __name__ == "__main__":
             ),
             "bytegrad": Contest(bytegrad, lambda: BaguaStrategy("bytegrad")),
         },
-        __doc__.splitlines()[0],
+        __doc__.partition("\n\n")[0],
     )

@@ -24,4 +24,4 @@ def by_hand(num_steps: int) -> Run:
 
 
 if __name__ == "__main__":
-    compare({"torch_ddp": Contest(by_hand, ColossalAIStrategy)}, __doc__.splitlines()[0])
+    compare({"torch_ddp": Contest(by_hand, ColossalAIStrategy)}, __doc__.partition("\n\n")[0])

@@ -47,7 +47,7 @@ class Loop:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--steps", type=int, default=1024)
     num_steps = parser.parse_args().steps
     torch.set_num_threads(1)

@@ -35,5 +35,5 @@ if __name__ == "__main__":
             "buckets by hand": Contest(sharded(2**23), DDPShardedStrategy),
             "no buckets by hand": Contest(sharded(0), DDPShardedStrategy),
         },
-        __doc__.splitlines()[0],
+        __doc__.partition("\n\n")[0],
     )

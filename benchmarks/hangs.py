@@ -212,7 +212,7 @@ def load(number: int):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--limit", type=float, default=4.0)
     parser.add_argument("--end", type=float, default=8.0, help="end_after, in seconds")
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the runs")

@@ -41,5 +41,6 @@ def strategy() -> HivemindStrategy:
 
 if __name__ == "__main__":
     compare(
-        {"hivemind": Contest(by_hand, strategy, ALONE, tolerance=2e-3)}, __doc__.splitlines()[0]
+        {"hivemind": Contest(by_hand, strategy, ALONE, tolerance=2e-3)},
+        __doc__.partition("\n\n")[0],
     )

@@ -27,4 +27,4 @@ def by_hand(num_steps: int) -> Run:
 
 if __name__ == "__main__":
     group = Group(hvd.init, hvd.rank, hvd.barrier, hvd.shutdown)
-    compare({"horovod": Contest(by_hand, HorovodStrategy, group)}, __doc__.splitlines()[0])
+    compare({"horovod": Contest(by_hand, HorovodStrategy, group)}, __doc__.partition("\n\n")[0])

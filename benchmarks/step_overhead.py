@@ -242,7 +242,7 @@ def cpu_us(run: Callable[[int], None]) -> Callable[[int], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()

@@ -59,7 +59,7 @@ class Net(Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--schedule")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--parts", type=int, default=8)

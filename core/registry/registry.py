@@ -217,7 +217,7 @@ class Registry(Generic[T]):
         Args:
             name: the alias. Those of built-ins and of installed plugins can't be replaced.
             target: a subclass of the kind's base class, or a callable that returns an instance.
-            description: one line for listings; by default the first line of the docstring.
+            description: one line for listings; by default the first paragraph of the docstring.
             override: replace an earlier registration of this process, which otherwise is an error.
 
         Raises:
@@ -235,7 +235,7 @@ class Registry(Generic[T]):
         if reason := unfit(target, self.kind):
             raise ConfigurationError(f"The {self.kind} {alias!r} can't be registered: {reason}.")
         self._refuse_if_taken(alias, override=override)
-        summary = description or (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
+        summary = description or _summary(target)
         self._manager().add(Spec(self.kind, alias, _where(target), IN_PROCESS, summary), target)
         return None
 
@@ -295,11 +295,8 @@ class StrategyRegistry(Registry["Strategy"]):
             return super().register(name, strategy_class, description, override=override)
 
         def add(target: F) -> F:
-            first_line = (target.__doc__ or "").strip().partition("\n")[0]
-            preset = partial(target, **options)
-            super(StrategyRegistry, self).register(
-                name, preset, description or first_line, override=override
-            )
+            preset, summary = partial(target, **options), description or _summary(target)
+            super(StrategyRegistry, self).register(name, preset, summary, override=override)
             return target
 
         if strategy_class is None:
@@ -326,6 +323,10 @@ def _fit_alias(name: str, kind: str) -> str:
     if reason := unfit_alias(name.strip()):
         raise ConfigurationError(f"{name!r} can't be the alias of a {kind}: {reason}.")
     return normalize_alias(name)
+
+
+def _summary(target: object) -> str:
+    return " ".join((getattr(target, "__doc__", None) or "").strip().partition("\n\n")[0].split())
 
 
 def _where(target: object) -> str:

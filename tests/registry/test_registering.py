@@ -77,7 +77,8 @@ def test_the_signature_that_users_know(site, manager):
 
 def test_options_make_a_preset(site, manager):
     class Custom(Strategy):
-        """Trains slowly.
+        """Trains slowly,
+        but well.
 
         At night.
         """
@@ -97,7 +98,7 @@ def test_options_make_a_preset(site, manager):
         offer.spec.summary for offer in strategies.offers() if "custom" in offer.spec.alias
     ] == [
         "mine",
-        "Trains slowly.",
+        "Trains slowly, but well.",
     ]
     with pytest.raises(UnknownAliasError, match="Unknown strategy 'costum'"):
         strategies["costum"]

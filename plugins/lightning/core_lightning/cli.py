@@ -205,7 +205,7 @@ class LightningCLI:
         added = self.parser.add_subcommands()
         for name, skipped in self.subcommands().items():
             method = getattr(self.trainer_class, name, None) or getattr(Trainer, name)
-            text = (method.__doc__ or "").strip().partition("\n")[0]
+            text = " ".join((method.__doc__ or "").strip().partition("\n\n")[0].split())
             parser = self.init_parser(**{"description": text, **self.parser_kwargs.get(name, {})})
             self._add_arguments(parser)
             owner = self.trainer_class if isinstance(self.trainer_class, type) else Trainer

@@ -37,11 +37,8 @@ class Mutant:
 
     @property
     def fault(self):
-        return (
-            (self.plugin.fault if hasattr(self.plugin, "fault") else self.plugin.__doc__)
-            .strip()
-            .splitlines()[0]
-        )
+        text = self.plugin.fault if hasattr(self.plugin, "fault") else self.plugin.__doc__
+        return " ".join(text.strip().partition("\n\n")[0].split())
 
 
 MUTANTS: list[Mutant] = []

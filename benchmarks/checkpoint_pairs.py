@@ -1,7 +1,6 @@
 """Every pair of configurations: one writes a checkpoint, and the other goes on from it.
 
-    python benchmarks/checkpoint_pairs.py [--processes 4] [--write benchmarks/checkpoint_pairs.md]
-    [CONFIGURATION ...]
+    python benchmarks/checkpoint_pairs.py [--processes 4] [--write benchmarks/checkpoint_pairs.md] [CONFIGURATION ...]
 
 With `tests` on PYTHONPATH: `tests/checkpoint/test_portability.py` runs some of the pairs in the
 same way.

@@ -1,10 +1,9 @@
 """The cost of a training step on a device over a loop that calls the device's library by hand:
 calls, and CPU time.
 
-    python benchmarks/device_overhead.py single_xla      # in an environment with core-xla, as are
-    the next two PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python benchmarks/device_overhead.py xla_spmd
-    python benchmarks/device_overhead.py hpu_single      # where Gaudi devices are, or simulated
-    ones
+    python benchmarks/device_overhead.py single_xla      # in an environment with core-xla, as are the next two
+    PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python benchmarks/device_overhead.py xla_spmd
+    python benchmarks/device_overhead.py hpu_single      # where Gaudi devices are, or simulated ones
 
 As `deepspeed_overhead.py`: one process, the contenders in turns, medians over the rounds of each
 round's ratio. The device computes in other threads of the process, whose time counts too, and is

@@ -2,8 +2,7 @@
 under torchrun.
 
     python -m venv other && other/bin/pip install lightning torchdata
-    python benchmarks/goodput.py --lightning other/bin/python [--rates none low high] [--tools NAME
-    ...] [--runs 2]
+    python benchmarks/goodput.py --lightning other/bin/python [--rates none low high] [--tools NAME ...] [--runs 2]
 
 Two ranks train a small network in float64 for one epoch. A step sleeps 50 ms, as a program does
 that waits for its GPU. A plan, drawn from the run's number, says in which step and on which rank

@@ -1,8 +1,7 @@
 """Fifty hangs and twenty runs that are merely slow: whether the watch over ranks names the right
 rank and place.
 
-    python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind
-    hangs|healthy] [--at-once 1]
+    python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
 
 Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go
 side by side. A hang is right if the first report, and the error that ends the run, name the rank

@@ -1,8 +1,7 @@
 """The cost of a step with `MemoryCheckpoint`: two ranks, each a node, with it and without it in
 turns.
 
-    torchrun --nproc-per-node 2 benchmarks/memory_checkpoint.py [--rounds 5] [--big-steps 8]
-    [--small-steps 100]
+    torchrun --nproc-per-node 2 benchmarks/memory_checkpoint.py [--rounds 5] [--big-steps 8] [--small-steps 100]
 
 The big model has 100 MB of weights in float32, and with Adam's moments a state of 302 MB; the small
 one has 4 KB. What is kept is written to `/dev/shm`, where the two nodes have a folder each; the

@@ -1,8 +1,7 @@
 """The cost of each dimension of core-parallel in two ranks: messages, bytes, the bubble, and CPU
 beside torch alone.
 
-    torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B
-    tensor]
+    torchrun --nproc-per-node 2 benchmarks/parallel.py [--steps 4] [--rounds 15] [--only 1F1B tensor]
 
 Messages are counted below torch.distributed, as operations of `c10d`, in a step that makes no
 check. The bubble is that of the order in which the stages computed in a real step, with one unit of

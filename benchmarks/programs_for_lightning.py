@@ -3,9 +3,8 @@ side, as a table.
 
     git clone https://github.com/Lightning-AI/pytorch-lightning lightning
     python benchmarks/programs_for_lightning.py run --checkout lightning --into results.json
-    python benchmarks/programs_for_lightning.py run on_gluonts --python gluonts-env/bin/python
-    --into results.json python benchmarks/programs_for_lightning.py table results.json --write
-    docs/lightning.md
+    python benchmarks/programs_for_lightning.py run on_gluonts --python gluonts-env/bin/python --into results.json
+    python benchmarks/programs_for_lightning.py table results.json --write docs/lightning.md
 
 The programs are Lightning's own examples that need no network, and those in
 `programs_for_lightning/`, which call published packages on small data. MNIST is random pixels and

@@ -1,8 +1,7 @@
 """Seeded slow ranks and healthy runs: whether StragglerDetection names the right rank and phase,
 and else nobody.
 
-    python benchmarks/stragglers.py [--healthy 20] [--load 0] [--only TEXT] [--at-once 2]
-    [--strategy ddp]
+    python benchmarks/stragglers.py [--healthy 20] [--load 0] [--only TEXT] [--at-once 2] [--strategy ddp]
 
 Each run trains with 2 to 4 ranks on the CPU. A step takes 50 ms, most of it slept as a program
 sleeps that waits for its GPU, so that ranks don't compete for cores. Slow runs: for each phase,

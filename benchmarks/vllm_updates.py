@@ -1,7 +1,6 @@
 """By hand: a server's tokens equal those of transformers' own `generate` after each of 20 updates.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --skip-tokenizer-init --dtype float32 --enforce-eager
-    --max-model-len 64 \\
+    VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --skip-tokenizer-init --dtype float32 --enforce-eager --max-model-len 64 \\
         --port 8123 --weight-transfer-config '{"backend": "core-folder"}'
     python vllm_updates.py FOLDER [STRATEGY]
 

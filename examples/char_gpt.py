@@ -5,8 +5,7 @@ it write some.
     python examples/char_gpt.py --strategy ddp --devices 2 --accelerator cpu
     torchrun --nproc-per-node 2 examples/char_gpt.py --accelerator cpu
     python examples/char_gpt.py --parallel pipeline=2 --devices 2 --accelerator cpu
-    python examples/char_gpt.py --parallel pipeline=2,schedule=1F1B,data=2 --devices 4 --accelerator
-    cpu
+    python examples/char_gpt.py --parallel pipeline=2,schedule=1F1B,data=2 --devices 4 --accelerator cpu
 
 The loop is plain PyTorch. What Fabric does in it stands in the lines that say `fabric`.
 `--parallel` takes every dimension of `MeshParallelStrategy` (data, shard, tensor, pipeline,

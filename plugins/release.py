@@ -1,8 +1,7 @@
 """Builds a release of everything: what an index gets, and what its users compare it with.
 
-    python plugins/release.py dist            # of the commit that is checked out; refused where
-    something disagrees python plugins/release.py dist --draft    # the same, but what disagrees is
-    only listed
+    python plugins/release.py dist            # of this commit; refused where something disagrees
+    python plugins/release.py dist --draft    # the same, but what disagrees is only listed
 
 `dist/index` has wheels and sdists, each with its license and list of parts (SBOM), built twice and
 equal byte for byte. Beside it, `constraints.txt` takes this release from these files, `pylock.toml`

@@ -1,7 +1,6 @@
 """Runs the tests that a change can reach, by what files import.
 
-    python tests/changed.py COMMIT PYTEST...    # what differs from COMMIT; tox run -e changed [--
-    COMMIT]
+    python tests/changed.py COMMIT PYTEST...    # what differs from COMMIT; tox run -e changed [-- COMMIT]
 
 A file is reached by those that import it, and by tests that name an alias of a plugin that it has.
 All of a plugin reaches its own tests, a page reaches the programs of pages, and what no import

@@ -2,10 +2,8 @@
 undisturbed run?
 
 Two epochs of 20 shuffled batches, Adam, with dropout and without; the run saves after step 25 and
-is killed after step
-27. It is then started again as the same script would be, seed and all, in a new process, by the way
-    that the library's
-own pages give.
+is killed after step 27. It is then started again as the same script would be, seed and all, in a
+new process, by the way that the library's own pages give.
 """
 
 import os

@@ -1,8 +1,8 @@
 """By hand: runs the cells of cells.json, and writes the memory and messages of each rank to
 measured.json.
 
-    python benchmarks/plan_cells/measure.py [part of a cell's name ...] [--small-buckets] [--again]
-    [-v] python benchmarks/plan_cells/measure.py --agreement
+    python benchmarks/plan_cells/measure.py [part of a cell's name ...] [--small-buckets] [--again] [-v]
+    python benchmarks/plan_cells/measure.py --agreement
 
 A run is three optimizer steps of a Trainer on CPUs, in one process a rank. Cells that are in
 measured.json are left out; `--again` runs those that failed; `--small-buckets` runs those of

@@ -15,6 +15,7 @@ from core.contract.errors import ConfigurationError
 from core.contract.kinds import KINDS
 from core.registry import COMMAND_REGISTRY, Registry, known_aliases
 from core.registry.names import split_name
+from core.text import first_paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,9 +78,7 @@ def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     given = ", ".join(f"{option}={value!r}" for option, value in preset.items())
     whole = f"{target.__module__}.{target.__qualname__}"
     yield from paragraph(f"A preset of {whole}({given})" if preset else whole)
-    yield from paragraph(
-        " ".join((inspect.getdoc(target) or "").partition("\n\n")[0].split()), indent="    "
-    )
+    yield from paragraph(first_paragraph(inspect.getdoc(target)), indent="    ")
     yield ""
     options = options_of(target)
     yield styled("Options" if options else "It takes no options.", bold=bool(options))

@@ -126,7 +126,7 @@ def run_by_torchrun(arguments: list[str]) -> int:
 
     Returns:
         The code to exit with: 1 if a rank has failed, 128 and a signal's number if that has ended
-            the run.
+        the run.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

@@ -117,7 +117,7 @@ class Precision:
 
         Returns:
             Whether parameters were updated: False when a scaled step was skipped because gradients
-                overflowed.
+            overflowed.
         """
         optimizer.step(closure)
         return True

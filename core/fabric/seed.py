@@ -71,8 +71,7 @@ def draw_alike(strategy: Strategy) -> Callable[[], None]:
 
     Returns:
         To be called once: continues with this rank's own ones again, those aside that were the
-            same, or were seeded
-        since.
+        same, or were seeded since.
     """
     if not strategy.session.has_peers:
         return lambda: None

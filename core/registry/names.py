@@ -53,6 +53,6 @@ def split_name(name: str) -> tuple[str | None, str]:
     provider, colon, alias = name.strip().rpartition(":")
     if not colon:
         return None, normalize_alias(alias)
-    return provider if provider == IN_PROCESS else normalize_distribution(
-        provider
-    ), normalize_alias(alias)
+    if provider != IN_PROCESS:
+        provider = normalize_distribution(provider)
+    return provider, normalize_alias(alias)

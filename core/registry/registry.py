@@ -16,6 +16,7 @@ from core.registry.known_plugins import known_classes
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, Status, is_reserved
+from core.text import first_paragraph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -235,7 +236,7 @@ class Registry(Generic[T]):
         if reason := unfit(target, self.kind):
             raise ConfigurationError(f"The {self.kind} {alias!r} can't be registered: {reason}.")
         self._refuse_if_taken(alias, override=override)
-        summary = description or _summary(target)
+        summary = description or first_paragraph(getattr(target, "__doc__", None))
         self._manager().add(Spec(self.kind, alias, _where(target), IN_PROCESS, summary), target)
         return None
 
@@ -295,7 +296,8 @@ class StrategyRegistry(Registry["Strategy"]):
             return super().register(name, strategy_class, description, override=override)
 
         def add(target: F) -> F:
-            preset, summary = partial(target, **options), description or _summary(target)
+            preset = partial(target, **options)
+            summary = description or first_paragraph(target.__doc__)
             super(StrategyRegistry, self).register(name, preset, summary, override=override)
             return target
 
@@ -323,10 +325,6 @@ def _fit_alias(name: str, kind: str) -> str:
     if reason := unfit_alias(name.strip()):
         raise ConfigurationError(f"{name!r} can't be the alias of a {kind}: {reason}.")
     return normalize_alias(name)
-
-
-def _summary(target: object) -> str:
-    return " ".join((getattr(target, "__doc__", None) or "").strip().partition("\n\n")[0].split())
 
 
 def _where(target: object) -> str:

@@ -22,8 +22,7 @@ class Profiler(abc.ABC):
     all that is needed.
 
     A trainer without a profiler has none of this in its steps. One with a profiler wraps its parts
-    and all hooks once,
-    when a stage begins:
+    and all hooks once, when a stage begins:
 
     1. `setup(stage, ...)`, all ranks: measuring begins anew.
     2. `wrap(action, function)`, all ranks: for the trainer's own actions (`setup_strategy`,

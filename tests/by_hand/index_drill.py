@@ -1,8 +1,7 @@
 """Take a release to a package index on this machine, and use it from there as strangers would, with
 pip and with uv.
 
-    python tests/by_hand/index_drill.py FOLDER --torch
-    torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
+    python tests/by_hand/index_drill.py FOLDER --torch torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl
 
 FOLDER is new. It needs pypiserver, hatchling and uv, some minutes, and two GB.
 

@@ -1,10 +1,10 @@
 """Changes one place of the code after the other, as cosmic-ray does, and runs the tests that should
 fail then.
 
-    python tests/by_hand/mutation.py --seed 1 --number 100 > before   # of core and the five largest
-    plugins python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing
-    runs python tests/by_hand/mutation.py --again before > after           # the same, first by the
-    test that caught each python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
+    python tests/by_hand/mutation.py --seed 1 --number 100 > before   # of core and the five largest plugins
+    python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing runs
+    python tests/by_hand/mutation.py --again before > after           # the same, first by the test that caught each
+    python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
 
 It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable:
 files are changed in place, and put back. It runs the tests of the mutant's area only, so try one

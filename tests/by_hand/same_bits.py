@@ -1,9 +1,8 @@
 """Trains a small net by three strategies, and prints digests of losses and weights: a refactoring
 changes no bit.
 
-    python tests/by_hand/same_bits.py > before.json     # in an environment with the earlier commit
-    installed python tests/by_hand/same_bits.py > after.json      # in one with this commit: `cmp`
-    finds no difference
+    python tests/by_hand/same_bits.py > before.json     # in an environment with the earlier commit installed
+    python tests/by_hand/same_bits.py > after.json      # in one with this commit: `cmp` finds no difference
 
 Both environments have the same torch, and run on the same machine.
 """

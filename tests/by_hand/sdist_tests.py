@@ -1,7 +1,6 @@
 """Run each plugin's tests from its sdist, unpacked in an empty folder: a table of what passed.
 
-    python tests/by_hand/sdist_tests.py RELEASE FOLDER [PLUGIN ...]     # RELEASE as
-    plugins/release.py makes it
+    python tests/by_hand/sdist_tests.py RELEASE FOLDER [PLUGIN ...]     # RELEASE as plugins/release.py makes it
 
 It runs with what is installed in this interpreter's environment, but for core and plugins, which
 come from RELEASE. `--declared` gives each an environment with nothing but what it declares, as

@@ -2,8 +2,7 @@
 
     python tests/by_hand/storm.py FOLDER --rounds 4 --beside 4 -- tests plugins
     python tests/by_hand/storm.py FOLDER --rounds 1 --beside 4 -- -m slow tests plugins
-    python tests/by_hand/storm.py FOLDER --rounds 9 --beside 10 -- tests/watch
-    tests/launch/test_multiprocessing.py
+    python tests/by_hand/storm.py FOLDER --rounds 9 --beside 10 -- tests/watch tests/launch/test_multiprocessing.py
 
 A round is a file in FOLDER, named after the commit, what pytest was asked, and the seed of the
 order. It is there once the round has ended: called again, this goes on with the rounds that are

@@ -1,12 +1,11 @@
 """Runs the conformance kit, keeps its results in the packages' cards, and writes these into
 docs/support.md.
 
-    python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a
-    simulator, on that python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin
-    of a package python tests/conformance/write_support.py cuda.json           # what another
-    machine's `core check --json` printed python tests/conformance/write_support.py report.json
-    # what `benchmarks/gpu.py` wrote there python tests/conformance/write_support.py
-    # nothing new: the page as its records are
+    python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
+    python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
+    python tests/conformance/write_support.py cuda.json           # what another machine's `core check --json` printed
+    python tests/conformance/write_support.py report.json         # what `benchmarks/gpu.py` wrote there
+    python tests/conformance/write_support.py                     # nothing new: the page as its records are
 
 Each plugin's newest result, on each kind of device, is kept in the card of its package. A run
 replaces the results of what it has tested, and leaves the others, with the date on which they were

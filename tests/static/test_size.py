@@ -1,6 +1,7 @@
 """The size of the code, as a reader parses it. A number may fall; one that grows is a decision."""
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def sources(folder):
     return [text for text in texts if text]
 
 
+@functools.cache
 def counts_of(folder):
     return sum((syntax_nodes(text) for text in sources(folder)), Counter())
 

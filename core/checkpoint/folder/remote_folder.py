@@ -174,9 +174,10 @@ class RemoteFolder:
         try:
             if before == b"":
                 raise FileNotFoundError("the one before could not be read")
-            self.filesystem.rm_file(path) if before is None else self.filesystem.pipe_file(
-                path, before
-            )
+            if before is None:
+                self.filesystem.rm_file(path)
+            else:
+                self.filesystem.pipe_file(path, before)
         except Exception as error:
             raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
         raise messages.not_as_written(manifest.NAME)

@@ -61,12 +61,9 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
 
         Returns:
             A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch.
-            A dict may have a
-            `"weight"`: the number of items that the loss is a mean over, a number or a tensor of
-                one element, at least
-            0. The optimizer's gradient is then that of the mean over all items of its window, on
-               all ranks, and
-            logged means are over items.
+            A dict may have a `"weight"`: the number of items that the loss is a mean over, a number
+            or a tensor of one element, at least 0. The optimizer's gradient is then that of the
+            mean over all items of its window, on all ranks, and logged means are over items.
         """
         raise NotImplementedError
 

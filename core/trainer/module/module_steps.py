@@ -27,9 +27,9 @@ class ModuleSteps:
     """
 
     @property
-    # Module says which; this part of it is no nn.Module, of which a strategy has handles
     def trainer(self) -> Any:
         """The trainer that runs this module."""
+        # Module says which; this part of it is no nn.Module, of which a strategy has handles
         raise NotImplementedError
 
     @empty_hook

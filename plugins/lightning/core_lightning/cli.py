@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau as TorchReduceLROnPlateau
 
 from core import ConfigurationError, rank_zero_warn
+from core.text import first_paragraph
 from core_lightning import config_values
 from core_lightning.cli_parser import (
     AUTOMATIC,
@@ -205,7 +206,7 @@ class LightningCLI:
         added = self.parser.add_subcommands()
         for name, skipped in self.subcommands().items():
             method = getattr(self.trainer_class, name, None) or getattr(Trainer, name)
-            text = " ".join((method.__doc__ or "").strip().partition("\n\n")[0].split())
+            text = first_paragraph(method.__doc__)
             parser = self.init_parser(**{"description": text, **self.parser_kwargs.get(name, {})})
             self._add_arguments(parser)
             owner = self.trainer_class if isinstance(self.trainer_class, type) else Trainer

@@ -1,8 +1,8 @@
 """Small programs for Lightning with a habit or a mistake each, and what becomes of them on
 core-lightning.
 
-    python plugins/lightning/tests/explained.py > theirs                                     #
-    lightning==2.6.6 core run --devices 1 --lightning plugins/lightning/tests/explained.py > ours
+    python plugins/lightning/tests/explained.py > theirs                                     # lightning==2.6.6
+    core run --devices 1 --lightning plugins/lightning/tests/explained.py > ours
     diff theirs ours
 
 The lines of a program that runs equal are the same in both, those of one that fails end with `!!`

@@ -30,22 +30,18 @@ class Goodput(Callback):
     | --- | --- |
     | `useful` | training batches whose window ended in an update |
     | `skipped` | training batches whose window ended without one |
-    | `start` | the process, from its start to the first training batch, or a later `fit` of it to
-    there |
-    | `data` | waiting for batches: all that is between the hooks of two of them, and nothing below
-    |
+    | `start` | the process, from its start to the first training batch, or a later `fit` of it to there |
+    | `data` | waiting for batches: all that is between the hooks of two of them, and nothing below |
     | `validation` | validation runs |
-    | `saves` | checkpoints: from a checkpoint's state being collected to the next hook of the loop
-    |
-    | `lost` | from the save that a run has gone on from to the beginning of the process that has
-    gone on |
+    | `saves` | checkpoints: from a checkpoint's state being collected to the next hook of the loop |
+    | `lost` | from the save that a run has gone on from to the beginning of the process that has gone on |
 
     Shares of all time, restarts included, are logged every `log_every_n_steps` and when `fit` ends,
     as `goodput/useful` and so on, and then printed in a line.
 
     Attributes:
         seconds: of each part so far, over all restarts.
-    """
+    """  # noqa: E501
 
     def __init__(self, *, verbose: bool = True) -> None:
         """Create the callback.

@@ -27,8 +27,7 @@ def local_norms(optimizers: Iterable[Optimizer], device: torch.device, world_siz
 
     Returns:
         Two numbers of float32: the norm of gradients that this rank has whole, and that of its
-            parts of others, where
-        a part that several ranks have is a share of it on each.
+        parts of others, where a part that several ranks have is a share of it on each.
     """
     whole: list[Tensor] = []
     parts: dict[int, list[Tensor]] = {}

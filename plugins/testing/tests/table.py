@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.text import first_paragraph
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -38,7 +40,7 @@ class Mutant:
     @property
     def fault(self):
         text = self.plugin.fault if hasattr(self.plugin, "fault") else self.plugin.__doc__
-        return " ".join(text.strip().partition("\n\n")[0].split())
+        return first_paragraph(text)
 
 
 MUTANTS: list[Mutant] = []

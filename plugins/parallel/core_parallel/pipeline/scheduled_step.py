@@ -206,7 +206,7 @@ class ScheduledStep:
 
         Returns:
             What the user's step returns: the loss, or a dict with it and perhaps its weight; or
-                None.
+            None.
         """
         self._step_context = step_context or self._context
         # to ask for each microbatch takes time

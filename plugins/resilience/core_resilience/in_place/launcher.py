@@ -70,7 +70,7 @@ class RoundLauncher:
 
         Returns:
             The code to exit with: 0; 1 if a process has failed, or too many were lost; 130 after
-                Ctrl-C.
+            Ctrl-C.
 
         Raises:
             SystemExit: SIGTERM has ended the run.

@@ -84,7 +84,7 @@ STEPS = (
         "the conformance kit on one device",
         150,
         20,
-        ("core-training:single_device",),
+        ("core-base:single_device",),
     ),
     Step(
         "kit-ddp",
@@ -350,8 +350,8 @@ def install(folder: Path, target: Path) -> None:
         wheel.name.partition("-")[0].replace("_", "-").lower(): wheel
         for wheel in sorted(folder.glob("*.whl"))
     }
-    if "core-training" not in wheels:
-        sys.exit(f"{folder} has no wheel of core-training: python plugins/wheels.py {folder}")
+    if "core-base" not in wheels:
+        sys.exit(f"{folder} has no wheel of core-base: python plugins/wheels.py {folder}")
     chosen = [name for name in wheels if name.startswith("core-") or not is_installed(name)]
     chosen = [str(wheels[name]) for name in chosen if name != "torch"]
     shutil.rmtree(target, ignore_errors=True)

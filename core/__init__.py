@@ -1,8 +1,10 @@
-"""A PyTorch training core, and an ecosystem of separately installable backends around it.
+"""The contract of a PyTorch training backend, and a loop of your own over any of them.
 
-    from core import Trainer
+    from core import Fabric, Trainer
 
     Trainer(strategy="ddp", accelerator="cpu", devices=2).fit(module, train_loader)
+
+`Trainer`, `Module` and what belongs to them come with core-training.
 
 The public names, `core.callbacks` and the other subpackages among them, are imported when they are
 first used, so that `import core` costs nothing.
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
         STRATEGY_REGISTRY,
     )
     from core.session import ModuleHandle, Session
-    from core.trainer import CombinedLoader, DataModule, Module, Trainer
     from core.watch import WatchdogOptions
+    from core_training import CombinedLoader, DataModule, EventHooks, Module, Trainer
+    from core_training.tuning import Tuner
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -103,6 +106,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "TensorDescription",
     "Trainer",
     "TrainingStep",
+    "Tuner",
     "UnknownAliasError",
     "UnsupportedError",
     "WatchdogOptions",

@@ -1,2 +1,3 @@
 __version__ = "0.1.0"
-DISTRIBUTION = "core-training"
+DISTRIBUTION = "core-base"
+TRAINING = "core-training"

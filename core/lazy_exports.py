@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import CodeType
+    from types import CodeType, ModuleType
 
 __all__ = ["lazy_exports"]
 
@@ -45,7 +45,7 @@ def lazy_exports(
 
     def get(name: str) -> Any:
         if name in public and (home := _homes(code).get(name) or _homes(code).get("*")):
-            value = getattr(importlib.import_module(home), name)
+            value = getattr(_import_home(home, f"{package}.{name}"), name)
             # the next time, Python finds it without asking
             setattr(sys.modules[package], name, value)
             return value
@@ -65,6 +65,24 @@ def lazy_exports(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get, lambda: sorted(public | own_modules)
+
+
+def _import_home(home: str, name: str) -> ModuleType:
+    """The module that has the public name.
+
+    Raises:
+        ImportError: it is core-training's, which isn't installed.
+    """
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as cause:
+        if cause.name != "core_training":
+            raise
+        from core._version import TRAINING
+        from core.registry.known_plugins import missing
+
+        message = f"{name} comes with {TRAINING}. {missing(TRAINING)}"
+        raise ImportError(message, name=cause.name) from None
 
 
 @functools.cache

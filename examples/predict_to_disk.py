@@ -1,6 +1,5 @@
 """Writes predictions to disk, each rank its own share, and checks that every sample is there once.
 
-pip install core-predictions
 python examples/predict_to_disk.py
 python examples/predict_to_disk.py --strategy ddp --devices 2 --accelerator cpu
 """

@@ -1,6 +1,6 @@
 """Builds the wheels of core and of the plugins in this folder, and installs them where this runs.
 
-    python plugins/install.py FOLDER [PLUGIN ...]
+    python plugins/install.py FOLDER [DISTRIBUTION ...]
 
 Without names: each plugin whose other requirements are installed already. Nothing comes from an
 index. The wheels stay in FOLDER, with constraints as `wheels.py` writes them; where they are
@@ -9,12 +9,11 @@ installed and up to date, nothing is done.
 
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from wheels import ROOT, sources_below, write_constraints
+from wheels import ROOT, read_project, required_sources, sources_below, write_constraints
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 OFFLINE = ["--no-index", "--no-deps"]
@@ -22,12 +21,8 @@ OFFLINE = ["--no-index", "--no-deps"]
 
 def main() -> None:
     """Install into the environment of this interpreter."""
-    folder, *plugins = sys.argv[1:]
-    core, *others = sources_below(ROOT)
-    sources = [
-        core,
-        *(each for each in others if (each.name in plugins if plugins else fits(each))),
-    ]
+    folder, *wanted = sys.argv[1:]
+    sources = required_sources(wanted) if wanted else [*filter(fits, sources_below(ROOT))]
     names, done = " ".join(map(str, sources)), Path(folder, "done")
     if (
         done.is_file()
@@ -55,8 +50,7 @@ def fits(source: Path) -> bool:
     """True for the folder of a plugin whose requirements are installed, but for distributions of
     ours.
     """
-    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return all(map(is_met, project["dependencies"]))
+    return all(map(is_met, read_project(source)["dependencies"]))
 
 
 def is_met(line: str) -> bool:

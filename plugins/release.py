@@ -22,7 +22,15 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
-from wheels import ROOT, digest, make_builder, sources_below, write_constraints, write_digests
+from wheels import (
+    ROOT,
+    digest,
+    make_builder,
+    read_project,
+    sources_below,
+    write_constraints,
+    write_digests,
+)
 
 SBOM = "sbom.cdx.json"
 HEADING = re.compile(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", re.MULTILINE)
@@ -65,7 +73,7 @@ def main() -> None:
 def disagreements() -> Iterator[str]:
     """Sentences on what the sources say in two places and can't both be true."""
     versions = {project["name"]: version_of(source) for source, project in projects()}
-    own = Version(versions["core-training"])
+    own = Version(versions["core-base"])
     support = ROOT.joinpath("docs/support.md").read_text(encoding="utf-8")
     for _, project in projects():
         extras = project.get("optional-dependencies", {}).values()
@@ -78,7 +86,10 @@ def disagreements() -> Iterator[str]:
                     f"{project['name']} requires {line}, and this is {versions[requirement.name]}."
                 )
             next_minor = f"{own.major}.{own.minor + 1}.0"
-            if requirement.name == "core-training" and requirement.specifier.contains(next_minor):
+            if requirement.name in (
+                "core-base",
+                "core-training",
+            ) and requirement.specifier.contains(next_minor):
                 yield (
                     f"{project['name']} requires {line}: its upper bound is the next minor release."
                 )
@@ -108,10 +119,7 @@ def disagreements() -> Iterator[str]:
 def projects() -> Iterator[tuple[Path, dict[str, object]]]:
     """The folder of each distribution of ours, and the table `project` of its metadata."""
     for source in sources_below(ROOT):
-        yield (
-            source,
-            tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"],
-        )
+        yield source, read_project(source)
 
 
 def version_of(source: Path) -> str:

@@ -1,7 +1,7 @@
-"""Builds the wheels of core and of every plugin, and constraints by which pip takes these from
-their files.
+"""Builds wheels of our distributions, and constraints by which pip takes these from their files.
 
-    python plugins/wheels.py dist
+    python plugins/wheels.py dist                             # of all
+    python plugins/wheels.py dist core-ddp core-deepspeed     # of these, and of what they require
     python -m pip install -c dist/constraints.txt core-ddp core-deepspeed
 
 Without the constraints pip would ask an index, which has none of ours, or somebody else's. Beside
@@ -11,6 +11,7 @@ them, `release.json` is what `core doctor --verify` compares the installed files
 import argparse
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,19 +22,28 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
     """Build them into the folder that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("names", nargs="*", metavar="distribution", help="default: all")
+    arguments = parser.parse_args()
+    try:
+        sources = required_sources(arguments.names) if arguments.names else sources_below(ROOT)
+    except ValueError as cause:
+        parser.error(str(cause))
+    folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as built, make_builder() as python:
         wheels = []
-        for source in sources_below(ROOT):
+        for source in sources:
             command = [python, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", built]
             done = subprocess.run(command, cwd=source, capture_output=True, text=True)
             if done.returncode:
@@ -43,15 +53,39 @@ def main() -> None:
             print(wheel.name, flush=True)
     constraints = write_constraints(folder, wheels)
     write_digests(folder, wheels)
-    print(
-        f"{len(wheels)} wheels. Install from them: python -m pip install -c "
-        f"{shlex.quote(str(constraints))} core-ddp"
-    )
+    command = shlex.join(["python", "-m", "pip", "install", "-c", str(constraints)])
+    print(f"{len(wheels)} wheels. Install from them: {command}", *(arguments.names or ["core-ddp"]))
 
 
 def sources_below(root: Path) -> list[Path]:
-    """The folders of core and of each plugin."""
-    return [root, *(path.parent for path in sorted(root.glob("plugins/*/pyproject.toml")))]
+    """The folders of our distributions: core-base, core-training, and the rest by name."""
+    others = [path.parent for path in sorted(root.glob("plugins/*/pyproject.toml"))]
+    return [root, *sorted(others, key=lambda folder: folder.name != "training")]
+
+
+def required_sources(names: Iterable[str]) -> list[Path]:
+    """The folders of some distributions of ours, and of those that they require.
+
+    Raises:
+        ValueError: a name is none of ours.
+    """
+    projects = {read_project(source)["name"]: source for source in sources_below(ROOT)}
+    wanted, needed = [*names], set()
+    while wanted:
+        name = wanted.pop()
+        if name not in projects:
+            raise ValueError(f"{name} is none of {', '.join(sorted(projects))}")
+        if name not in needed:
+            needed.add(name)
+            lines = read_project(projects[name]).get("dependencies", [])
+            required = [re.match(r"[\w.-]+", line)[0] for line in lines]
+            wanted += [each for each in required if each in projects]
+    return [source for name, source in projects.items() if name in needed]
+
+
+def read_project(source: Path) -> dict[str, Any]:
+    """The table `project` of the metadata in a folder."""
+    return tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_trainers_public_modules_export_what_belongs_to_it(name):
     module, home = (
         importlib.import_module(f"core.{name}"),
-        importlib.import_module(f"core.trainer.{name}"),
+        importlib.import_module(f"core_training.{name}"),
     )
     assert dir(module) == sorted(home.__all__)
     assert all(getattr(module, public) is getattr(home, public) for public in module.__all__)

@@ -21,7 +21,7 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from core._version import DISTRIBUTION, __version__
+from core._version import DISTRIBUTION, TRAINING, __version__
 from core.cli.cards import digests
 from core.cli.layout import say_all, say_json, styled, table
 from core.contract import Broken, Found
@@ -35,6 +35,7 @@ from core.registry import (
     listing,
     plugin_manager,
 )
+from core.registry.known_plugins import missing
 from core.registry.selection import ALLOW, BLOCK
 from core.resolve.candidates import DETECTION_TIMEOUT_S, detect, failure
 from core.resolve.time_limit import time_limit
@@ -186,20 +187,23 @@ def _other_distributions() -> Iterator[Finding]:
             "ours: `pip uninstall` it."
         )
         yield Finding("another core", "broken", detail)
-    copies = list(importlib_metadata.distributions(name=DISTRIBUTION))
-    folders = [str(copy.locate_file("")) for copy in copies]
-    if len(copies) > 1:
-        yield Finding(
-            "core",
-            "note",
-            f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.",
-        )
-    if copies and (version := copies[0].version) != __version__:
-        detail = (
-            f"the metadata in {folders[0]} says {version}, and the code is {__version__}: "
-            "install it again."
-        )
-        yield Finding("core", "broken", detail)
+    for name in (DISTRIBUTION, TRAINING):
+        copies = list(importlib_metadata.distributions(name=name))
+        folders = [str(copy.locate_file("")) for copy in copies]
+        if len(copies) > 1:
+            yield Finding(
+                name,
+                "note",
+                f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.",
+            )
+        if not copies and name == TRAINING:
+            yield Finding(name, "absent", f"there is no Trainer: {missing(name)}")
+        if copies and (version := copies[0].version) != __version__:
+            detail = (
+                f"the metadata in {folders[0]} says {version}, and the code of core is "
+                f"{__version__}: install {DISTRIBUTION} and {TRAINING} again, of one release."
+            )
+            yield Finding(name, "broken", detail)
 
 
 def _torch() -> Iterator[Finding]:

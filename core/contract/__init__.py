@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerError,
     )
-    from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
+    from core.contract.hookspecs import empty_hook, hookimpl, is_empty_hook
     from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.layout import ExplainsLayout
@@ -89,7 +89,6 @@ __all__ = [
     "Devices",
     "Difference",
     "DirectCollectives",
-    "EventHooks",
     "ExplainsLayout",
     "FingerprintError",
     "Found",

@@ -69,7 +69,7 @@ class TrainingStep:
             `step_callable` runs the whole program.
         module: the wrapped module that `setup_module` returned.
         optimizers: as `setup_optimizer` returned them. Several that step after one backward are one
-            here, a `core.strategies.JointOptimizer`, and hooks are called for each.
+            here, one that joins them, and hooks are called for each.
         manual: the user's step runs backward and optimizers itself.
         num_accumulated: batches of an accumulation window. 1 for a strategy with
             `OWNS_ACCUMULATION`.

@@ -6,9 +6,7 @@ from core.data.batch_size import is_ambiguous, size_of
 from core.data.device_transfer import make_transfer, to_device
 from core.data.epochs import set_epoch
 from core.data.global_batch import GlobalBatch, check_global_batch, divide_global_batch
-from core.data.resumable_loader import ResumableLoader
-from core.data.sample_seeds import seed_samples
-from core.data.sampler import ShardedSampler
+from core.data.sampler import SeededIndex, ShardedSampler
 from core.data.sampler_in_loader import (
     LoaderSharder,
     sampler_of,
@@ -16,15 +14,16 @@ from core.data.sampler_in_loader import (
     shuffles,
     without_shuffling,
 )
-from core.data.seeds import mix_seed
+from core.data.seeds import DrawingRng, mix_seed, seed_generators
 from core.data.structure import map_leaves
 from core.data.windows import MicroBatch, read_windows
 
 __all__ = [
+    "DrawingRng",
     "GlobalBatch",
     "LoaderSharder",
     "MicroBatch",
-    "ResumableLoader",
+    "SeededIndex",
     "ShardedSampler",
     "check_global_batch",
     "divide_global_batch",
@@ -34,7 +33,7 @@ __all__ = [
     "mix_seed",
     "read_windows",
     "sampler_of",
-    "seed_samples",
+    "seed_generators",
     "set_epoch",
     "shard_loader",
     "shuffles",

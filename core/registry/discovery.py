@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from core._version import DISTRIBUTION
+from core._version import DISTRIBUTION, TRAINING
 from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
 from core.registry.metadata import (
@@ -145,7 +145,9 @@ def _scan(*, refresh: bool) -> Discovery:
         copies.setdefault(found.name, []).append(found)
     effective = [_effective(same, problems) for same in copies.values()]
     providers = [
-        provider for provider in effective if _offers(provider) and provider.name != DISTRIBUTION
+        provider
+        for provider in effective
+        if _offers(provider) and provider.name not in (DISTRIBUTION, TRAINING)
     ]
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
 

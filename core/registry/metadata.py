@@ -9,7 +9,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, NamedTuple
 
-from core._version import DISTRIBUTION
+from core._version import DISTRIBUTION, TRAINING
 from core.registry.names import normalize_distribution
 
 if TYPE_CHECKING:
@@ -130,9 +130,15 @@ def split_target(target: str) -> tuple[str, str] | None:
     return (match["module"], match["attribute"] or "") if match else None
 
 
-_ABOUT_CORE = re.compile(rf"\s*{DISTRIBUTION.replace('-', '[-_.]+')}(?![\w.-])", re.IGNORECASE)
+_NAME = re.compile(r"\s*([\w.-]+)")
 
 
 def about_core(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Those of the `Requires-Dist` lines that are about core itself."""
-    return tuple(filter(_ABOUT_CORE.match, requirements))
+    """Those of the `Requires-Dist` lines that are about the distributions of core itself."""
+    return tuple(line for line in requirements if required_name(line) in (DISTRIBUTION, TRAINING))
+
+
+def required_name(line: str) -> str:
+    """The distribution that a `Requires-Dist` line is about, normalized."""
+    match = _NAME.match(line)
+    return normalize_distribution(match[1]) if match else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from core.contract.hookspecs import PROJECT, EventHooks
+from core.contract.hookspecs import PROJECT
 from core.contract.spec import normalize_alias
 from core.registry import refusals
 from core.registry.alias_choice import choose
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def load_hooks(name: str, manager: PluginManager | None = None) -> Any:
+def load_hooks(name: str, specifications: type, manager: PluginManager | None = None) -> Any:
     """Import a module with event hooks (entry-point group `core.hooks`) that a user has named.
 
     Args:
         name: alias, or `"provider:alias"`.
+        specifications: the class with the hook specs that it may implement: `core.EventHooks`.
         manager: knows what is installed; by default the manager of this process.
 
     Returns:
-        The module or object, checked against `core.EventHooks`. It isn't registered anywhere: a run
+        The module or object, checked against them. It isn't registered anywhere: a run
         registers it in a pluggy manager of its own, so that it hears of that run alone.
 
     Raises:
@@ -39,7 +40,7 @@ def load_hooks(name: str, manager: PluginManager | None = None) -> Any:
     offer = choose(HOOKS, name, manager or plugin_manager())
     plugin = import_target(offer)
     checker = pluggy.PluginManager(PROJECT)
-    checker.add_hookspecs(EventHooks)
+    checker.add_hookspecs(specifications)
     try:
         checker.register(plugin)
         checker.check_pending()

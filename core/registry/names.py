@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from core._version import DISTRIBUTION, TRAINING
 from core.contract.spec import normalize_alias
 
 _SEPARATORS = re.compile(r"[-_.]+")
@@ -53,6 +54,12 @@ def split_name(name: str) -> tuple[str | None, str]:
     provider, colon, alias = name.strip().rpartition(":")
     if not colon:
         return None, normalize_alias(alias)
-    if provider != IN_PROCESS:
-        provider = normalize_distribution(provider)
-    return provider, normalize_alias(alias)
+    return provider_name(provider), normalize_alias(alias)
+
+
+def provider_name(name: str) -> str:
+    """The provider that a user's text names: a distribution, folded, or `IN_PROCESS`. Both
+    distributions of core are the provider of the built-ins.
+    """
+    folded = name if name == IN_PROCESS else normalize_distribution(name)
+    return DISTRIBUTION if folded == TRAINING else folded

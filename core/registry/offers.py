@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
-from core.registry.metadata import split_target
+from core.registry.metadata import required_name, split_target
 from core.registry.names import IN_PROCESS
 from core.text.printable import printable
 
@@ -169,7 +169,8 @@ def _exclusion(line: str, core_version: str) -> str:
     versions = (core_version, Version(core_version).base_version)
     if any(specifier.contains(version, prereleases=True) for version in versions):
         return ""
-    return f"it requires {CORE}{specifier}, and this is {CORE} {core_version}"
+    name = required_name(line)
+    return f"it requires {name}{specifier}, and this is {name} {core_version}"
 
 
 def _specifier(line: str) -> SpecifierSet:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import CORE
-from core.registry.names import normalize_distribution, split_name
+from core.registry.names import provider_name, split_name
 from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def matches(name: str, spec: Spec) -> bool:
     """True if `name`, a distribution, an alias or both with a colon between, is about `spec`."""
     if ":" in name:
         return split_name(name) == (spec.provider, spec.alias)
-    return (
-        spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
-    )
+    return spec.provider == provider_name(name) or normalize_alias(name) == spec.alias
 
 
 def _names(text: str) -> tuple[str, ...]:

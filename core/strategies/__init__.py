@@ -9,7 +9,6 @@ from core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
-    from core.strategies.joint_optimizer import JointOptimizer
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "STRATEGY_REGISTRY",
     "FrozenParameters",
-    "JointOptimizer",
     "LeftOutParameters",
     "MethodRouter",
     "ParallelStrategy",

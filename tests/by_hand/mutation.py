@@ -76,12 +76,12 @@ def tests_of(path: str) -> list[str]:
             "tests/strategies",
             "plugins/ddp/tests",
             "tests/fabric",
-            "tests/trainer/test_activation_memory.py",
+            "plugins/training/tests/test_activation_memory.py",
         ]
     if rooms == ["contract"]:
         return [f"tests/{name}" for name in ("contract", "accelerators", "resolve", "fabric")]
     if rooms == ["session"]:
-        return ["tests/session", "tests/fabric", "tests/trainer/loops"]
+        return ["tests/session", "tests/fabric", "plugins/training/tests/loops"]
     mirrors = ["/".join(("tests", *rooms[:depth])) for depth in range(len(rooms), 0, -1)]
     return [mirror for mirror in mirrors if (ROOT / mirror).is_dir()] or ["tests"]
 

@@ -18,8 +18,9 @@ from torch.utils.data import (
 )
 
 from core import Fabric, Trainer
-from core.data import seed_samples, set_epoch, shard_loader
-from core.trainer.stage_data.combined import CombinedLoader
+from core.data import set_epoch, shard_loader
+from core_training.stage_data.combined import CombinedLoader
+from core_training.stage_data.sample_seeds import seed_samples
 from support.small_nets import QUIET, Net
 
 

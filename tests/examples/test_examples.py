@@ -154,7 +154,6 @@ def test_unlabeled_digits_help_to_read():
     ("where", "num_files"), [(ONE_PROCESS, 29), (DDP, 30)], ids=["single_device", "ddp"]
 )
 def test_every_rank_writes_its_predictions(where, num_files):
-    pytest.importorskip("core_predictions", reason="needs core-predictions")
     output = run_example("predict_to_disk.py", *where, "--epochs", "3")
     assert f"{num_files} files with 1797 predictions; each sample once: True\n" in output
     (percent,) = re.findall(r"^([\d.]+)% of them are right$", output, re.MULTILINE)

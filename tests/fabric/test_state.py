@@ -81,7 +81,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize("storage", ["torch", "distributed"])
 def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp_path, storage):
-    """All classes: `tests/trainer/state/test_resume_schedulers.py`."""
+    """All classes: `plugins/training/tests/state/test_resume_schedulers.py`."""
     fabric = Fabric(accelerator="cpu", plugins=[storage])
     layer = nn.Linear(1, 1)
     model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))

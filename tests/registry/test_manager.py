@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from core import EventHooks
 from core.contract.errors import BlockedPluginError, PluginLoadError
 from core.contract.hookspecs import hookimpl
 from core.contract.spec import Spec
@@ -203,8 +204,8 @@ def test_event_hooks_are_listed_and_loaded_only_when_named(site, manager):
     made = manager()
     assert [offer.spec.qualified_name for offer in made.offers(HOOKS)] == ["core-acme:acme"]
     assert "core_acme_hooks" not in sys.modules
-    assert load_hooks("acme", made) is sys.modules["core_acme_hooks"]
-    assert load_hooks("core-acme:acme", made) is sys.modules["core_acme_hooks"]
+    assert load_hooks("acme", EventHooks, made) is sys.modules["core_acme_hooks"]
+    assert load_hooks("core-acme:acme", EventHooks, made) is sys.modules["core_acme_hooks"]
 
 
 def test_preludes_are_listed_and_loaded_only_when_named(site, manager):
@@ -239,5 +240,5 @@ def test_preludes_are_listed_and_loaded_only_when_named(site, manager):
 def test_event_hooks_that_are_none(site, manager, source, reason):
     hooks(site, source)
     with pytest.raises(PluginLoadError) as raised:
-        load_hooks("acme", manager())
+        load_hooks("acme", EventHooks, manager())
     assert reason in " ".join(str(raised.value).split())

@@ -43,7 +43,7 @@ SHOWN = [
     "docs/backends/",
     "docs/contracts/strategy/",
     "api/core/",
-    "api/core.trainer/",
+    "api/core_training/",
 ]
 """Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
 looked at alone.
@@ -206,7 +206,7 @@ def search(browser, root, size, words):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_search_finds_a_word(site, browser, size):
     links = search(browser, site[1], size, "StochasticWeightAveraging")
-    assert any("/api/core_averaging/" in link for link in links), links
+    assert any("/api/core_training.averaging/" in link for link in links), links
 
 
 @pytest.mark.parametrize(("words", "page"), FIRST.items())
@@ -257,13 +257,13 @@ def test_programs_find_every_page_as_markdown(site):
     listed = re.findall(
         r"^- \[.+\]\((.+)\)$", folder.joinpath("llms.txt").read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert {"README.md", "docs/trainer.md", "plugins/ddp/README.md", "api/core.trainer.md"} <= {
+    assert {"README.md", "docs/trainer.md", "plugins/ddp/README.md", "api/core_training.md"} <= {
         *listed
     }
     assert all(
         folder.joinpath(page).read_text(encoding="utf-8").startswith("# ") for page in listed
     )
-    assert "fit(model: nn.Module" in folder.joinpath("api/core.trainer.md").read_text(
+    assert "fit(model: nn.Module" in folder.joinpath("api/core_training.md").read_text(
         encoding="utf-8"
     )
 

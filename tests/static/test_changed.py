@@ -11,14 +11,14 @@ from changed import reached_tests
         # A plugin's own tests, and those that name one of its aliases.
         (
             "plugins/ddp/core_ddp/strategy.py",
-            {"plugins/ddp/tests", "tests/trainer/loops/test_windows.py"},
+            {"plugins/ddp/tests", "plugins/training/tests/loops/test_windows.py"},
             "plugins/mlflow/",
         ),
-        ("plugins/hpu/core_hpu/strategy.py", {"plugins/hpu/tests"}, "tests/trainer/"),
+        ("plugins/hpu/core_hpu/strategy.py", {"plugins/hpu/tests"}, "plugins/training/"),
         # Through the lazy names of public packages.
         (
-            "core/trainer/callbacks/timer.py",
-            {"tests/trainer/callbacks/test_timer.py"},
+            "plugins/training/core_training/callbacks/timer.py",
+            {"plugins/training/tests"},
             "tests/fabric/",
         ),
         ("core/cli/doctor.py", {"tests/cli/test_doctor.py"}, "plugins/"),
@@ -29,7 +29,7 @@ from changed import reached_tests
         ),
         (
             "tests/support/tiny.py",
-            {"tests/trainer/callbacks/test_early_stopping.py"},
+            {"plugins/training/tests/callbacks/test_early_stopping.py"},
             "plugins/ddp/",
         ),
         ("docs/data.md", {"tests/examples"}, "plugins/"),

@@ -62,7 +62,7 @@ def test_a_plugins_tests_import_no_helper_of_others():
     for folder in folders[1:]:
         own = {path.stem for path in folder.iterdir()} | {"support", "conftest"}
         for path in folder.rglob("*.py"):
-            foreign = imported(path) & modules.keys() - own
+            foreign = imported(path) & modules.keys() - own - sys.stdlib_module_names
             assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"
 
 

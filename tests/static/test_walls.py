@@ -21,11 +21,11 @@ BACKENDS = re.compile(
 )
 
 
-TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
+TENANT_FILES = sorted(ROOT.glob("plugins/training/core_training/**/*.py"))
 STORAGE_FILES = sorted(ROOT.glob("core/checkpoint/**/*.py"))
 DIMENSION_FILES = sorted(ROOT.glob("plugins/parallel/core_parallel/**/*.py"))
 ROOMS = {
-    "core.trainer": (TENANT_FILES, "rooms"),
+    "core_training": (TENANT_FILES, "rooms"),
     "core.checkpoint": (STORAGE_FILES, "storage"),
     "core_parallel": (DIMENSION_FILES, "dimensions"),
 }
@@ -61,9 +61,7 @@ def public_names(module):
 
 @functools.cache
 def exported_names(module):
-    """The `__all__` of a module, read without an import; `core.callbacks` has that of
-    `core.trainer.callbacks`.
-    """
+    """The `__all__` of a module, read without an import."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -72,8 +70,6 @@ def exported_names(module):
         for node in tree.body
         if isinstance(node, ast.Assign) and "__all__" in ast.dump(node.targets[0])
     ]
-    if values and isinstance(values[0], ast.Attribute):
-        return exported_names(f"core.trainer.{path.name}")
     return ast.literal_eval(values[0]) if values else ()
 
 
@@ -93,12 +89,10 @@ def test_the_trainer_imports_of_the_rest_what_a_stranger_could():
     """
     for path, dotted in imports_of(TENANT_FILES):
         module, _, name = dotted.rpartition(".")
-        is_own = module.startswith("core.trainer") or dotted == "core.trainer"
-        public = () if is_own else public_names(module)
         message = (
             f"{path}: {dotted} is not public. If a trainer needs it, give it a public name, for all"
         )
-        assert is_own or name in public, message
+        assert name in public_names(module), message
 
 
 def test_the_trainer_looks_into_no_object_of_the_rest():
@@ -214,7 +208,11 @@ def test_a_name_is_one_class():
     )
 
 
-def test_folders_of_tests_mirror_the_rooms():
+@pytest.mark.parametrize(
+    ("folder", "package"),
+    [("tests", "core"), ("plugins/training/tests", "plugins/training/core_training")],
+)
+def test_folders_of_tests_mirror_the_rooms(folder, package):
     """But for those whose subject isn't a room, and what several share."""
     others = {
         "by_hand",
@@ -226,14 +224,9 @@ def test_folders_of_tests_mirror_the_rooms():
         "static",
         "support",
     }
-    places = [
-        place
-        for glob in ("tests/*", "tests/trainer/*")
-        for place in ROOT.glob(glob)
-        if any(place.glob("*.py"))
-    ]
-    folders = {place.relative_to(ROOT / "tests") for place in places if place.name not in others}
-    assert sorted(str(folder) for folder in folders if not (ROOT / "core" / folder).is_dir()) == []
+    places = [place for place in (ROOT / folder).iterdir() if any(place.glob("*.py"))]
+    folders = {place.name for place in places if place.name not in others}
+    assert sorted(folder for folder in folders if not (ROOT / package / folder).is_dir()) == []
 
 
 def test_the_core_knows_no_backend():
@@ -268,5 +261,5 @@ def test_no_page_installs_somebody_elses_core():
     install = re.compile(r"""pip install[^`\n]*[ '"]core([\['" ]|$)""", re.MULTILINE)
     wrong = [str(path) for path in pages if install.search(path.read_text(encoding="utf-8"))]
     assert wrong == [], (
-        "the distribution is core-training; a `core` on a package index is somebody else's"
+        "the distributions are core-base and core-training; a `core` on a package index is somebody else's"
     )

@@ -19,7 +19,7 @@ from support.checkout import in_checkout
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "launched_program.py"
-TRAINED_UNTIL_INTERRUPTED = in_checkout("tests/trainer/signals/interruption_program.py")
+TRAINED_UNTIL_INTERRUPTED = in_checkout("plugins/training/tests/signals/interruption_program.py")
 DEEPSPEED = (sys.executable, Path(sys.executable).with_name("deepspeed"))
 PRELOAD = f"{programs.PRELOAD},deepspeed"
 STAGE_3 = {"strategy": "deepspeed_stage_3"}

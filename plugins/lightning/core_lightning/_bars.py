@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.callbacks import RichProgressBar as CoreRichProgressBar
-from core_monitors.columns_progress_bar import ColumnsProgressBar
+from core_training.monitors.columns_progress_bar import ColumnsProgressBar
 
 
 class RichProgressBarTheme:

@@ -16,7 +16,7 @@ from core import PathLike, Trainer
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core_lightning.overrides import RefusesOverrides
 from core_lightning.utilities import get_filesystem
-from core_predictions import BasePredictionWriter as CoreBasePredictionWriter
+from core_training.predictions import BasePredictionWriter as CoreBasePredictionWriter
 
 _SAVING = (
     "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name "
@@ -169,7 +169,7 @@ class WriteInterval(StrEnum):
 
 
 class BasePredictionWriter(CoreBasePredictionWriter):
-    """See `core_predictions.BasePredictionWriter`."""
+    """See `core.callbacks.BasePredictionWriter`."""
 
     interval = property(
         lambda self: WriteInterval(self.write_interval), doc="The moment at which they are written."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from core_finetuning import BackboneFinetuning as CoreBackboneFinetuning
-from core_finetuning import ModelPruning as CoreModelPruning
+from core_training.finetuning import BackboneFinetuning as CoreBackboneFinetuning
+from core_training.finetuning import ModelPruning as CoreModelPruning
 
 
 class BackboneFinetuning(CoreBackboneFinetuning):
-    """See `core_finetuning.BackboneFinetuning`. Batch norms of a frozen backbone are trained
+    """See `core.callbacks.BackboneFinetuning`. Batch norms of a frozen backbone are trained
     whatever `train_bn` is.
     """
 
@@ -20,8 +20,8 @@ class BackboneFinetuning(CoreBackboneFinetuning):
 
 
 class ModelPruning(CoreModelPruning):
-    """See `core_finetuning.ModelPruning`. The lottery ticket puts weights back in the first pruning
-    of a `fit`.
+    """See `core.callbacks.ModelPruning`. The lottery ticket puts weights back in the first
+    pruning of a `fit`.
     """
 
     @functools.wraps(CoreModelPruning.__init__)  # type: ignore[misc]  # a constructor's signature

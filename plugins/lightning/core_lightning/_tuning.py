@@ -13,17 +13,17 @@ from torch import nn
 
 from core import Callback, ConfigurationError, Trainer
 from core.trainer import FitCall
-from core_tuning import BatchSizeFinder as CoreBatchSizeFinder
-from core_tuning import LearningRateCurve as CoreLearningRateCurve
-from core_tuning import LearningRateFinder as CoreLearningRateFinder
-from core_tuning import Tuner as CoreTuner
+from core_training.tuning import BatchSizeFinder as CoreBatchSizeFinder
+from core_training.tuning import LearningRateCurve as CoreLearningRateCurve
+from core_training.tuning import LearningRateFinder as CoreLearningRateFinder
+from core_training.tuning import Tuner as CoreTuner
 
 _SMOOTHING = 0.98
 
 
 @dataclass
 class LearningRateCurve(CoreLearningRateCurve):
-    """Smoothed losses by learning rate; see `core_tuning.LearningRateCurve`."""
+    """Smoothed losses by learning rate; see `core_training.tuning.LearningRateCurve`."""
 
     def rate_at(self, index: int) -> float:
         """The rate of a step, from 0: the first one is `lr_min`, and the second one two steps
@@ -117,8 +117,8 @@ class LearningRateSearch(Callback):
 
 
 class LearningRateFinder(CoreLearningRateFinder):
-    """Finds a learning rate before training; see `core_tuning.LearningRateFinder`. All groups get
-    one rate.
+    """Finds a learning rate before training; see `core.callbacks.LearningRateFinder`. All groups
+    get one rate.
     """
 
     def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
@@ -131,7 +131,7 @@ class LearningRateFinder(CoreLearningRateFinder):
 
 
 class BatchSizeFinder(CoreBatchSizeFinder):
-    """Finds the largest batches that fit; see `core_tuning.BatchSizeFinder`.
+    """Finds the largest batches that fit; see `core.callbacks.BatchSizeFinder`.
 
     Args:
         margin: share by which the result of `"binsearch"` is reduced.
@@ -163,7 +163,7 @@ class BatchSizeFinder(CoreBatchSizeFinder):
 
 
 class Tuner(CoreTuner):
-    """Searches for settings; see `core_tuning.Tuner`."""
+    """Searches for settings; see `core.Tuner`."""
 
     learning_rate_finder = LearningRateFinder
     batch_size_finder = BatchSizeFinder

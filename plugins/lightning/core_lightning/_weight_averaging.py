@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from core import Trainer
-from core_averaging import WeightAveraging as CoreWeightAveraging
+from core_training.averaging import WeightAveraging as CoreWeightAveraging
 
 Average = Callable[[Tensor, Tensor, Any], Tensor]
 

@@ -6,8 +6,8 @@ import sys
 
 from core import ConfigurationError, PathLike
 from core.profilers import Profiler
-from core_profilers import AdvancedProfiler as CoreAdvancedProfiler
-from core_profilers import SimpleProfiler as CoreSimpleProfiler
+from core_training.profilers import AdvancedProfiler as CoreAdvancedProfiler
+from core_training.profilers import SimpleProfiler as CoreSimpleProfiler
 
 
 class SimpleProfiler(CoreSimpleProfiler):

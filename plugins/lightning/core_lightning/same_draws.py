@@ -14,7 +14,7 @@ from core import Callback, Trainer
 from core.callbacks import ModelSummary
 from core.checkpoint import collect_random_state
 from core.data import to_device
-from core_predictions import BasePredictionWriter
+from core_training.predictions import BasePredictionWriter
 
 _MAKES = "_get_iterator"
 """The method of torch's loaders that `iter` calls."""

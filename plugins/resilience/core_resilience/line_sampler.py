@@ -63,7 +63,7 @@ def _line(frame: FrameType | None) -> str:
     while frame is not None:
         name, path = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
         package = name.partition(".")[0]
-        if name.startswith("core.trainer"):
+        if name.startswith("core_training."):
             break
         if package != "core" and not package.startswith("core_") and not path.startswith("<"):
             line = f"{_shown(path)}:{frame.f_lineno} in {frame.f_code.co_name}"

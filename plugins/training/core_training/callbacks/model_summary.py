@@ -1,0 +1,204 @@
+"""A table of the model when training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contract import Capability
+from core_training.callbacks.arguments import check_int
+from core_training.callbacks.layer_summary import ModuleSummary, count_here, summarize
+from core_training.callbacks.progress_bar.terminal import find_console
+from core_training.hooks.callback import Callback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from core_training.views.trainer_views import TrainerViews
+
+_EXAMPLE_COLUMNS = ("FLOPs", "in", "out")
+_NUMERIC = ("", "params", "FLOPs")
+_UNITS = ("", "K", "M", "B", "T", "P")
+
+
+class ModelSummary(Callback):
+    """Prints layers, parameters, sizes and units (`core.strategies.find_units`) on rank 0 when fit
+    begins.
+
+    With `example_input_array` on the module (a tensor, a tuple of arguments, or a dict of them),
+    also the shapes that go in and out of each layer, and the floating-point operations of one
+    forward, by torch's counter. All ranks run it.
+    """
+
+    def __init__(self, max_depth: int = 1) -> None:
+        """Create the callback.
+
+        Args:
+            max_depth: levels of children that get a row; 0 prints totals only, -1 all levels.
+
+        Raises:
+            ConfigurationError: less than -1.
+        """
+        check_int(
+            "ModelSummary",
+            "max_depth",
+            max_depth,
+            least=-1,
+            meaning="0 or more, or -1 for all levels",
+        )
+        self.max_depth = max_depth
+
+    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Look at the model and print the table."""
+        run_example, count = _make_example(trainer, module), _make_count(trainer.strategy, module)
+        # The forward of an example may be collective: with one, all ranks go on.
+        if run_example is None and not trainer.is_global_zero:
+            return
+        summary = summarize(module, self.max_depth, run_example, count)
+        if trainer.is_global_zero:
+            console = find_console()
+            if console is None:
+                trainer.print(to_text(summary))
+            else:
+                console.print(to_rich(summary))
+                console.print("\n".join(_totals(summary)), highlight=False)
+
+
+def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], int]:
+    """All ranks. Counts the elements of whole parameters, also where ranks hold parts, or nothing
+    between two uses.
+    """
+    if Capability.SHARDED_STATE not in strategy.capabilities:
+        return count_here
+    state = strategy.get_module_state_dict(module, layout="sharded")
+    named = module.named_parameters()
+    sizes = {
+        id(each): int(leaf.numel())
+        for name, each in named
+        if hasattr(leaf := state.get(name), "numel")
+    }
+    return lambda parameter: sizes.get(id(parameter)) or count_here(parameter)
+
+
+def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], object] | None:
+    """Runs the module's example, on the device and in the precision of the run; None if there is
+    none.
+    """
+    strategy = trainer.strategy
+    with _same_random_state(strategy):  # it may be a property that draws
+        example = getattr(module, "example_input_array", None)
+    if example is None:
+        return None
+    transfer = trainer.make_transfer() or (lambda batch: batch)
+
+    def run() -> None:
+        with _same_random_state(strategy), strategy.forward_context() or nullcontext():
+            _call(module, transfer(example))
+
+    return run
+
+
+@contextmanager
+def _same_random_state(strategy: Any) -> Iterator[None]:
+    """Training must not depend on whether a summary was printed."""
+    accelerator, device = strategy.accelerator, strategy.root_device
+    random_states = torch.get_rng_state(), accelerator.get_rng_state(device)
+    yield
+    torch.set_rng_state(random_states[0])
+    if random_states[1] is not None:
+        accelerator.set_rng_state(random_states[1], device)
+
+
+def _call(module: nn.Module, example: object) -> None:
+    if isinstance(example, Mapping):
+        module(**example)
+    elif isinstance(example, tuple):
+        module(*example)
+    else:
+        module(example)
+
+
+def to_text(summary: ModuleSummary) -> str:
+    """The table and its totals, as plain text."""
+    header, rows = _header(summary), _rows(summary)
+    if not rows:
+        return "\n".join(_totals(summary))
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+
+    def line(row: list[str]) -> str:
+        cells = zip(header, row, widths, strict=True)
+        return "  ".join(
+            cell.rjust(width) if name in _NUMERIC else cell.ljust(width)
+            for name, cell, width in cells
+        ).rstrip()
+
+    rule = "-" * max(len(line(row)) for row in [header, *rows])
+    return "\n".join([line(header), rule, *map(line, rows), rule, *_totals(summary)])
+
+
+def to_rich(summary: ModuleSummary) -> object:
+    """The table, for a terminal or a notebook."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for name in _header(summary):
+        table.add_column(name, justify="right" if name in _NUMERIC else "left", overflow="fold")
+    for row in _rows(summary):
+        table.add_row(*row)
+    return table if table.row_count else ""
+
+
+def _header(summary: ModuleSummary) -> list[str]:
+    columns = ["", "name", "type", "params", "mode"]
+    if summary.flops is not None:
+        columns += _EXAMPLE_COLUMNS
+    return columns
+
+
+def _rows(summary: ModuleSummary) -> list[list[str]]:
+    rows = []
+    for index, layer in enumerate(summary.layers):
+        name, mode = layer.name or "(its own)", "train" if layer.trains else "eval"
+        row = [str(index), name, layer.kind, shorten(layer.num_parameters), mode]
+        if summary.flops is not None:
+            row += [
+                shorten(layer.flops or 0),
+                str(layer.in_size or "-"),
+                str(layer.out_size or "-"),
+            ]
+        rows.append(row)
+    return rows
+
+
+def _totals(summary: ModuleSummary) -> list[str]:
+    totals = [
+        (shorten(summary.num_trainable), "trainable parameters"),
+        (shorten(summary.num_frozen), "frozen parameters"),
+        (shorten(summary.size_bytes, "B"), "of memory for them"),
+        (str(summary.num_modules), "modules"),
+    ]
+    if summary.flops is not None:
+        totals.append(
+            (shorten(summary.flops), "floating-point operations in a forward of the example")
+        )
+    lines = [f"{number:<10}{meaning}" for number, meaning in totals]
+    if summary.units:
+        lines.append(f"units: {summary.units}")
+    if summary.has_lazy:
+        lines.append("Lazy layers are not counted: they take their shape from the first batch.")
+    return lines
+
+
+def shorten(number: int, unit_name: str = "") -> str:
+    """A number of at most three digits before the point: 1,234,567 is `1.2 M`."""
+    value, unit = float(number), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    digits = str(number) if unit == 0 else f"{value:.1f}"
+    return f"{digits} {_UNITS[unit]}{unit_name}".rstrip()

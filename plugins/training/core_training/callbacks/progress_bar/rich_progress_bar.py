@@ -1,0 +1,285 @@
+"""The default progress bar."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError
+from core.launch import has_listener
+from core_training.callbacks.progress_bar.base import ProgressBar
+from core_training.callbacks.progress_bar.epoch_table import EpochTable
+from core_training.callbacks.progress_bar.remote_view import ProgressViewServer, RemoteProgressView
+from core_training.callbacks.progress_bar.terminal import (
+    can_redraw,
+    find_console,
+    is_fork_of_notebook,
+)
+from core_training.callbacks.progress_bar.view import LineView, ProgressTask, View, format_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+    from torch import nn
+
+    from core_training.views.trainer_views import TrainerViews
+
+_NOTHING: Mapping[str, object] = {}
+
+
+class RichProgressBar(ProgressBar):
+    """A bar for the running epoch, validation, test or prediction, and a table with a row for each
+    epoch, on rank 0.
+
+    On a terminal it is drawn under whatever else is printed, in a notebook above it, by rich.
+    Elsewhere the table is plain text, with a line in between when an epoch takes long. Metrics are
+    read, and the device waited for, only when something is drawn.
+    """
+
+    def __init__(
+        self,
+        *,
+        refresh_interval_s: float = 0.1,
+        line_interval_s: float = 30.0,
+        leave: bool = True,
+        console: Console | None = None,
+    ) -> None:
+        """Create the callback.
+
+        Args:
+            refresh_interval_s: redraw the bar at most so often.
+            line_interval_s: where nothing can be redrawn, write a line so often within an epoch.
+            leave: write the row of each epoch.
+            console: draw here rather than on standard output.
+
+        Raises:
+            ConfigurationError: an interval that isn't positive.
+        """
+        for name, value in (
+            ("refresh_interval_s", refresh_interval_s),
+            ("line_interval_s", line_interval_s),
+        ):
+            if value <= 0:
+                raise ConfigurationError(
+                    f"RichProgressBar({name}={value!r}): expected a positive number of seconds."
+                )
+        self.refresh_interval_s, self.line_interval_s, self.leave = (
+            refresh_interval_s,
+            line_interval_s,
+            leave,
+        )
+        self._console = console
+        self._forget()
+        ProgressViewServer(self._make_view).listen()
+
+    def _forget(self) -> None:
+        self._view: View | None = None
+        self._tasks: list[ProgressTask] = []
+        self._due_s = float("inf")
+        self._paused_s, self._first_batch = 0.0, 0
+        self._table = EpochTable()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A console and a view hold files and threads, which another process has of its own.
+        kept = {
+            name: getattr(self, name)
+            for name in ("refresh_interval_s", "line_interval_s", "leave", "is_enabled")
+        }
+        return {**kept, "_console": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    # hooks ----------------------------------------------------------------------------------------
+
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+        """Find out where to draw, on rank 0 alone."""
+        self._forget()
+        if trainer.is_global_zero and self.is_enabled:
+            is_mute = self._console is None and is_fork_of_notebook() and has_listener()
+            self._view = (
+                RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
+            )
+
+    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the epoch."""
+        self._begin_epoch(trainer)
+
+    def on_train_batch_end(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Draw, if it is time."""
+        if time.monotonic() >= self._due_s:
+            self._draw(trainer.progress.batch, self.get_metrics(trainer, module))
+
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the epoch that goes on, when training was resumed within one."""
+        if trainer.progress.batch > 0:
+            self._begin_epoch(trainer)
+
+    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Write the epoch's row."""
+        if self._view is None or not self._tasks:
+            return
+        task = self._tasks[-1]
+        task.advance(trainer.progress.batch, self.get_metrics(trainer, module))
+        seconds = task.elapsed_s
+        self._end()
+        if self.leave:
+            # Without the validation runs in between, which took no batch of training.
+            training_s = max(seconds - self._paused_s, 1e-9)
+            self._table.add(
+                self._view.write,
+                epoch=trainer.current_epoch,
+                step=trainer.global_step,
+                seconds=seconds,
+                batches_per_s=(task.done - self._first_batch) / training_s,
+                metrics=task.metrics,
+            )
+
+    def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the sanity check."""
+        limit: int | float = trainer.options.num_sanity_val_steps
+        limit = float("inf") if limit < 0 else limit
+        self._begin_loaders("Sanity check", trainer.loaders.validation, limit)
+
+    def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """The check is over."""
+        self._end()
+
+    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the validation run, inside the epoch if there is one."""
+        if not trainer.sanity_checking:
+            self._begin_loaders("Validation", trainer.loaders.validation)
+
+    def on_validation_batch_end(
+        self,
+        trainer: TrainerViews,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Draw, if it is time."""
+        if time.monotonic() >= self._due_s:
+            self._draw(self._batches_before[dataloader_idx] + batch_idx + 1)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Return to the epoch's bar, and measure its speed anew."""
+        if trainer.sanity_checking or self._view is None:
+            return
+        self._paused_s += self._end()
+        if trainer.stage == "validate":
+            self._print_results(trainer, "Validation")
+
+    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the test run."""
+        self._begin_loaders("Test", trainer.loaders.test)
+
+    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Print the results."""
+        self._end()
+        self._print_results(trainer, "Test")
+
+    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Show the prediction run."""
+        self._begin_loaders("Prediction", trainer.loaders.predict)
+
+    def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """The run is over."""
+        self._end()
+
+    def on_exception(
+        self, trainer: TrainerViews, module: nn.Module, exception: BaseException
+    ) -> None:
+        """Remove the bars, so that the traceback stands below everything."""
+        self._close()
+
+    def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+        """Leave the screen in order."""
+        self._close()
+
+    # drawing --------------------------------------------------------------------------------------
+
+    def _make_view(self) -> View:
+        console = find_console() if self._console is None else self._console
+        if console is not None and can_redraw(console):
+            if console.is_jupyter:
+                from core_training.callbacks.progress_bar.notebook_view import NotebookView
+
+                return NotebookView(console, self.refresh_interval_s)
+            from core_training.callbacks.progress_bar.live_view import LiveView
+
+            return LiveView(console, self.refresh_interval_s)
+        if console is not None:
+            return LineView(
+                self.line_interval_s,
+                lambda line: console.print(line, markup=False, highlight=False),
+            )
+        return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
+
+    def _begin_epoch(self, trainer: TrainerViews) -> None:
+        limit = trainer.options.max_epochs
+        last = "" if limit is None else f"/{limit - 1}"
+        self._paused_s, self._first_batch = 0.0, trainer.progress.batch
+        task = ProgressTask(
+            f"Epoch {trainer.current_epoch}{last}",
+            trainer.loaders.num_train_batches,
+            trainer.progress.batch,
+        )
+        self._begin(task)
+
+    def _begin_loaders(
+        self, name: str, loaders: Sequence[Any], limit: float = float("inf")
+    ) -> None:
+        counts = [min(loader.num_batches, limit) for loader in loaders]
+        finite = [0 if count == float("inf") else int(count) for count in counts]
+        self._batches_before = [sum(finite[:index]) for index in range(len(finite))]
+        self._begin(ProgressTask(name, sum(counts)))
+
+    def _begin(self, task: ProgressTask) -> None:
+        if self._view is not None:
+            self._tasks.append(task)
+            self._view.begin(task)
+            self._due_s = time.monotonic() + self._view.interval_s
+
+    def _draw(self, done: int, metrics: Mapping[str, object] = _NOTHING) -> None:
+        """Metrics are shown for epochs of training: those of a validation run are complete at its
+        end.
+        """
+        assert self._view is not None
+        task = self._tasks[-1]
+        task.advance(done, metrics)
+        self._view.update(task)
+        self._due_s = time.monotonic() + self._view.interval_s
+
+    def _end(self) -> float:
+        """The innermost task is over; seconds that it took."""
+        if self._view is None or not self._tasks:
+            return 0.0
+        task = self._tasks.pop()
+        self._view.end(task)
+        if self._tasks:
+            self._tasks[-1].mark()
+            self._due_s = time.monotonic() + self._view.interval_s
+        else:
+            self._due_s = float("inf")
+        return task.elapsed_s
+
+    def _print_results(self, trainer: TrainerViews, name: str) -> None:
+        shown = trainer.metrics.names()
+        values = {
+            key: float(value) for key, value in trainer.callback_metrics.items() if key in shown
+        }
+        if self._view is not None and values and trainer.prints_results:
+            self._view.write(f"{name}: {format_metrics(values)}")
+
+    def _close(self) -> None:
+        if self._view is not None:
+            self._view.close()
+        self._forget()

@@ -1,0 +1,271 @@
+"""Checks of module and strategy: combinations that can't work are refused before any process
+starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from core.contract import Capability, ConfigurationError, UnsupportedError, World
+from core.data import check_global_batch
+from core_training.checks.hook_checks import check_hooks
+from core_training.hooks.events import overrides
+from core_training.module.module import has_method
+from core_training.settings.options import MAX_EPOCHS
+from core_training.settings.warn_at import warn_caller
+from core_training.stage_data.sources import VALIDATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from core.contract import Strategy
+    from core_training.run import Run
+    from core_training.settings.options import TrainerOptions
+    from core_training.stage_data.sources import Source
+
+_OF_THE_STEP = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+_HOOKS_OF_THE_STEP = (
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+)
+_OWNED = {
+    Capability.OWNS_STEP: _OF_THE_STEP,
+    Capability.COMPILED_STEP: _OF_THE_STEP,
+    Capability.OWNS_CLIPPING: ("configure_gradient_clipping",),
+    Capability.OWNS_SCHEDULER: ("lr_scheduler_step",),
+}
+
+
+def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
+    """Main process, when a Trainer is made.
+
+    Raises:
+        UnsupportedError: the strategy can't clip by value.
+        ConfigurationError: batch norms can't be synchronized on this device.
+    """
+    clips_by_value = options.clipping is not None and options.clipping.algorithm == "value"
+    if clips_by_value and Capability.CLIP_BY_VALUE not in strategy.capabilities:
+        raise UnsupportedError(
+            f"gradient_clip_algorithm='value': {type(strategy).__name__} can't clip gradients by "
+            "value. Use 'norm'.",
+            capability=Capability.CLIP_BY_VALUE,
+        )
+    if options.global_batch_size is not None:
+        _check_global_batch(options.global_batch_size, strategy)
+    device = strategy.root_device.type if strategy.parallel_devices else "cpu"
+    if (
+        options.sync_batchnorm
+        and Capability.COLLECTIVES in strategy.capabilities
+        and device == "cpu"
+    ):
+        raise ConfigurationError(
+            f"sync_batchnorm=True with {type(strategy).__name__} on the CPU: "
+            "torch.nn.SyncBatchNorm computes on GPUs only. Leave it out here, or use layers that "
+            "don't depend on the batch, such as GroupNorm."
+        )
+
+
+def _check_global_batch(num_samples: int, strategy: Strategy) -> None:
+    name = type(strategy).__name__
+    if Capability.ELASTIC in strategy.capabilities:
+        raise UnsupportedError(
+            f"global_batch_size={num_samples}: {name} has no fixed number of processes, and counts "
+            "the samples of a step over all of them by an option of its own. Leave it out.",
+            capability=Capability.ELASTIC,
+        )
+    if Capability.COMPILED_STEP in strategy.capabilities:
+        raise UnsupportedError(
+            f"global_batch_size={num_samples}: {name} compiles steps of whole windows, all of one "
+            "size. Leave it out, and say batch_size and accumulate_grad_batches.",
+            capability=Capability.COMPILED_STEP,
+        )
+    # Where ranks have shards in common, their number isn't known yet.
+    if type(strategy).data_parallel_size is World.data_parallel_size:
+        check_global_batch(num_samples, strategy.num_processes_per_node * strategy.num_nodes)
+
+
+def check_stage(run: Run, sources: Sequence[Source]) -> None:
+    """Main process, when a stage begins.
+
+    Raises:
+        ModuleError: a hook that can't be called.
+        UnsupportedError: the module does by itself what the strategy can't leave to it.
+        ConfigurationError: arguments that contradict the module.
+    """
+    module, strategy = run.module, run.strategy
+    check_hooks(module, run.callbacks, run.datamodule)
+    if run.stage != "fit":
+        return
+    if not strategy.precision_plugin.trains:
+        raise ConfigurationError(
+            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't "
+            "train. Call validate, test or predict, or fit with another precision."
+        )
+    for callback in run.callbacks:
+        callback.check_fit(run.trainer, module)
+    if not getattr(module, "automatic_optimization", True):
+        _check_manual(module, run.options, strategy)
+    _check_owned(module, strategy)
+    _warn_of_parts(run)
+    if Capability.COMPILED_STEP in strategy.capabilities:
+        _check_compiled(run)
+    _warn_of_idleness(run)
+    is_validated = any(source.role is VALIDATION for source in sources)
+    if (
+        not is_validated
+        and has_method(module, "validation_step")
+        and run.options.limit_val_batches != 0
+    ):
+        warn_caller(
+            f"{type(module).__name__} has a validation_step(), and no validation loader was given: "
+            "nothing is validated. Pass val_dataloaders=..., define val_dataloader(), or say "
+            "limit_val_batches=0.",
+        )
+
+
+def _warn_of_parts(run: Run) -> None:
+    listeners = (
+        (*run.callbacks, run.module)
+        if Capability.OWNS_GRADIENTS in run.strategy.capabilities
+        else ()
+    )
+    for listener in listeners:
+        if overrides(listener, "on_before_optimizer_step"):
+            warn_caller(
+                f"{type(listener).__name__} has the hook on_before_optimizer_step, and under "
+                f"{type(run.strategy).__name__} gradients aren't whole there: a rank has a part of "
+                "them, its own, or None. Norms differ between ranks, and changes may be lost. Clip "
+                "by Trainer(gradient_clip_val=...), or use a strategy such as ddp or fsdp.",
+            )
+
+
+def _warn_of_idleness(run: Run) -> None:
+    """A trainer counts on from one `fit` to the next, and may have nothing left to do."""
+    options, progress = run.options, run.progress
+    is_done = 0 <= options.max_steps <= progress.global_step or (
+        options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch
+    )
+    if is_done and progress.total_batches and run.ckpt_path is None and run.strategy.is_global_zero:
+        warn_caller(
+            f"fit trains nothing: this Trainer has done {progress.epoch} epochs and "
+            f"{progress.global_step} steps before, and was told max_epochs={options.max_epochs}, "
+            f"max_steps={options.max_steps}. Make a new Trainer; to go on with what was trained, "
+            "give it a larger limit and fit(..., ckpt_path=...).",
+        )
+
+
+def _check_manual(module: nn.Module, options: TrainerOptions, strategy: Strategy) -> None:
+    name = type(module).__name__
+    if Capability.MANUAL_OPTIMIZATION not in strategy.capabilities:
+        raise UnsupportedError(
+            f"{name} has automatic_optimization=False, and {type(strategy).__name__} can't leave "
+            "backward and the optimizers to a module. Return the loss from training_step, or use "
+            "another strategy.",
+            capability=Capability.MANUAL_OPTIMIZATION,
+        )
+    if options.accumulate_grad_batches > 1:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={options.accumulate_grad_batches}, and {name} has "
+            "automatic_optimization=False: it steps its optimizers itself. Accumulate in "
+            "training_step, by stepping in every n-th batch."
+        )
+    if options.global_batch_size is not None:
+        raise ConfigurationError(
+            f"global_batch_size={options.global_batch_size}, and {name} has "
+            "automatic_optimization=False: it steps its optimizers itself, and only it knows how "
+            "many samples make a step. Leave it out."
+        )
+    if options.clipping is not None:
+        raise ConfigurationError(
+            f"gradient_clip_val={options.clipping.value}, and {name} has "
+            "automatic_optimization=False: it steps its optimizers itself. Call "
+            "self.clip_gradients(optimizer, gradient_clip_val=...) before the step."
+        )
+
+
+def _check_compiled(run: Run) -> None:
+    """Refuse what would have to run within a compiled step, or between the updates of one batch."""
+    strategy, options = run.strategy, run.options
+    name = type(strategy).__name__
+    for listener in (*run.callbacks, run.module):
+        if hook := next((hook for hook in _HOOKS_OF_THE_STEP if overrides(listener, hook)), None):
+            raise UnsupportedError(
+                f"{type(listener).__name__} has the hook {hook}, and {name} runs forward, backward "
+                "and update as one compiled program, in which no hook can run. Leave the hook out, "
+                "or use another strategy.",
+                capability=Capability.COMPILED_STEP,
+            )
+    if options.clipping is not None and Capability.OWNS_CLIPPING not in strategy.capabilities:
+        raise UnsupportedError(
+            f"gradient_clip_val={options.clipping.value}: {name} runs forward, backward and update "
+            "as one compiled program, which doesn't clip gradients. Leave it out, or use another "
+            "strategy.",
+            capability=Capability.COMPILED_STEP,
+        )
+    if run.ckpt_path is None:  # else the step at which training begins isn't known yet
+        check_max_steps(run)
+
+
+def check_max_steps(run: Run) -> None:
+    """All ranks. Refuse a limit that lies between the updates of one batch.
+
+    Raises:
+        ConfigurationError: with the limit that fits.
+    """
+    limit, done, updates = (
+        run.options.max_steps,
+        run.progress.global_step,
+        run.strategy.updates_per_batch,
+    )
+    if limit > done and (rest := (limit - done) % updates):
+        raise ConfigurationError(
+            f"max_steps={limit}, and {type(run.strategy).__name__} makes {updates} updates in each "
+            "batch"
+            + (f", from step {done} on" if done else "")
+            + f", so that training can't end there. Use max_steps={limit - rest + updates}."
+        )
+
+
+def check_iterators(run: Run) -> None:
+    """All ranks, before the first batch. Refuse loaders of which the first of several epochs alone
+    gets something.
+
+    An iterator without end may be meant where anything but `max_epochs` ends an epoch or the run.
+
+    Raises:
+        ConfigurationError: one is a Python iterator.
+    """
+    options, loaders = run.options, run.loaders
+    limits = options.limit_train_batches, options.limit_val_batches, options.max_time
+    if limits != (None, None, None) or options.overfit_batches or options.max_steps >= 0:
+        return
+    if options.max_epochs in (None, MAX_EPOCHS):  # the user has named no end
+        return
+    num_left = (options.max_epochs - run.progress.epoch) // (options.check_val_every_n_epoch or 1)
+    for loader in (loaders.train, *(each.loader for each in loaders.validation)):
+        kind = type(loader)
+        is_pythons = kind.__module__ in ("builtins", "itertools") and isinstance(loader, Iterator)
+        if is_pythons and num_left > 1 and not options.reload_dataloaders_every_n_epochs:
+            raise ConfigurationError(
+                f"A loader is a {kind.__name__}, which can be iterated over once, and "
+                f"max_epochs={options.max_epochs} asks for more. Pass what can be iterated over in "
+                "every epoch, such as a DataLoader or a list; if it has no end, say "
+                "limit_train_batches=... or limit_val_batches=..."
+            )
+
+
+def _check_owned(module: nn.Module, strategy: Strategy) -> None:
+    for capability, names in _OWNED.items():
+        overridden = [name for name in names if overrides(module, name)]
+        if capability in strategy.capabilities and overridden:
+            raise UnsupportedError(
+                f"{type(module).__name__} overrides {overridden[0]}, and {type(strategy).__name__} "
+                "does that inside its own step, where a module has no part. Leave the override "
+                "out, or use another strategy.",
+                capability=capability,
+            )

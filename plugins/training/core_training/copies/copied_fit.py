@@ -1,0 +1,188 @@
+"""A run of `fit` apart from the Trainer that asks for it: on copies, without loggers, with one
+callback.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from core.checkpoint import collect_random_state, restore_random_state
+from core.contract import Capability, ConfigurationError, UnsupportedError
+from core_training.logging.metric_collector import NullMetricCollector
+from core_training.logging.metric_values import MetricValues
+from core_training.logging.non_finite_losses import NonFiniteLossCheck
+from core_training.loops.launch import launch
+from core_training.progress import Progress
+from core_training.stage_data.collection import is_collection, leaves_of
+from core_training.stage_data.combined import CombinedLoader
+from core_training.stage_data.loaders import Loaders
+from core_training.state.finished_fit import OWN_OPTIMIZERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+    from core.contract import Strategy
+    from core_training.hooks.callback import Callback
+    from core_training.loops.fit_call import FitCall
+    from core_training.run import Run
+    from core_training.stage_data.datamodule import DataModule
+    from core_training.stage_data.sources import Source
+    from core_training.views.trainer_views import TrainerViews
+
+_OWN_STEPS = (
+    OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
+)
+
+
+def check_copied_fit(who: str, strategy: Strategy, module: object) -> None:
+    """Refuse what can't run on copies.
+
+    Args:
+        who: the class that asks for it.
+        strategy: of the run.
+        module: the user's own.
+
+    Raises:
+        ConfigurationError: the module steps its optimizers itself, so that they may be several.
+        UnsupportedError: the strategy's engine or shards can't be taken apart from a run.
+    """
+    if not getattr(module, "automatic_optimization", True):
+        raise ConfigurationError(
+            f"{who} needs automatic optimization with one optimizer, and {type(module).__name__} "
+            "has automatic_optimization=False. Try values in a loop with Trainer(max_steps=100)."
+        )
+    if found := strategy.capabilities & _OWN_STEPS:
+        raise UnsupportedError(
+            f"{who} needs steps that core makes and parameters that are whole on each rank, and "
+            f"{type(strategy).__name__} has {' and '.join(one.name or '' for one in found)}. "
+            "Search with one device or with 'ddp', or try values in a loop with "
+            "Trainer(max_steps=100).",
+            capability=found,
+        )
+
+
+def fit_on_copies(
+    trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int
+) -> None:
+    """Run `fit` on copies; see `Trainer.fit_on_copies`."""
+    with _random_state_kept(trainer.strategy):
+        run = _copied_run(trainer.run, call, callback, max_steps)
+        source = _copied_source(call, run.module, run.datamodule)
+        run.loaders = Loaders(run.options, [source])
+        # A Trainer of the same class, which has this run and leaves that of the other one alone.
+        run.trainer = copied = copy.copy(trainer)
+        copied.run = run
+        launch(run, [source])
+
+
+def _copied_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
+    """A run that has of another one the backend, and the options that aren't limits."""
+    progress = Progress()
+    logged = MetricValues(NullMetricCollector, progress)
+    logged.losses = NonFiniteLossCheck(progress, warns=False)
+    module = copy_owner(run.fabric.uncompiled(call.module))
+    datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
+    options = replace(
+        run.options,
+        max_epochs=None,
+        min_epochs=0,
+        max_steps=max_steps,
+        min_steps=0,
+        max_time=None,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        terminate_on_nan=False,
+    )
+    return replace(
+        run,
+        options=options,
+        callbacks=[callback],
+        loggers=[],
+        profiler=None,
+        progress=progress,
+        logged=logged,
+        stage="fit",
+        module=module,
+        datamodule=datamodule,
+        ckpt_path=None,
+        is_asked_to_stop=False,
+        described_module=module,  # its hyperparameters are for the loggers of the run itself
+    )
+
+
+def _copied_source(call: FitCall, module: nn.Module, datamodule: DataModule | None) -> Source:
+    source = call.train
+    if source.owner is None:
+        return source._replace(given=copy_loaders(source.given, source.role.argument))
+    return source._replace(owner=datamodule if source.owner is call.datamodule else module)
+
+
+@contextmanager
+def _random_state_kept(strategy: Strategy) -> Iterator[None]:
+    # the ranks are other processes, and a device must not be touched here
+    if not strategy.launcher.calls_in_place:
+        yield
+        return
+    place = strategy.accelerator, strategy.root_device
+    state = collect_random_state(*place)
+    try:
+        yield
+    finally:
+        restore_random_state(state, *place)
+
+
+def copy_owner(owner: object) -> Any:
+    """A copy of a module or data module, with the same data sets.
+
+    Raises:
+        ConfigurationError: it can't be copied.
+    """
+    return _copied(owner, f"{type(owner).__name__}", _data_in(vars(owner).values()))
+
+
+def copy_loaders(loaders: object, argument: str) -> object:
+    """Copies of loaders, each with a sampler and generators of its own, over the same data sets.
+
+    Raises:
+        ConfigurationError: one that can be read once only, or can't be copied.
+    """
+    if isinstance(loaders, CombinedLoader) or is_collection(loaders):
+        found = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
+        leaves = [leaf for _, leaf in found]
+    else:
+        leaves = [loaders]
+    for leaf in leaves:
+        if hasattr(leaf, "__next__"):
+            raise ConfigurationError(
+                f"{argument} has {type(leaf).__name__}, an iterator that a search would use up. "
+                "Pass what can be iterated over several times, such as a DataLoader."
+            )
+    return _copied(loaders, argument, _data_in(leaves, shares_others=True))
+
+
+def _data_in(values: Iterable[object], *, shares_others: bool = False) -> Iterator[object]:
+    """The objects that a copy shares: data sets, and running workers of loaders."""
+    for value in values:
+        if isinstance(value, DataLoader):
+            yield value.dataset
+            yield getattr(value, "_iterator", None)  # that of persistent workers
+        elif isinstance(value, Dataset) or shares_others:
+            yield value
+
+
+def _copied(value: object, name: str, shared: Iterable[object]) -> object:
+    try:
+        return copy.deepcopy(value, {id(one): one for one in shared if one is not None})
+    except Exception as error:
+        raise ConfigurationError(
+            f"{name} can't be copied, and a search for settings works on a copy so as to leave "
+            f"nothing behind ({type(error).__name__}: {error}). Give it a __deepcopy__ or a "
+            "__getstate__ that leaves out what can't be copied."
+        ) from error

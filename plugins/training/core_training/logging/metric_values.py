@@ -1,0 +1,135 @@
+"""The newest values of everything that was logged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from core_training.logging.non_finite_losses import NonFiniteLossCheck
+from core_training.logging.scalar_widths import to_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from core.contract import Strategy
+    from core_training.logging.metric_collector import MetricCollector
+    from core_training.progress import Progress
+
+Origin: TypeAlias = Literal["step", "epoch", "validation"]
+
+
+class MetricValues:
+    """The values of `self.log` and of callbacks, as they are shown. A value stays until its name is
+    logged again.
+
+    Attributes:
+        train: collects what training logs.
+        evaluation: collects what validation and test log.
+        losses: warns of those that are NaN or infinite.
+    """
+
+    def __init__(self, make_metrics: type[MetricCollector], progress: Progress) -> None:
+        self.train = make_metrics(on_epoch_default=False)
+        self.evaluation = {
+            stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")
+        }
+        for metrics in self._all_metrics():
+            metrics.collectors = self._all_metrics()
+        self.losses = NonFiniteLossCheck(progress)
+        # of epochs reduced, of steps of a stage that has paused, of callbacks
+        self._kept: dict[str, object] = {}
+
+    def newest(self) -> dict[str, Tensor]:
+        """Scalar CPU tensors by name. Waits for the device."""
+        values = _to_tensors(self._newest())
+        entries = [entry for metrics in self._all_metrics() for entry in metrics.entries.values()]
+        owned = {name for entry in entries for name in (entry.step_name, entry.epoch_name)}
+        for entry in entries:
+            # Under its own name too: the epoch's value, or the step's as long as there is none.
+            found = values.get(entry.epoch_name, values.get(entry.step_name))
+            if found is not None and entry.name not in owned:
+                values[entry.name] = found
+        return values
+
+    def for_bar(self) -> dict[str, float]:
+        """The values that were logged with `prog_bar=True`. Waits for the device."""
+        shown = set[str]().union(*(metrics.bar_names() for metrics in self._all_metrics()))
+        return {name: float(value) for name, value in self._newest().items() if name in shown}
+
+    def names(self) -> set[str]:
+        """All names that have a value, or had one before."""
+        return set(self._kept).union(*(metrics.names() for metrics in self._all_metrics()))
+
+    def logger_names(self) -> set[str]:
+        """All names that go to the loggers."""
+        return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))
+
+    def origin(self, name: str) -> Origin | None:
+        """The event that renews a value on this rank: each training step, a training epoch's end,
+        or a validation run.
+
+        None if neither training nor validation has logged it in this run: nobody has, or a
+        callback.
+        """
+        for entry in self.train.entries.values():
+            if name == entry.epoch_name or (name == entry.name and entry.on_epoch):
+                return "epoch"
+            if name == entry.step_name:
+                return "step"
+        return "validation" if name in self.evaluation["validation"].names() else None
+
+    def take(self, values: Mapping[str, Any]) -> None:
+        """Show values that were measured or reduced elsewhere."""
+        self._kept.update(_to_tensors(values))
+
+    def keep_step_values(self) -> None:
+        """Keep the steps' newest values, before something newer comes from another stage or from
+        the epoch.
+        """
+        for metrics in self._all_metrics():
+            self._kept.update(metrics.fresh_values())
+            metrics.mark_stale()
+
+    def reduce_epoch(
+        self, metrics: MetricCollector, strategy: Strategy, module: nn.Module, *, is_over: bool
+    ) -> dict[str, float]:
+        """All ranks. Reduce what an epoch has logged, and show it."""
+        self.keep_step_values()
+        values = metrics.reduce_epoch(strategy, module, is_over=is_over)
+        self._kept.update(values)
+        return values
+
+    def check_losses(self, values: Mapping[str, float]) -> None:
+        """Warn of values that are NaN or infinite."""
+        self.losses.look_at_values(values, training=self.train.names())
+
+    def forget_epoch_values(self) -> None:
+        """Show nothing that was logged so far any more."""
+        self.keep_step_values()
+        self._kept.clear()
+
+    def begin_stage(self) -> None:
+        """A stage begins, perhaps with another module: forget everything."""
+        self._kept.clear()
+        for metrics in self._all_metrics():
+            metrics.reset()
+        self.losses.begin_stage()
+
+    def end_stage(self) -> None:
+        """A stage is over, perhaps within an epoch."""
+        for metrics in self._all_metrics():
+            metrics.reset_metrics()
+
+    def _newest(self) -> dict[str, Any]:
+        values = dict(self._kept)
+        for metrics in self._all_metrics():
+            values.update(metrics.fresh_values())
+        return values
+
+    def _all_metrics(self) -> list[MetricCollector]:
+        return [self.train, *self.evaluation.values()]
+
+
+def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: to_tensor(value) for name, value in values.items()}

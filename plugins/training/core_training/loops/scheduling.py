@@ -1,0 +1,104 @@
+"""The steps of learning-rate schedulers: their times, and the metrics that they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Capability, ModuleError, did_you_mean
+from core_training.hooks.events import override_of
+from core_training.module.optimization import takes_metric
+
+if TYPE_CHECKING:
+    from core_training.logging.metric_values import Origin
+    from core_training.module.optimization import Scheduler
+    from core_training.run import Run
+
+_EVENTS = ("epoch", "validation")
+
+
+def schedulers_by(run: Run, interval: str, *, manual: bool) -> list[Scheduler]:
+    """The schedulers that the loop steps at this interval; none if the user, an engine or an
+    observer does.
+    """
+    owned = (
+        manual or not run.steps_schedulers or Capability.OWNS_SCHEDULER in run.strategy.capabilities
+    )
+    return (
+        [] if owned else [item for item in run.strategy.lr_schedulers if item.interval == interval]
+    )
+
+
+def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
+    """All ranks. Step those whose frequency is due; one that takes a metric, with a value that it
+    hasn't had yet.
+
+    Args:
+        run: whose metrics they may monitor.
+        schedulers: of one interval.
+        count: intervals so far.
+
+    Raises:
+        ModuleError: a metric that one monitors was not logged.
+    """
+    for item in schedulers:
+        if count % item.frequency:
+            continue
+        if takes_metric(item):
+            item.is_waiting = True
+            step_waiting(run, [item])
+        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
+            hook(item.scheduler, None)
+        else:
+            item.scheduler.step()
+
+
+def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
+    """All ranks. Step those that are due and whose metric is there; each value counts once, and
+    rank 0's for all.
+
+    Args:
+        run: whose metrics they monitor.
+        schedulers: of any interval.
+
+    Raises:
+        ModuleError: a metric that one monitors was not logged.
+    """
+    for item in schedulers:
+        if not item.is_waiting or (item.origin in _EVENTS and item.origin not in item.renewed_by):
+            continue  # all ranks alike: nothing is asked for while nothing can have come
+        origin, value, names = run.strategy.broadcast(_monitored(run, item))
+        item.origin = None if value is None else origin
+        if not _is_renewed(origin, item):
+            continue
+        item.is_waiting = False
+        if value is None:
+            if item.strict and item.monitor is not None:
+                hint = did_you_mean(item.monitor, names)
+                raise ModuleError(
+                    f"A scheduler monitors {item.monitor!r}, which was not logged; logged were "
+                    f"{names}.{hint} Call self.log({item.monitor!r}, ...), or give the scheduler "
+                    "'strict': False."
+                )
+        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
+            hook(item.scheduler, value)
+        else:
+            item.scheduler.step(value)
+
+
+def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
+    """True if the metric's value is newer than the last step with it; that is then used up."""
+    if origin not in _EVENTS:
+        return True
+    is_renewed = origin in item.renewed_by
+    item.renewed_by.discard(origin)
+    return is_renewed
+
+
+def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, list[str]]:
+    """The event that renews the metric, its value, and the names that were logged, as this rank has
+    them.
+    """
+    assert item.monitor is not None  # those that take a metric name one
+    values: dict[str, Any] = run.logged.newest()
+    origin, value = run.origin_of(item.monitor), values.get(item.monitor)
+    return (origin, None, sorted(values)) if value is None else (origin, float(value), [])

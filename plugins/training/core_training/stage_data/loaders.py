@@ -1,0 +1,555 @@
+"""The data of a run: this rank's loaders, how many of their batches, and where to go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from core.contract import Capability, CheckpointError, ConfigurationError
+from core.data import (
+    LoaderSharder,
+    divide_global_batch,
+    read_windows,
+    shuffles,
+    without_shuffling,
+)
+from core.fabric import draw_alike
+from core_training.settings.options import is_whole, resolve_limit
+from core_training.settings.warn_at import warn_caller
+from core_training.stage_data.collection import is_collection, leaves_of
+from core_training.stage_data.combined import CombinedLoader, CombinedResumableLoader
+from core_training.stage_data.resumable_loader import ResumableLoader
+from core_training.stage_data.sample_seeds import seed_samples
+from core_training.stage_data.sources import PREDICTION, TEST, TRAIN, VALIDATION
+from core_training.stage_data.validation_interval import check_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from core.contract import Strategy
+    from core.data import GlobalBatch, MicroBatch
+    from core_training.settings.options import TrainerOptions
+    from core_training.stage_data.sources import Role, Source
+
+    _Evaluated: TypeAlias = tuple[Any, Sequence[ResumableLoader], dict[int, MicroBatch]]
+    """A loader, what it reads, and which of its batches are uneven."""
+
+_UNKNOWN = float("inf")
+_WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
+"""Strategies that don't read `TrainingStep.weight`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoader:
+    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its
+    length.
+
+    Attributes:
+        limit: the most batches that the user wants; infinite for all.
+        resumables: what it reads.
+        uneven: of the iteration that is on, the batches that don't weigh as much as others; see
+            `ShardedSampler`.
+        together: whose ranks agree before each batch, where they must make the same number of
+            steps, and may have other numbers of batches; None elsewhere.
+    """
+
+    loader: Any
+    num_batches: int | float
+    limit: int | float
+    resumables: Sequence[ResumableLoader]
+    uneven: dict[int, MicroBatch] = field(default_factory=dict)
+    together: Strategy | None = None
+
+    def limited(self, num_batches: int | float) -> StageLoader:
+        """The same loader, with so many batches at most."""
+        return replace(
+            self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches)
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """An iterator over as many batches as are wanted."""
+        for resumable in self.resumables:
+            resumable.set_window(1, lambda: self.limit)
+        batches = iter(self.loader)
+        wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
+        own = batches if wanted == _UNKNOWN else islice(batches, int(wanted))
+        if self.together is None:
+            return own
+        line: dict[str, Any] = {
+            "share": self.together.data_parallel_rank,
+            "collectives": self.together.session.collectives,
+        }
+        return read_windows(
+            own, self.uneven, num_accumulated=1, num_batches=self.limit, goes_on=True, **line
+        )
+
+
+class Loaders:
+    """The loaders of one call of `fit`, `validate`, `test` or `predict`.
+
+    Made in the main process, from sources that aren't asked yet; `setup` does that on all ranks.
+
+    Attributes:
+        train: what is iterated over in training; None before `setup`.
+        validation, test, predict: one for each loader.
+        num_train_batches: batches of an epoch on this rank, as its loader says when it begins;
+            infinite if unknown.
+        knows_length: True if the training loader's own length can be relied upon.
+        global_batch: the division of `global_batch_size`, from `setup` on; None without it.
+    """
+
+    def __init__(self, options: TrainerOptions, sources: Sequence[Source]) -> None:
+        self._options = options
+        self._sources = {source.role: source for source in sources}
+        self._strategy: Strategy | None = None
+        self._resumable: ResumableLoader | CombinedResumableLoader | None = None
+        self._restored: dict[str, object] | None = None
+        self._asked_in_epoch = 0
+        self._has_warned_of_empty = False
+        self.global_batch: GlobalBatch | None = None
+        self.train: Any = None
+        self.validation: list[StageLoader] = []
+        self.test: list[StageLoader] = []
+        self.predict: list[StageLoader] = []
+        self.num_train_batches: int | float = 0
+        self._evaluated: dict[Role, list[_Evaluated]] = {}
+        self.knows_length = True
+
+    def setup(self, strategy: Strategy) -> None:
+        """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their
+        batches. Idempotent.
+
+        Raises:
+            ConfigurationError: a loader is empty, or ranks would make different numbers of training
+                steps.
+        """
+        if self._strategy is None:
+            self._strategy = strategy
+            self._ask()
+
+    def ask_again(self) -> None:
+        """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
+        self._ask()
+        if self._restored is not None:
+            self._train_loader.load_state_dict(self._restored)
+
+    def _ask(self) -> None:
+        assert self._strategy is not None
+        draw_apart = draw_alike(self._strategy)
+        # New shards, so that loaders that are asked for again have the seeds of the first ones.
+        self._sharder = LoaderSharder(self._strategy)
+        self.test = self._make_evaluation(TEST)
+        self.predict = self._make_evaluation(PREDICTION)
+        self.validation = self._make_evaluation(VALIDATION)
+        # Last, since how often to validate is checked against the validation loaders.
+        if (source := self._sources.get(TRAIN)) is not None:
+            self._make_train(source)
+        draw_apart()
+
+    def end_workers(self) -> None:
+        """End workers that persist: garbage collection, which finds them in a cycle, would wait for
+        each for 5 s.
+        """
+        evaluated = [resumables for made in self._evaluated.values() for _, resumables, _ in made]
+        for resumable in chain(*evaluated, self._resumables if self._resumable is not None else ()):
+            resumable.end_workers()
+
+    # making ---------------------------------------------------------------------------------------
+
+    def _make_train(self, source: Source) -> None:
+        loaders = source.ask()
+        if loaders is None:
+            owner = type(source.owner).__name__
+            raise ConfigurationError(
+                f"{owner}.train_dataloader() returned None; expected a loader."
+            )
+        combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
+        self._divide(combined)
+        if isinstance(combined, CombinedLoader):
+            self._resumable = CombinedResumableLoader(
+                combined, [self._make_resumable(leaf, TRAIN) for _, leaf in combined.leaves]
+            )
+        else:
+            self._resumable = self._make_resumable(combined, TRAIN, rebalances=not self.weighs)
+        self.train = self._resumable.loader
+        self.knows_length = length_of(self.train) != _UNKNOWN and not any(
+            map(_estimates_length, _leaves(combined))
+        )
+        # Compared on all ranks, since one with more batches would wait in its step for the others.
+        self._check_train(self._gather(self.count_train()))
+        check_interval(self._options, self)
+
+    def count_train(self) -> int | float:
+        """Ask the training loader for its number of batches, which may be another one in each
+        epoch.
+        """
+        self.num_train_batches = resolve_limit(
+            self._limit(TRAIN), length_of(self.train), name=TRAIN.limit
+        )
+        return self.num_train_batches
+
+    def _divide(self, loader: Any) -> None:
+        wanted, strategy = self._options.global_batch_size, self._strategy
+        if wanted is None or strategy is None:
+            return
+        if isinstance(loader, CombinedLoader):
+            raise ConfigurationError(
+                f"global_batch_size={wanted} counts the samples of one training loader, and there "
+                f"are {len(loader.leaves)}. Leave it out, and say accumulate_grad_batches=..., or "
+                "train on one loader."
+            )
+        shards = self._options.use_distributed_sampler
+        num_shards, warns = strategy.data_parallel_size, strategy.is_global_zero
+        self.global_batch = divide_global_batch(
+            wanted, loader, num_shards=num_shards, shards=shards, warns=warns
+        )
+
+    def _check_train(self, counts: list[int | float]) -> None:
+        if min(counts) == 0:
+            raise ConfigurationError(self._describe_empty(TRAIN))
+        if min(counts) != max(counts):
+            uneven = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+            raise ConfigurationError(
+                f"The training loader has a different number of batches on each rank: {uneven}. "
+                "The ranks with more would wait for the others forever. Give all of them the same, "
+                f"or pass limit_train_batches={min(counts)}."
+            )
+
+    def _make_evaluation(self, role: Role) -> list[StageLoader]:
+        source, limit = self._sources.get(role), self._limit(role)
+        # A limit of 0 turns the stage off: its hook isn't even asked.
+        loaders = source.ask() if source is not None and limit != 0 else None
+        self._evaluated[role] = []
+        if loaders is None:
+            return []
+        # Read together they are one loader; one after the other they are several, each with its own
+        # index.
+        if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
+            resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
+            made: list[_Evaluated] = [(loaders.with_resumables(resumables), resumables, {})]
+        else:
+            leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
+            joins = self._forwards_together
+            resumables = [self._make_resumable(leaf, role, joins=joins) for _, leaf in leaves]
+            made = [(resumable.loader, [resumable], resumable.uneven) for resumable in resumables]
+        self._evaluated[role] = made
+        return self._count(role)
+
+    @property
+    def _forwards_together(self) -> bool:
+        """True if the weights are gathered in evaluation, so that a rank must not end before the
+        others.
+        """
+        assert self._strategy is not None
+        capabilities = self._strategy.capabilities
+        return (
+            Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
+        )
+
+    def _count(self, role: Role) -> list[StageLoader]:
+        """Shares may differ by a batch: a fraction is of the longest, and only a loader that is
+        empty for all is.
+        """
+        made = self._evaluated[role]
+        lengths = [length_of(loader) for loader, _, _ in made]
+        of_ranks = list(zip(*self._gather(lengths), strict=True))
+        longest = [max(counts) for counts in of_ranks]
+        if 0 in longest or not longest:
+            self._check_empty(role)
+        if not any(longest):
+            return []
+        limit = self._limit(role)
+        wanted = [
+            resolve_limit(limit, available, name=role.limit) if available else 0
+            for available in longest
+        ]
+        limits = wanted
+        if isinstance(limit, int):
+            limits = [limit] * len(wanted)
+        elif is_whole(limit):
+            limits = [_UNKNOWN] * len(wanted)
+        return [
+            StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
+            for (loader, resumables, uneven), number, most, counts in zip(
+                made, map(min, wanted, lengths), limits, of_ranks, strict=True
+            )
+        ]
+
+    def _joined(self, loader: Any, *counts: int | float) -> Strategy | None:
+        """For a loader of these numbers of batches on all ranks; see `StageLoader.together`."""
+        agrees = min(counts) == max(counts) != _UNKNOWN and not any(
+            map(_estimates_length, _leaves(loader))
+        )
+        return None if agrees or len(counts) == 1 or not self._forwards_together else self._strategy
+
+    @property
+    def weighs(self) -> bool:
+        """True if training can weigh batches."""
+        assert self._strategy is not None
+        return not self._strategy.capabilities & _WEIGHS_NOTHING
+
+    def _make_resumable(self, source: object, role: Role, **sharding: bool) -> ResumableLoader:
+        """Shard one loader, and hand it to the strategy."""
+        strategy, options = self._strategy, self._options
+        assert strategy is not None
+        if shuffles(source):
+            source = self._handle_shuffling(source, role)
+        if options.use_distributed_sampler:
+            source = self._sharder.shard(
+                source, role.stage, self.global_batch if role is TRAIN else None, **sharding
+            )
+        if options.seed_samples and role is TRAIN:
+            source = seed_samples(source)
+        return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
+
+    def _handle_shuffling(self, loader: Any, role: Role) -> object:
+        """Replace a shuffling loader where the order has to be fixed, and warn of one in
+        evaluation.
+        """
+        assert self._strategy is not None
+        warns = self._strategy.is_global_zero
+        if self._options.overfit_batches and role in (TRAIN, VALIDATION):
+            if warns:
+                warn_caller(
+                    f"overfit_batches={self._options.overfit_batches!r} needs the same batches in "
+                    f"each epoch: the {role.name} loader doesn't shuffle any more.",
+                )
+            return without_shuffling(loader)
+        if warns and role is not TRAIN:
+            warn_caller(
+                f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., "
+                "shuffle=False).",
+            )
+        return loader
+
+    def _limit(self, role: Role) -> int | float | None:
+        options = self._options
+        if options.overfit_batches and role in (TRAIN, VALIDATION):
+            return options.overfit_batches
+        limit: int | float | None = getattr(options, role.limit)
+        return limit
+
+    def _gather(self, value: object) -> list[Any]:
+        """All ranks. The answers of all ranks."""
+        strategy = self._strategy
+        assert strategy is not None
+        if not strategy.session.has_peers:
+            return [value]
+        return list(strategy.broadcast(strategy.gather_objects(value)))
+
+    def _check_empty(self, role: Role) -> None:
+        """Warn of empty validation data, without which training goes on, and refuse any other empty
+        loader.
+
+        Raises:
+            ConfigurationError: in any other stage.
+        """
+        if role is not VALIDATION or TRAIN not in self._sources:
+            raise ConfigurationError(self._describe_empty(role))
+        assert self._strategy is not None
+        if self._strategy.is_global_zero and not self._has_warned_of_empty:
+            warn_caller(f"{self._describe_empty(role)} It is left out of validation.")
+        self._has_warned_of_empty = True
+
+    def _describe_empty(self, role: Role) -> str:
+        limit = self._limit(role)
+        if role is TRAIN and limit == 0:
+            return (
+                "limit_train_batches=0 leaves nothing to train on. To validate only, call "
+                "trainer.validate(module, loader); the training loader gives no batch, or "
+                "limit_train_batches=0 left none."
+            )
+        limited = f", or {role.limit}={limit!r} left none" if limit is not None else ""
+        return (
+            f"The {role.name} loader gives no batch: its data set is empty, or drop_last "
+            f"dropped all of it{limited}."
+        )
+
+    # position -------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """All ranks, before the training loader is opened. Asks for new loaders in the epochs in
+        which they are due.
+        """
+        # New ones are due in epochs 0, n, 2n...; a resumed run may begin after the one in which
+        # they were.
+        every = self._options.reload_dataloaders_every_n_epochs
+        if every and self._asked_in_epoch != epoch - epoch % every:
+            self._asked_in_epoch = epoch - epoch % every
+            self.ask_again()
+        self._restored = None
+        self._train_loader.begin(epoch)
+        self._check_train(self._gather(self.count_train()))
+        if self._evaluated[VALIDATION]:
+            self.validation = self._count(VALIDATION)
+
+    def open_train(
+        self, num_accumulated: int = 1, num_batches: Callable[[], int | float] = lambda: _UNKNOWN
+    ) -> Iterator[Any]:
+        """All ranks. The epoch's batches from the position on.
+
+        Args:
+            num_accumulated: batches of an accumulation window.
+            num_batches: that will be taken at most; asked once the order is drawn.
+        """
+        for resumable in self._resumables:
+            resumable.set_window(
+                num_accumulated if self.is_sharded and self.weighs else 1, num_batches
+            )
+        return self._train_loader.open()
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if the order of one training loader is cut into batches here, so that their sizes
+        are known before.
+        """
+        return isinstance(self._resumable, ResumableLoader) and self._resumable.is_sharded
+
+    @property
+    def uneven(self) -> dict[int, MicroBatch]:
+        """This rank's batches since `open_train` that don't weigh as much as others; see
+        `ShardedSampler`.
+        """
+        return self._resumable.uneven if isinstance(self._resumable, ResumableLoader) else {}
+
+    @property
+    def last_read(self) -> Any:
+        """The last batch that was read again to come to the position; None where none was."""
+        return self._resumable.last_read if isinstance(self._resumable, ResumableLoader) else None
+
+    def refuse_empty_loader(self) -> None:
+        """An epoch has ended without a batch.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is "
+            "empty, or an iterator that can be read once. Pass what can be iterated over in every "
+            "epoch, such as a DataLoader."
+        )
+
+    @property
+    def windowed_loader(self) -> ResumableLoader | None:
+        """The training data, if its order is cut into whole accumulation windows."""
+        loader = self._resumable
+        return (
+            loader
+            if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None
+            else None
+        )
+
+    @property
+    def is_combined(self) -> bool:
+        """True if training reads several loaders, whose batches have no common weight."""
+        return isinstance(self._resumable, CombinedResumableLoader)
+
+    @property
+    def reads_again(self) -> bool:
+        """True if a run goes on within an epoch by reading its batches again; not where several
+        loaders are read.
+        """
+        return isinstance(self._resumable, ResumableLoader) and self._resumable.reads_again
+
+    @property
+    def was_recut(self) -> bool:
+        """True if what is left of a restored epoch has another number of batches than
+        `num_train_batches` says.
+        """
+        return any(resumable.was_recut for resumable in self._resumables)
+
+    @property
+    def has_position(self) -> bool:
+        """True if this process has read the training data: if launched ranks have, it hasn't."""
+        return self._resumable is not None
+
+    def state_dict(self, num_batches: int) -> dict[str, Any]:
+        """All ranks. The training data's position after so many batches of this epoch on this
+        rank.
+        """
+        resumable = self._train_loader
+        resumable.count(num_batches)
+        state = resumable.state_dict()
+        assert self._strategy is not None
+        # Of several loaders each counts what it has given, on a rank that has run out less than on
+        # the others.
+        counts_alone = (
+            self.is_combined and not self.knows_length and self._strategy.session.has_peers
+        )
+        differs = resumable.differs_by_rank or counts_alone
+        return {"train_by_rank": self._gather(state)} if differs else {"train": state}
+
+    def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
+        """All ranks. Go on from a position; the loader begins there.
+
+        Args:
+            state: from `state_dict`.
+            num_batches: of the epoch, as the rank that saved it counted.
+
+        Returns:
+            What that is for this rank, whose batches may be larger shards.
+
+        Raises:
+            CheckpointError: it was saved by other loaders, or by another number of ranks where that
+                matters.
+        """
+        resumable, saved = self._train_loader, self._state_of_rank(state)
+        if saved is None:
+            return num_batches
+        resumable.load_state_dict(saved)
+        self._restored = saved
+        if not num_batches:
+            return num_batches
+        for each in self._resumables:
+            each.check_length()
+        return resumable.num_batches if "train" in state else num_batches
+
+    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, object] | None:
+        strategy = self._strategy
+        assert strategy is not None
+        if "train_by_rank" not in state:
+            return state.get("train")
+        states = state["train_by_rank"]
+        if len(states) != strategy.world_size:
+            raise CheckpointError(
+                f"The training loader keeps a state of its own, which was saved on {len(states)} "
+                f"ranks and can't be divided among {strategy.world_size}. Go on with {len(states)} "
+                "ranks, or use a map-style data set."
+            )
+        found: dict[str, Any] = states[strategy.global_rank]
+        return found
+
+    @property
+    def _resumables(self) -> Sequence[ResumableLoader]:
+        resumable = self._train_loader
+        return (
+            resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable]
+        )
+
+    @property
+    def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:
+        assert self._resumable is not None
+        return self._resumable
+
+
+def length_of(loader: Any) -> int | float:
+    """Batches of a loader; infinite if it doesn't know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return _UNKNOWN
+
+
+def _leaves(loader: Any) -> list[object]:
+    return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
+
+
+def _estimates_length(loader: Any) -> bool:
+    """True if the length is only what the user's data set says: workers may share it out in other
+    ways.
+    """
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

@@ -1,0 +1,81 @@
+"""A scheduler announces that it will take the machine away: save, and ask it to run the job
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from typing import TYPE_CHECKING
+
+from core_training.signals.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from core_training.run import Run
+
+
+def warning_signals(run: Run) -> list[int]:
+    """Signals by which the scheduler announces the end."""
+    environment = run.strategy.cluster_environment
+    return (
+        [environment.requeue_signal]
+        if environment is not None and environment.requeue_signal is not None
+        else []
+    )
+
+
+def checkpoint_path(run: Run) -> str | None:
+    """The path to which this job saves, and from which it resumes; None outside of a scheduler that
+    runs jobs again.
+    """
+    environment = run.strategy.cluster_environment
+    if (
+        environment is None
+        or environment.requeue_signal is None
+        or (job := environment.job_id()) is None
+    ):
+        return None
+    return posixpath.join(run.default_root_dir, f"requeue-{job}.ckpt")
+
+
+def requeue_after(run: Run, error: BaseException) -> None:
+    """All ranks. Save what can be saved, and ask for another run of the job, if `error` is the
+    scheduler's warning.
+    """
+    if not isinstance(error, Interrupted) or error.signal not in warning_signals(run):
+        return
+    path = _save(run) if run.trains and error.is_agreed else None
+    environment = run.strategy.cluster_environment
+    if run.strategy.is_global_zero and environment is not None:
+        saved = (
+            f"Step {run.progress.global_step} is saved in {path}"
+            if path
+            else "Nothing new is saved"
+        )
+        answer = (
+            "runs this job again"
+            if environment.requeue()
+            else "refuses to run this job again: start it by hand"
+        )
+        run.fabric.print(f"{error.signal.name} came. {saved}; the scheduler {answer}.")
+
+
+def _save(run: Run) -> str | None:
+    path = checkpoint_path(run)
+    if path is None:
+        return None
+    from core_training.state import saving  # who isn't interrupted waits for none of it
+
+    try:
+        saving.save_at_step(run, path, weights_only=False)
+    except Exception:
+        logging.getLogger("core").exception("The state can't be saved to %s.", path)
+        return None
+    return path
+
+
+def forget(run: Run) -> None:
+    """All ranks, when training has come to its end: nothing is left to go on with."""
+    path, strategy = checkpoint_path(run), run.strategy
+    if path is not None:
+        strategy.checkpoint_io.remove_checkpoint(path, collectives=run.session.collectives)

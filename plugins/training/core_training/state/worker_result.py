@@ -1,0 +1,128 @@
+"""The result of a stage in other processes, which is copied back into the caller's objects."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.session import canonical_name, from_canonical, to_canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from core.contract import Strategy
+    from core_training.run import Run
+
+
+class Format(NamedTuple):
+    """The properties of a parameter or buffer that training may change, besides its values and its
+    device.
+    """
+
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """The result of a stage in rank 0's process, with weights, metrics, counters and states.
+    Tensors are on the CPU.
+    """
+
+    result: object
+    weights: dict[str, object]
+    metrics: dict[str, Tensor]
+    progress: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    loggers: list[dict[str, object]]
+    should_stop: bool
+    formats: dict[str, Format]
+
+    @classmethod
+    def of(cls, run: Run, result: Any) -> WorkerResult:
+        """All ranks, in the worker, before teardown."""
+        weights = run.strategy.get_module_state_dict(run.module, layout="full")
+        return cls(
+            result=result,
+            weights={
+                name: value.detach().cpu() if isinstance(value, Tensor) else value
+                for name, value in weights.items()
+            },
+            metrics=run.logged.newest(),
+            progress=run.progress.state_dict(),
+            callbacks={
+                callback.state_key: callback.state_dict() or {} for callback in run.callbacks
+            },
+            loggers=[logger.state_dict() for logger in run.publisher.loggers],
+            should_stop=run.should_stop,
+            formats={},
+        )
+
+    def after_teardown(self, module: nn.Module) -> WorkerResult:
+        """The outcome with the formats of the module's tensors. In the worker, once the module is
+        given back.
+        """
+        tensors = _tensors(module)
+        return replace(
+            self,
+            formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()},
+        )
+
+    def restore(self, run: Run) -> None:
+        """Copy everything into the caller's own run, module and callbacks. Called in the caller's
+        process.
+        """
+        # Parts that the workers have built in this hook have weights, too.
+        assert run.trainer is not None
+        with _whole_models(run.strategy):
+            run.trainer.configure_model()
+        # Restore formats before the weights: torch would round weights to the dtype of the tensors
+        # that are there.
+        for name, own in _tensors(run.module).items():
+            if (given := self.formats.get(name)) is None:
+                continue
+            if own.dtype != given.dtype:
+                own.data = own.data.to(given.dtype)
+            if own.is_leaf and own.requires_grad != given.requires_grad:
+                own.requires_grad_(given.requires_grad)
+        run.module.load_state_dict(from_canonical(run.module, self.weights))
+        run.progress.load_state_dict(self.progress)
+        run.should_stop = self.should_stop
+        run.logged.take(self.metrics)
+        for callback in run.callbacks:
+            callback.load_state_dict(self.callbacks[callback.state_key])
+        for logger, state in zip(run.publisher.loggers, self.loggers, strict=True):
+            logger.load_state_dict(state)
+
+
+@contextmanager
+def _whole_models(strategy: Strategy) -> Iterator[None]:
+    """A context in which models that ask the strategy where to be built are built whole, and
+    here.
+    """
+
+    @contextmanager
+    def init_context(*, empty: bool = False) -> Iterator[None]:
+        with torch.device("cpu"), strategy.precision_plugin.init_context() or nullcontext():
+            yield
+
+    vars(strategy)["init_context"] = init_context
+    try:
+        yield
+    finally:
+        del vars(strategy)["init_context"]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by canonical names; buffers too that no state has."""
+    state = to_canonical(module.state_dict(keep_vars=True))
+    buffers = {canonical_name(name): buffer for name, buffer in module.named_buffers()}
+    return {
+        name: value for name, value in {**buffers, **state}.items() if isinstance(value, Tensor)
+    }

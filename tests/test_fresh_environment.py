@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-OURS = ("core-training", "core-testing")
+OURS = ("core-base", "core-testing")
 
 pytestmark = pytest.mark.skipif(
     "CORE_WHEELS" not in os.environ, reason="only tox has built the wheels"
@@ -108,7 +108,7 @@ print("made")
     listed = run(environment, "core", "list-strategies").stdout
     rows = [line.split() for line in listed.splitlines()]
     assert ["ddp", "DDPStrategy", "core-ddp", "0.1.0", "ok"] in rows
-    assert ["single_device", "SingleDeviceStrategy", "core-training", "0.1.0", "ok"] in rows
+    assert ["single_device", "SingleDeviceStrategy", "core-base", "0.1.0", "ok"] in rows
     assert "made" in run(environment, "python", "-c", program.replace("2)", "1)")).stdout
     assert "['from rank', 1]" in run(environment, "python", "-c", exchange).stdout
     doctor = run(environment, "core", "doctor")

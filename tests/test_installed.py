@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from core._version import DISTRIBUTION
+from core._version import DISTRIBUTION, TRAINING
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
@@ -49,13 +49,13 @@ def test_the_name_comes_from_one_place():
         if line.startswith("core")
     ]
     assert {project["name"], *(Requirement(line).name for line in own)} == {DISTRIBUTION}
-    assert project["import-names"] == ["core", "core_training"]
+    assert project["import-names"] == ["core", "core_base"]
 
 
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_bounds_the_core_on_both_sides(name):
     requirements = [Requirement(line) for line in distribution(name).requires]
-    (core,) = (requirement for requirement in requirements if requirement.name == DISTRIBUTION)
+    (core,) = (each for each in requirements if each.name in (DISTRIBUTION, TRAINING))
     assert Version(distribution(DISTRIBUTION).version) in core.specifier
     assert "9999" not in core.specifier
 
@@ -63,9 +63,7 @@ def test_a_plugin_bounds_the_core_on_both_sides(name):
 @pytest.mark.parametrize("name", PLUGINS)
 def test_every_entry_point_names_a_public_attribute(name):
     entry_points = distribution(name).entry_points
-    assert entry_points or name == "core-lightning-demos", (
-        "core-lightning imports that one by its name"
-    )
+    assert entry_points or name in (TRAINING, "core-lightning-demos")  # imported by their names
     for entry_point in entry_points:
         assert callable(entry_point.load()), entry_point
         assert entry_point.attr in importlib.import_module(entry_point.module).__all__
@@ -98,7 +96,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(name, package):
         names = wheel.namelist()
         (metadata,) = (member for member in names if member.endswith(".dist-info/METADATA"))
         headers = BytesParser().parsebytes(wheel.read(metadata))
-    beside = {"core_training.py"} if package == "core" else set()  # where the command begins
+    beside = {"core_base.py"} if package == "core" else set()  # where the command begins
     assert {member.split("/")[0] for member in names} == {package, metadata.split("/")[0], *beside}
     assert f"{package}/py.typed" in names
     assert headers["Name"] == name

@@ -44,10 +44,10 @@ def release(monkeypatch, tmp_path):
     more = '[project.entry-points."core.strategies"]\nacme = "core_acme:Acme"'
     write(
         "pyproject.toml",
-        PROJECT.format(name="core-training", dependencies='["torch>=2.9"]', more=""),
+        PROJECT.format(name="core-base", dependencies='["torch>=2.9"]', more=""),
     )
     write("core/_version.py", '__version__ = "0.3.1"\n')
-    dependencies = '["core-training>=0.3,<0.4"]'
+    dependencies = '["core-base>=0.3,<0.4"]'
     write(
         "plugins/acme/pyproject.toml",
         PROJECT.format(name="core-acme", dependencies=dependencies, more=more),
@@ -74,7 +74,7 @@ def test_what_is_ready_is_released(release):
         (
             "core/_version.py",
             '__version__ = "0.4.0"\n',
-            "requires core-training>=0.3,<0.4, and this is 0.4.0",
+            "requires core-base>=0.3,<0.4, and this is 0.4.0",
         ),
         ("core/_version.py", '__version__ = "0.3.2"\n', "no dated entry for 0.3.2"),
         ("CHANGELOG.md", "## 0.3.1 (unreleased)\n", "no dated entry for 0.3.1"),
@@ -86,7 +86,7 @@ def test_what_is_ready_is_released(release):
         ("docs/support.md", "", "docs/support.md has no row of core-acme"),
         (
             "plugins/acme/pyproject.toml",
-            PROJECT.format(name="core-acme", dependencies='["core-training>=0.3"]', more=""),
+            PROJECT.format(name="core-acme", dependencies='["core-base>=0.3"]', more=""),
             "its upper bound is the next minor release",
         ),
         (
@@ -94,9 +94,9 @@ def test_what_is_ready_is_released(release):
             PROJECT.format(
                 name="core-acme",
                 dependencies="[]",
-                more='optional-dependencies.test = ["core-training<0.3"]',
+                more='optional-dependencies.test = ["core-base<0.3"]',
             ),
-            "core-acme requires core-training<0.3, and this is 0.3.1",
+            "core-acme requires core-base<0.3, and this is 0.3.1",
         ),
     ],
 )
@@ -203,12 +203,10 @@ def installed(folder, *arguments):
 
 def test_another_version_is_told(tmp_path):
     path = tmp_path / "release.json"
-    path.write_text(
-        json.dumps({"core-training": {"version": "99.0", "files": {}}, "core-none": {}})
-    )
+    path.write_text(json.dumps({"core-base": {"version": "99.0", "files": {}}, "core-none": {}}))
     found = [(finding.subject, finding.state, finding.detail) for finding in examine_release(path)]
     assert found == [
-        ("release core-training", "broken", f"it has 99.0, and {__version__} is installed"),
+        ("release core-base", "broken", f"it has 99.0, and {__version__} is installed"),
         ("release", "absent", "not installed: core-none"),
     ]
 

@@ -11,7 +11,7 @@ plugin, `offers` gives every spec its status, `alias_choice` turns a name into o
 is what users and the core ask.
 """
 
-from core.registry.builtins import CORE, CORE_VERSION
+from core.registry.builtins import CORE, CORE_DISTRIBUTIONS, CORE_VERSION
 from core.registry.class_loading import base_class
 from core.registry.discovery import (
     BY_NAME_ONLY,
@@ -53,6 +53,7 @@ __all__ = [
     "CLUSTER_ENVIRONMENT_REGISTRY",
     "COMMAND_REGISTRY",
     "CORE",
+    "CORE_DISTRIBUTIONS",
     "CORE_VERSION",
     "DEFAULT_PARALLEL_STRATEGY",
     "HOOKS",

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from core._version import DISTRIBUTION, __version__
+from core._version import DISTRIBUTION, TRAINING, __version__
 from core.contract.kinds import KINDS
 from core.contract.spec import Spec, normalize_alias
 from core.registry.discovery import Provider
 
 CORE = DISTRIBUTION
 """Name of the provider of the built-ins."""
+
+CORE_DISTRIBUTIONS = (DISTRIBUTION, TRAINING)
+"""Names of core itself, in requirements and before the colon of a qualified name."""
 
 CORE_VERSION = __version__
 """The release of core that runs."""

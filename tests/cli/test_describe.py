@@ -100,7 +100,7 @@ def test_a_function(acme):
 
 def test_without_options(core_cli):
     text = core_cli("describe", "cpu").stdout
-    assert text.startswith("cpu: an accelerator of core-training ")
+    assert text.startswith("cpu: an accelerator of core-base ")
     assert "It takes no options." in text
 
 

@@ -32,7 +32,7 @@ def test_a_machine_in_order(core_cli):
         "detail": "this torch was built without it",
     }
     assert findings["cluster local"]["state"] == "ok"
-    assert findings["plugin core-training"]["state"] == "ok"
+    assert findings["plugin core-base"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_distribution_that_has_overwritten_this_core(tmp_path, is_removed):
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True
     )
     last = done.stderr.splitlines()[-1]
-    assert f"{tmp_path}/core/__init__.py is not core-training's: {expected}" in last
+    assert f"{tmp_path}/core/__init__.py is not core-base's: {expected}" in last
 
 
 @pytest.mark.parametrize("brought_by", ["another", "what brought it"])
@@ -209,7 +209,7 @@ def test_the_command_where_another_core_comes_first(tmp_path, brought_by):
         )
     done = run_command(tmp_path)
     assert done.stderr == (
-        f"{tmp_path}/core/__init__.py hides core-training's package `core`. "
+        f"{tmp_path}/core/__init__.py hides core-base's package `core`. "
         f"Rename it, take its folder off sys.path, or uninstall {brought_by}.\n"
     )
 
@@ -218,19 +218,19 @@ def test_the_command_where_another_core_has_overwritten_this_one(tmp_path):
     """A `core.cli` of the other one isn't run."""
     (tmp_path / "core").mkdir()
     root = Path(core.__file__).parents[1]
-    for name in ("core_training.py", "core/_version.py", "core/namesakes.py"):
+    for name in ("core_base.py", "core/_version.py", "core/namesakes.py"):
         (tmp_path / name).symlink_to(root / name)
     (tmp_path / "core" / "__init__.py").touch()
     (tmp_path / "core" / "cli.py").write_text("main = lambda: print('of the other one')")
     (make_distribution(tmp_path, "another", "9.9") / "RECORD").write_text("core/__init__.py,,\n")
     done = run_command(tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "is not core-training's: another 9.9 has overwritten or removed it." in done.stderr
+    assert "is not core-base's: another 9.9 has overwritten or removed it." in done.stderr
 
 
 def run_command(folder, *options, **variables):
     """The command as its script begins, with a folder before the others on the path."""
-    command = [sys.executable, "-c", "from core_training import main; main()", "doctor", *options]
+    command = [sys.executable, "-c", "from core_base import main; main()", "doctor", *options]
     return subprocess.run(
         command, cwd=folder, env=os.environ | variables, capture_output=True, text=True
     )

@@ -12,7 +12,7 @@ def test_each_decision_with_its_reason(core_cli):
     assert done.returncode == 0, done.stderr
     lines = " ".join(done.stdout.split())
     for row in (
-        r"accelerator cpu accelerator='cpu' was asked for \(from core-training \d",
+        r"accelerator cpu accelerator='cpu' was asked for \(from core-base \d",
         r"devices 1 \(index 0\) devices='1' was asked for",
         r"strategy single_device auto: 1 device on 1 node",
         r"precision bf16-mixed precision='bf16' was asked for",

@@ -51,9 +51,7 @@ def test_a_plugin_with_package_and_version(core_cli):
     assert done.returncode == 0
     assert re.search(r"^acme +AcmeStrategy +core-acme +2\.5 +ok$", done.stdout, re.MULTILINE)
     assert re.search(r"^Alias +Class +Package +Version +Status$", done.stdout, re.MULTILINE)
-    assert re.search(
-        r"^single_device +SingleDeviceStrategy +core-training ", done.stdout, re.MULTILINE
-    )
+    assert re.search(r"^single_device +SingleDeviceStrategy +core-base ", done.stdout, re.MULTILINE)
 
 
 def test_presets_are_folded_into_the_row_of_their_class(core_cli):

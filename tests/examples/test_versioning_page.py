@@ -14,7 +14,7 @@ def test_an_incompatible_plugin_is_refused_in_these_words_before_its_import(tmp_
         tmp_path,
         "core-acme",
         entry_points_text="[core.strategies]\nacme = core_acme:Acme\n",
-        requires=["core-training>=0.0.3,<0.1"],
+        requires=["core-base>=0.0.3,<0.1"],
         modules={"core_acme": "raise RuntimeError('it was imported')"},
     )
     program = "from core import Fabric; Fabric(strategy='acme', accelerator='cpu')"

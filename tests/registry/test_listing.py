@@ -16,7 +16,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     install("core-fine", "fine = core_fine:Fine", summary="A fine logger")
     install("core-one", "both = core_one:One")
     install("core-two", "both = core_two:Two")
-    install("core-old", "old = core_old:Old", requires=["core-training<0.0.1"])
+    install("core-old", "old = core_old:Old", requires=["core-base<0.0.1"])
     install("core-bad", "bad = nothing to import")
     install("core-evil", "csv = core_evil:Evil")
     install("core-off", "off = core_off:Off")
@@ -44,7 +44,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     assert details["csv", "core-evil"] == "the alias belongs to core"
     assert details["off", "core-off"] == "CORE_DISABLE_PLUGINS names 'core-off'"
     assert details["old", "core-old"].startswith(
-        "it requires core-training<0.0.1, and this is core-training "
+        "it requires core-base<0.0.1, and this is core-training "
     )
     (fine,) = [row for row in rows if row.status is Status.OK]
     assert (fine.kind, fine.target, fine.version, fine.summary, fine.location, fine.detail) == (

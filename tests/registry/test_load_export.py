@@ -43,8 +43,7 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
     ("name", "distribution"),
     [
         ("core.cli_for", "core-jsonargparse"),
-        ("core.callbacks.EMA", "core-averaging"),
-        ("core.profilers.SimpleProfiler", "core-profilers"),
+        ("core.callbacks.MemoryCheckpoint", "core-neighbour"),
     ],
 )
 def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):

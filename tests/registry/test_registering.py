@@ -132,10 +132,10 @@ def test_a_built_in_is_never_replaced(registry, override):
     loggers = registry()
     with pytest.raises(
         AliasConflictError,
-        match=r"The logger 'csv' belongs to core-training .*, and a registration can't",
+        match=r"The logger 'csv' belongs to core-base .*, and a registration can't",
     ):
         loggers.register("csv", Mine, override=override)
-    assert loggers.spec("csv").provider == "core-training"
+    assert loggers.spec("csv").provider == "core-base"
 
 
 @pytest.mark.parametrize("override", [False, True])
@@ -185,7 +185,7 @@ def test_only_registrations_can_be_removed(site, registry):
         "The logger 'acme' comes with core-acme 1.0, and only what this process has registered can "
         "be removed. CORE_DISABLE_PLUGINS=core-acme:acme leaves it out."
     )
-    with pytest.raises(ConfigurationError, match="comes with core-training "):
+    with pytest.raises(ConfigurationError, match="comes with core-base "):
         loggers.remove("csv")
 
 

@@ -30,7 +30,7 @@ def test_by_name():
     assert resolution.strategy.root_device == torch.device("cpu")
     assert decision(resolution, "accelerator").choice == "cpu"
     assert decision(resolution, "accelerator").reason == "accelerator='CPU' was asked for"
-    assert decision(resolution, "accelerator").provider.startswith("core-training ")
+    assert decision(resolution, "accelerator").provider.startswith("core-base ")
 
 
 def test_auto_takes_a_third_party_accelerator_of_higher_priority(register):

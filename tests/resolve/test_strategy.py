@@ -178,8 +178,8 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
         )
     }
     version = fingerprint["core"][2]
-    assert fingerprint["strategy"] == ("single_device", "core-training", version)
-    assert fingerprint["precision"] == ("32-true", "core-training", version)
+    assert fingerprint["strategy"] == ("single_device", "core-base", version)
+    assert fingerprint["precision"] == ("32-true", "core-base", version)
     assert fingerprint["torch"][2] == torch.__version__
     instance = resolve(strategy=SingleDeviceStrategy(), accelerator="cpu").strategy
     assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.session.fingerprint}
@@ -196,7 +196,7 @@ def test_rank_0_logs_one_line(caplog):
     lines = [
         record.message
         for record in caplog.records
-        if record.message.startswith("strategy single_device (core-training ")
+        if record.message.startswith("strategy single_device (core-base ")
     ]
     assert lines == [resolution.summary]
     for part in (

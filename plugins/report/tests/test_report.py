@@ -92,11 +92,10 @@ def test_the_page_of_a_run(tmp_path):
     digests = [entry["digest"] for entry in json.loads(manifest.read_text())["files"].values()]
     assert all(digest in text for digest in digests)
     for part in (
-        "strategy single_device auto: 1 device on 1 node core-training 0.1.0",
+        "strategy single_device auto: 1 device on 1 node core-base 0.1.0",
         f"torch {torch.__version__}",
         "checkpoints/<b>step=8.ckpt",
-        "strategy single_device core-training 0.1.0, precision 32-true core-training 0.1.0, 1 "
-        "process,",
+        "strategy single_device core-base 0.1.0, precision 32-true core-base 0.1.0, 1 process,",
         "throughput/samples_per_s",
         "device/peak_resident_bytes last",
         "8 values, 2 of them not finite",

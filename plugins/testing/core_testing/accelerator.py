@@ -230,6 +230,6 @@ def _memory(make: Any) -> dict[str, float]:
 
 
 def _train_and_look(rank: Rank, case: Case) -> Any:
-    strategy = rank.trainer(devices=1).strategy
+    strategy = rank.fabric(devices=1).strategy
     assert isinstance(strategy, Strategy)
     return train(rank, case), strategy.root_device.type

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from core import Capability, Module
+from core import Capability
 from core_testing import networks
+from core_testing.trainer_names import HAS_TRAINER, Module
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -61,7 +62,7 @@ class Case:
         name: of the case.
         network: makes the module that is trained; called with the case.
         optimizer: makes its optimizer; called with the network.
-        loop: the Trainer's, or one written by hand with Fabric.
+        loop: the Trainer's where core-training is installed, or one written by hand with Fabric.
         accumulate: batches of a window.
         num_epochs: of six batches each; many show what a strategy does late.
         clip: largest norm or value of gradients.
@@ -85,7 +86,7 @@ class Case:
     name: str
     network: Callable[[Case], Module] = networks.Perceptron
     optimizer: Callable[[Module], Any] = SGD
-    loop: Literal["trainer", "fabric"] = "trainer"
+    loop: Literal["trainer", "fabric"] = "trainer" if HAS_TRAINER else "fabric"
     accumulate: int = 1
     num_epochs: int = 2
     clip: float | None = None
@@ -102,6 +103,11 @@ class Case:
     in_bfloat16: bool = False
     needs: Capability = Capability.NONE
     unless: Capability = Capability.NONE
+
+    @property
+    def of_trainer(self) -> bool:
+        """True if its loop is the Trainer's."""
+        return self.loop == "trainer"
 
     def with_dtype(self, dtype: torch.dtype) -> Case:
         """The same case in another number format."""
@@ -124,7 +130,7 @@ CASES = (
     Case("tied_weights", network=networks.Tied),
     Case("frozen_weights", network=networks.Frozen, optimizer=_of_trainable),
     Case("unused_weights", network=networks.Unused),
-    Case("batch_norm", network=networks.Normalized, equal_shares=True),
+    Case("batch_norm", network=networks.Normalized, loop="trainer", equal_shares=True),
     Case("weights_that_begin_apart", begins_apart=True),
     Case("buffers_that_begin_apart", network=networks.Shifted, begins_apart=True),
     Case("shuffled", shuffle=True),
@@ -136,14 +142,21 @@ CASES = (
     Case("accumulated_and_clipped", accumulate=2, clip=0.1),
     Case("scheduler_by_step", scheduler="step"),
     Case("scheduler_by_epoch", scheduler="epoch"),
-    Case("manual_optimization", network=networks.Manual, needs=Capability.MANUAL_OPTIMIZATION),
+    Case(
+        "manual_optimization",
+        network=networks.Manual,
+        loop="trainer",
+        needs=Capability.MANUAL_OPTIMIZATION,
+    ),
     Case(
         "two_optimizers",
+        loop="trainer",
         network=networks.Adversarial,
         needs=Capability.MANUAL_OPTIMIZATION | Capability.SEVERAL_OPTIMIZERS,
     ),
     Case(
         "matrices_apart",
+        loop="trainer",
         optimizer=_by_matrices,
         accumulate=2,
         clip=0.1,

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from core import CheckpointReader, Module
+from core import CheckpointReader
 from core.checkpoint import load_checkpoint
 from core_testing.conformance import Conformance
+from core_testing.marks import of_trainer
 from core_testing.ranks import one_device
+from core_testing.trainer_names import Module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,6 +94,7 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
         assert isinstance(state, dict)
         assert state.keys() == self.make().translate(content).keys()
 
+    @of_trainer
     def test_a_trainer_takes_it(self, folder: Path) -> None:
         """It is the state of a run, whose weights a module gets by their names."""
         torch.save(self.make().translate(self._content()), folder / "ours.ckpt")

@@ -14,7 +14,8 @@ import pytest
 from core.registry import REGISTRIES
 from core_testing.packaging import PackagingTests
 from core_testing.ranks import Backend
-from core_testing.report import is_of_the_kit, marked, report_of
+from core_testing.report import is_of_the_kit, is_of_trainer, marked, report_of
+from core_testing.trainer_names import HAS_TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,8 @@ class Conformance(PackagingTests, Generic[T]):
         """
         if reason := self.left_out(item.originalname):
             return reason
+        if not HAS_TRAINER and is_of_trainer(item):
+            return "core-training is not installed, and the test trains with its Trainer"
         needed, excluded = marked(item, "needs"), marked(item, "unless")
         found = declared() if needed is not None or excluded is not None else None
         if found is None:

@@ -15,7 +15,7 @@ from core import Logger
 from core.strategies import ParallelStrategy
 from core_testing.cases import Case
 from core_testing.conformance import Conformance
-from core_testing.marks import launches
+from core_testing.marks import launches, of_trainer
 from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Backend
 
@@ -149,6 +149,7 @@ class LoggerConformance(Conformance[Logger]):
         logger.finalize("success")
 
     @launches
+    @of_trainer
     def test_rank_zero_logs_for_all(self, folder: Path) -> None:
         """In a Trainer on two ranks, each value arrives once."""
         self.make_in(folder)

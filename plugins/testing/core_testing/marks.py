@@ -56,6 +56,14 @@ def of_several(test: F) -> F:
     return test
 
 
+def of_trainer(test: F) -> F:
+    """Mark a test that trains with core-training's Trainer, and is left out where that isn't
+    installed.
+    """
+    test.of_trainer = True  # type: ignore[attr-defined]
+    return test
+
+
 def of_processes(what: str) -> Callable[[F], F]:
     """Mark a test of what ranks in one process can't show; there it is left out."""
 

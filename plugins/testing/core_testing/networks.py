@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Module
 from core_testing.mixture import Mixture, mixture_of
+from core_testing.trainer_names import Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

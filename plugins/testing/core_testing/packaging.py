@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from core import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, __version__
-from core.registry import CORE, IN_PROCESS, normalize_distribution
+from core.registry import CORE, CORE_DISTRIBUTIONS, IN_PROCESS, normalize_distribution
 from core_testing.marks import launches
 from core_testing.scripts import run_forked
 
@@ -165,15 +165,16 @@ class PackagingTests:
     def test_requirement_on_core_is_bounded(self) -> None:
         """The distribution requires core between two releases, and accepts the one that runs."""
         requirements = [Requirement(line) for line in self._distribution.requires or ()]
-        bounds = [
-            requirement.specifier
+        bounds = {
+            requirement.specifier: requirement
             for requirement in requirements
-            if normalize_distribution(requirement.name) == CORE
-        ]
-        assert bounds, f"its metadata doesn't require {CORE}"
-        assert bounds[0].contains(Version(__version__).base_version, prereleases=True)
-        assert not bounds[0].contains(_FAR_FUTURE), f"{CORE}{bounds[0]} accepts any later release"
-        assert not bounds[0].contains("0.0.0"), f"{CORE}{bounds[0]} accepts any earlier release"
+            if normalize_distribution(requirement.name) in CORE_DISTRIBUTIONS
+        }
+        assert bounds, f"its metadata requires neither {' nor '.join(CORE_DISTRIBUTIONS)}"
+        for bound, requirement in bounds.items():
+            assert bound.contains(Version(__version__).base_version, prereleases=True)
+            assert not bound.contains(_FAR_FUTURE), f"{requirement} accepts any later release"
+            assert not bound.contains("0.0.0"), f"{requirement} accepts any earlier release"
 
     def test_distribution_contains_its_module(self) -> None:
         """The installed files hold what the entry point names, not a folder that happens to be on

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each rank
 
-from core import ClusterEnvironment, ConfigurationError, CoreError, Fabric, Found, Trainer
+from core import ClusterEnvironment, ConfigurationError, CoreError, Fabric, Found
 from core.cluster import reserve_port
 from core.launch import MultiprocessingLauncher
 from core_testing import surroundings
@@ -30,7 +30,7 @@ from core_testing.waiting import slowness
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from core import Strategy
+    from core import Strategy, Trainer
 
 QUIET: dict[str, Any] = {
     "logger": False,
@@ -228,6 +228,8 @@ class Rank:
 
     def trainer(self, strategy: Strategy | str | None = None, **options: Any) -> Trainer:
         """A Trainer on all ranks of the test, without output."""
+        from core import Trainer
+
         return Trainer(**(QUIET | self._options(strategy, options)))
 
     def _options(self, strategy: Strategy | str | None, options: dict[str, Any]) -> dict[str, Any]:

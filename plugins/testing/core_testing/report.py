@@ -190,6 +190,13 @@ def marked(item: pytest.Function, mark: str) -> Capability | None:
     return found
 
 
+def is_of_trainer(item: pytest.Function) -> bool:
+    """True if a test, or a case that it is given, trains with core-training's Trainer."""
+    parameters = getattr(item, "callspec", None)
+    given = () if parameters is None else parameters.params.values()
+    return any(getattr(each, "of_trainer", False) for each in (item.function, *given))
+
+
 def is_of_the_kit(item: pytest.Function) -> bool:
     """True if the kit knows all that a test does: ranks that run already wouldn't see what an
     author's test patches.

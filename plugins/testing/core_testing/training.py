@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from core import Callback, Capability, ShardedLeaf
+from core import Capability, ShardedLeaf
 from core.checkpoint import gather_whole
 from core_testing.networks import make_loader
 from core_testing.ranks import Rank, one_device
+from core_testing.trainer_names import Callback
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -2,11 +2,9 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import core.profilers
 from core import ConfigurationError
 from core.profilers import Profiler
 from support.profiled import Listener, Net, loader, make_trainer
@@ -33,7 +31,7 @@ def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
     trainer = make_trainer(tmp_path, None, callbacks=Watcher())
     trainer.fit(Quiet(), loader())
     folders = {"/".join(Path(name).parts[-4:]) for name in seen}
-    assert "core/trainer/loops/fit.py" in folders
+    assert "training/core_training/loops/fit.py" in folders
     assert not [
         name
         for name in folders
@@ -95,18 +93,3 @@ def test_what_is_no_profiler(tmp_path):
     )
     with pytest.raises(ConfigurationError, match=expected):
         make_trainer(tmp_path, "fast")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("simple", "SimpleProfiler"), ("pytorch", "PyTorchProfiler")]
-)
-def test_a_profiler_whose_package_is_not_installed(tmp_path, monkeypatch, name, kind):
-    empty = SimpleNamespace(offers=lambda kind, alias: ())
-    monkeypatch.setattr("core.registry.named_functions.plugin_manager", lambda: empty)
-    expected = (
-        rf"core\.profilers\.{kind} comes with core-profilers\. .*`pip install core-profilers`"
-    )
-    with pytest.raises(ImportError, match=expected):
-        make_trainer(tmp_path, name)
-    with pytest.raises(ImportError, match=expected):
-        getattr(core.profilers, kind)

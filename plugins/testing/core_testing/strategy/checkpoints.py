@@ -13,7 +13,7 @@ from torch import nn
 from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLeaf
 from core.checkpoint import load_checkpoint
 from core_testing.cases import ASSORTED, NOISY, RESUMED, Case
-from core_testing.marks import needs, of_processes, unless
+from core_testing.marks import needs, of_processes, of_trainer, unless
 from core_testing.mixture import Mixture
 from core_testing.networks import Perceptron, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
@@ -40,6 +40,7 @@ class ResumeTests(StrategySuite):
     """A run goes on from its own checkpoint."""
 
     @needs(Capability.BIT_EXACT_RESUME)
+    @of_trainer
     def test_resume_is_bit_exact(self, folder: Path) -> None:
         """A run that goes on from the middle of an epoch equals one that was never stopped, noise
         included.
@@ -48,6 +49,7 @@ class ResumeTests(StrategySuite):
         for whole, rest in zip(*self._stop_and_go_on(case, path, self.backend), strict=True):
             assert_equal_runs(rest, _rest_of(whole, rest), 0.0, with_moments=True)
 
+    @of_trainer
     def test_resume_keeps_momentum_and_schedule(self, folder: Path) -> None:
         """The same without noise, within the tolerance: moments, learning rates and the order of
         the data go on.
@@ -69,12 +71,14 @@ class CheckpointTests(ResumeTests):
     elsewhere.
     """
 
+    @of_trainer
     def test_goes_on_under_one_device(self, folder: Path) -> None:
         """A checkpoint of this strategy loads under `single_device`, which goes on as if it had
         trained all along.
         """
         self._goes_on_under(self.one_device, folder / "to-one.ckpt")
 
+    @of_trainer
     def test_goes_on_in_another_number_of_processes(self, folder: Path) -> None:
         """A checkpoint that all ranks saved loads on another number of ranks."""
         if self.other_num_processes is None or self.other_num_processes == self.num_processes:
@@ -84,6 +88,7 @@ class CheckpointTests(ResumeTests):
         )
         self._goes_on_under(other, folder / "to-other.ckpt")
 
+    @of_trainer
     def test_goes_on_from_one_device(self, folder: Path) -> None:
         """A checkpoint of `single_device` loads under this strategy."""
         case, path = self.adapted(RESUMED), folder / "from-one.ckpt"
@@ -134,6 +139,7 @@ class CheckpointTests(ResumeTests):
             self.run(_save_and_look, self.adapted(Case("complete")), folder / "complete.ckpt")
         )
 
+    @of_trainer
     def test_saves_after_training(self, folder: Path) -> None:
         """After `fit` has returned on all ranks, `trainer.save_checkpoint` writes the weights that
         it has left.

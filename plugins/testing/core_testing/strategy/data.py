@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from core import Capability, CoreError, Module
+from core import Capability, CoreError
+from core_testing.marks import of_trainer
 from core_testing.strategy.base import StrategySuite
+from core_testing.trainer_names import Module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,6 +82,7 @@ class Collecting(Module):
 class DataTests(StrategySuite):
     """The data of all ranks, put together again."""
 
+    @of_trainer
     def test_every_sample_comes_once_an_epoch(self) -> None:
         """Of an even number of samples, the shares of all ranks together are each sample once, in
         every epoch.
@@ -87,6 +90,7 @@ class DataTests(StrategySuite):
         for epoch in range(2):
             assert sorted(self._seen(self._fitted(_EVEN, False), epoch)) == list(range(_EVEN))
 
+    @of_trainer
     def test_batches_are_those_of_one_device(self) -> None:
         """Step by step, the shares together are the batch of one device: shuffled, and differently
         in each epoch.
@@ -96,6 +100,7 @@ class DataTests(StrategySuite):
         assert batches == expected
         assert batches[0] != batches[1], "both epochs have the same order"
 
+    @of_trainer
     def test_uneven_lengths_lose_nothing(self) -> None:
         """All ranks make the same number of steps, every sample comes, and at most a few come
         twice.
@@ -108,6 +113,7 @@ class DataTests(StrategySuite):
         assert set(seen) == set(range(_UNEVEN))
         assert len(seen) < _UNEVEN + self.shares
 
+    @of_trainer
     def test_validation_counts_every_sample_once(self) -> None:
         """Of an uneven number of samples too; and so do sums that are logged, where ranks share
         their data.
@@ -130,6 +136,7 @@ class DataTests(StrategySuite):
             or len({repr(one) for one in found}) == self.shares
         ), "ranks of one share trained on different batches, without a word"
 
+    @of_trainer
     def test_batches_are_on_the_device(self) -> None:
         """The user's step gets its batch on the rank's device, as the loader made it."""
         for modules in self._fitted(_EVEN, False):

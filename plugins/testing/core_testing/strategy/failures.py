@@ -13,7 +13,7 @@ import pytest
 
 from core import Capability, CoreError, WorkerError
 from core_testing.cases import Case
-from core_testing.marks import needs, of_processes, of_several
+from core_testing.marks import needs, of_processes, of_several, of_trainer
 from core_testing.networks import Perceptron, make_loader
 from core_testing.strategy.base import StrategySuite
 
@@ -30,6 +30,7 @@ class FailureTests(StrategySuite):
     """The whole run ends, and says why."""
 
     @of_processes("how processes end")
+    @of_trainer
     def test_a_failing_rank_ends_all(self, folder: Path) -> None:
         """An exception on the last rank ends every rank, and is what the caller sees first."""
         last = self.num_processes - 1
@@ -41,6 +42,7 @@ class FailureTests(StrategySuite):
         _assert_nobody_lives(folder, self.num_processes)
 
     @of_processes("how processes end")
+    @of_trainer
     def test_a_killed_rank_ends_all(self, folder: Path) -> None:
         """A rank that is killed ends the others too, and the signal is named."""
         last = self.num_processes - 1

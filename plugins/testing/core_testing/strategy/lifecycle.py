@@ -14,7 +14,7 @@ import torch
 from core import Capability, Strategy
 from core_testing.cases import Case
 from core_testing.footprint import Footprint
-from core_testing.marks import of_processes
+from core_testing.marks import of_processes, of_trainer
 from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Rank, own_temporary_folder
 from core_testing.strategy.base import StrategySuite
@@ -59,6 +59,7 @@ class LifecycleTests(StrategySuite):
         for rank, found in enumerate(self.run_in_new_processes(_footprint_of_making)):
             assert not found, f"to make it on rank {rank} has begun {found}"
 
+    @of_trainer
     def test_calls_come_in_order(self) -> None:
         """Environment, then module, then optimizers, then loaders, then steps, then teardown: each
         on all ranks.
@@ -107,6 +108,7 @@ class LifecycleTests(StrategySuite):
         for first, second in self.run_in_new_processes(_train_twice, self._case, True):
             self.assert_repeats(second, first)
 
+    @of_trainer
     def test_runs_after_an_exception(self) -> None:
         """After a run that ended by an exception, the next one in these processes is as if nothing
         had been.
@@ -116,6 +118,7 @@ class LifecycleTests(StrategySuite):
             runs[0], reference(self._case, self.reference_accelerator, self.shares)
         )
 
+    @of_trainer
     def test_an_exception_arrives_unchanged(self) -> None:
         """An exception of the user's step reaches the user, as the same object."""
         assert all(self.run(_raised_is_caught, self._case))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from core.registry import IN_PROCESS
-from core_testing.marks import of_processes
+from core_testing.marks import of_processes, of_trainer
 from core_testing.programs import PRELOAD
 from core_testing.scripts import run_forked, run_script
 from core_testing.strategy.base import StrategySuite
@@ -67,6 +67,7 @@ class ScriptTests(StrategySuite):
     """The one test that starts processes as users do."""
 
     @of_processes("a launch")
+    @of_trainer
     def test_a_script_trains(self, folder: Path) -> None:
         """`python train.py` with this alias ends with code 0 and the weights of one device, and
         leaves no process.

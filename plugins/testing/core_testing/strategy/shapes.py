@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core import Capability, CoreError
 from core_testing.cases import Case
+from core_testing.marks import of_trainer
 from core_testing.networks import GLOBAL_BATCH_SIZE, Bounded, make_batches_of
 from core_testing.strategy.base import StrategySuite
 from core_testing.training import Recorder, TrainingRecord
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 class ShapeTests(StrategySuite):
     """Nothing that a strategy has learnt of its first batch is taken for true of the next."""
 
+    @of_trainer
     def test_other_shapes_are_trained_or_refused(self) -> None:
         """Batches of two lengths, a small last one, and one of a third length in validation; or an
         error says why.

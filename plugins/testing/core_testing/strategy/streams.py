@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import Callback
 from core_testing.cases import Case
+from core_testing.marks import of_trainer
 from core_testing.networks import make_loader
 from core_testing.strategy.base import StrategySuite
+from core_testing.trainer_names import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +24,7 @@ class StreamTests(StrategySuite):
     strategy made of them.
     """
 
+    @of_trainer
     def test_streams_whole_weights(self) -> None:
         """After each step all ranks are given the same whole tensors, which are those of the
         model's state.

@@ -11,7 +11,7 @@ from torch import nn
 
 from core import Capability, CoreError, ReplicasDifferError
 from core_testing.cases import ADAMW, CASES, SGD, Case
-from core_testing.marks import needs, of_several, unless
+from core_testing.marks import needs, of_several, of_trainer, unless
 from core_testing.networks import (
     GLOBAL_BATCH_SIZE,
     Hooked,
@@ -179,6 +179,7 @@ class TrainingTests(StrategySuite):
         """After set-up, parameters and what `forward` returns are on the rank's device."""
         assert all(self.run(_devices_agree, self.adapted(Case("device"))))
 
+    @of_trainer
     def test_the_user_keeps_the_module(self) -> None:
         """The user's own module holds the trained weights, under its own names, with its own
         methods.
@@ -229,6 +230,7 @@ class TrainingTests(StrategySuite):
         """
         assert all(self.run(_sets_up_jointly, self.adapted(Case("joint"))))
 
+    @of_trainer
     def test_validates(self) -> None:
         """`validate` gives the mean of all samples, as on one device."""
         case = self.adapted(Case("validation"))

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Capability, Module
+from core import Capability
 from core_testing.cases import ADAMW, Case
-from core_testing.marks import needs, of_several
+from core_testing.marks import needs, of_several, of_trainer
 from core_testing.mixture import mixture_of
 from core_testing.strategy.base import StrategySuite
+from core_testing.trainer_names import Module
 from core_testing.training import whole
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class UnevenTests(StrategySuite):
     @pytest.mark.parametrize("window", [1, 3])
     @pytest.mark.parametrize("batch_size", [1, 2])
     @of_several
+    @of_trainer
     def test_each_sample_counts_once(self, batch_size: int, window: int) -> None:
         """In a last step with one sample for all ranks, the others join with weight 0: weights are
         one device's.
@@ -106,6 +108,7 @@ class UnevenTests(StrategySuite):
 
     @needs(Capability.COLLECTIVES)
     @of_several
+    @of_trainer
     def test_an_odd_evaluation_ends(self) -> None:
         """With one sample left for all ranks, those that have none don't leave the others alone,
         and count nothing.

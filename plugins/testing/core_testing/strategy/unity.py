@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import Callback, Capability
+from core import Capability
 from core_testing.cases import Case
-from core_testing.marks import needs, of_several
+from core_testing.marks import needs, of_several, of_trainer
 from core_testing.networks import Validated, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
+from core_testing.trainer_names import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +28,7 @@ class UnityTests(StrategySuite):
 
     @needs(Capability.COLLECTIVES)
     @of_several
+    @of_trainer
     def test_ranks_meet_before_the_model_is_used(self, tmp_path: Path) -> None:
         """After a save, in validation and in `on_train_end`, all ranks compute the same."""
         first, *others = self.run(

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from core import Capability, Module, UnsupportedError
+from core import Capability, UnsupportedError
 from core_testing.cases import ADAMW, Case
-from core_testing.marks import needs, unless
+from core_testing.marks import needs, of_trainer, unless
 from core_testing.mixture import mixture_of
 from core_testing.networks import GLOBAL_BATCH_SIZE
 from core_testing.ranks import one_device
 from core_testing.strategy.base import StrategySuite
+from core_testing.trainer_names import Module
 from core_testing.training import whole
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class WeightTests(StrategySuite):
     @needs(Capability.WEIGHTED_LOSSES)
     @pytest.mark.parametrize("window", _WINDOWS)
     @pytest.mark.parametrize("loop", ["trainer", "fabric", "manual"])
+    @of_trainer
     def test_losses_are_weighted(self, loop: str, window: int) -> None:
         """Batches, ranks and samples have different numbers of items, some have none; the last
         window is short.
@@ -146,6 +148,7 @@ class WeightTests(StrategySuite):
 
     @needs(Capability.WEIGHTED_LOSSES)
     @pytest.mark.parametrize("window", _WINDOWS)
+    @of_trainer
     def test_streams_are_weighted(self, window: int) -> None:
         """Ranks read iterable data, of which each has another number of batches, until all have run
         out.
@@ -164,6 +167,7 @@ class WeightTests(StrategySuite):
         return found
 
     @unless(Capability.WEIGHTED_LOSSES)
+    @of_trainer
     def test_a_weight_is_refused(self) -> None:
         """A weight that can't count is refused by name, before the parameters are updated."""
         for found in self.run(_refusal, self.adapted(Case("refused", optimizer=ADAMW))):

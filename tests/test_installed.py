@@ -55,7 +55,7 @@ def test_the_name_comes_from_one_place():
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_bounds_the_core_on_both_sides(name):
     requirements = [Requirement(line) for line in distribution(name).requires]
-    (core,) = (each for each in requirements if each.name in (DISTRIBUTION, TRAINING))
+    core = next(each for each in requirements if each.name in (DISTRIBUTION, TRAINING))
     assert Version(distribution(DISTRIBUTION).version) in core.specifier
     assert "9999" not in core.specifier
 

@@ -140,7 +140,7 @@ def test_says_what_it_has_written_and_what_to_do_next(new_plugin, tmp_path):
     assert project["entry-points"] == {
         "core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}
     }
-    assert project["dependencies"] == ["core-training>=0.1,<0.2"]
+    assert project["dependencies"] == ["core-base>=0.1,<0.2"]
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_overwrites_nothing(new_plugin, generate):
         (["My Plugin!"], "How about my-plugin?"),
         (["3d"], "How about d?"),
         (["ddp"], "'ddp' is a strategy of core-ddp already"),
-        (["single-device"], "'single_device' is a strategy of core-training already"),
-        (["auto"], "'auto' is a strategy of core-training already"),
+        (["single-device"], "'single_device' is a strategy of core-base already"),
+        (["auto"], "'auto' is a strategy of core-base already"),
         (["training"], "core-training is a package of core's own"),
-        (["averaging"], "core-averaging is a package of core's own"),
+        (["resilience"], "core-resilience is a package of core's own"),
         (["acme", "--kind", "stratgy"], "Did you mean strategy?"),
         (["acme", "--kind", "logger", "--wraps"], "--wraps is for strategies"),
     ],

@@ -202,7 +202,7 @@ def _own_card(provider: str) -> Path:
         from core.cli import own_card
     except ImportError as error:
         message = (
-            f"--card: this core-training {__version__} was built before the release, and "
+            f"--card: this core-base {__version__} was built before the release, and "
             "keeps no cards."
         )
         raise ConfigurationError(f"{message} Install the release, or leave out --card.") from error

@@ -16,7 +16,14 @@ from packaging.version import Version
 
 from core import KINDS, ConfigurationError, __version__, near_names
 from core.cli import say
-from core.registry import BY_NAME_ONLY, CORE, Registry, is_reserved, known_aliases
+from core.registry import (
+    BY_NAME_ONLY,
+    CORE,
+    CORE_DISTRIBUTIONS,
+    Registry,
+    is_reserved,
+    known_aliases,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +205,7 @@ def _checked(name: str, kind: str) -> str:
             f"they are used. Choose another name, such as my-{folded}."
         )
     if distribution in {
-        CORE,
+        *CORE_DISTRIBUTIONS,
         *(each for one in (*KINDS, *BY_NAME_ONLY) for each in known_aliases(one).values()),
     }:
         raise ConfigurationError(

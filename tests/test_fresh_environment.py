@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from support.fake_distributions import make_distribution
+
+ROOT = Path(__file__).parents[1]
 OURS = ("core-base", "core-testing")
 
 pytestmark = pytest.mark.skipif(
@@ -20,10 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def required_entries():
-    """The entries of `site-packages` for all that core and its kit require, and for what that
-    requires in turn.
+    """The entries of `site-packages` for all that core, its kit and its builds require, and for
+    what that requires in turn.
     """
-    waiting, seen = [Requirement("core-testing")], set()
+    waiting, seen = [Requirement("core-testing"), Requirement("hatchling")], set()
     while waiting:
         requirement = waiting.pop()
         if str(requirement) in seen:
@@ -80,19 +83,20 @@ def install(environment, *names):
     )
 
 
+def run(environment, *command, check=True, timeout_s=120):
+    return subprocess.run(
+        [environment / "bin" / command[0], *command[1:]],
+        cwd=environment,
+        env=variables(),
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=timeout_s,
+    )
+
+
 @pytest.mark.slow
 def test_a_backend_comes_and_goes_with_its_package(environment):
-    def run(environment, *command, check=True, timeout_s=120):
-        return subprocess.run(
-            [environment / "bin" / command[0], *command[1:]],
-            cwd=environment,
-            env=variables(),
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=timeout_s,
-        )
-
     exchange = """
 from core import Fabric
 
@@ -123,3 +127,46 @@ print("made")
     refused = run(environment, "python", "-c", program, check=False)
     assert refused.returncode == 1
     assert "`pip install core-ddp`" in refused.stderr
+
+
+@pytest.mark.slow
+def test_core_base_alone(environment):
+    """A loop of one's own and the kit work without the Trainer, whose names say what to install."""
+    program = """
+import sys
+import core.fabric
+import torch
+from core import Fabric
+
+fabric = Fabric(strategy="own", accelerator="cpu", devices=1)
+layer = torch.nn.Linear(1, 1)
+layer, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+fabric.backward(layer(torch.ones(1, 1)).sum())
+optimizer.step()
+print("trained", "core_training" in sys.modules)
+from core import Trainer
+"""
+    own = "from core import Strategy\nclass Own(Strategy): ...\n"
+    install(environment, "core-base", "core-testing")
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    entry = "[core.strategies]\nown = core_own:Own\n"
+    make_distribution(site, "core-own", entry_points_text=entry, modules={"core_own": own})
+    done = run(environment, "python", "-c", program, check=False)
+    assert done.stdout == "trained False\n", done.stderr
+    assert "core.Trainer comes with core-training." in done.stderr
+    assert "`pip install core-training`" in done.stderr
+    rows = [
+        line.split()[0] for line in run(environment, "core", "list-strategies").stdout.splitlines()
+    ]
+    assert {"own", "single_device"} <= {*rows}
+    some = ("--num-processes", "1", "-k", "equals_one_device and sgd or validates")
+    kit = run(environment, "core", "check", "own", *some)
+    assert "all well  own: a strategy of core-own 1.0, on cpu: 1 passed, 1 skipped" in kit.stdout
+
+
+@pytest.mark.slow
+def test_a_checkout_is_installed_by_its_folders(environment):
+    folders = [ROOT, ROOT / "plugins" / "training", ROOT / "plugins" / "ddp"]
+    pip(environment, "install", "--no-index", "--no-build-isolation", *map(str, folders))
+    program = "from core import Trainer; Trainer(strategy='ddp', accelerator='cpu', devices=1)"
+    run(environment, "python", "-c", program)

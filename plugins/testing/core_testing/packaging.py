@@ -170,7 +170,7 @@ class PackagingTests:
             for requirement in requirements
             if normalize_distribution(requirement.name) in CORE_DISTRIBUTIONS
         }
-        assert bounds, f"its metadata requires neither {' nor '.join(CORE_DISTRIBUTIONS)}"
+        assert bounds, f"its metadata doesn't require {' or '.join(CORE_DISTRIBUTIONS)}"
         for bound, requirement in bounds.items():
             assert bound.contains(Version(__version__).base_version, prereleases=True)
             assert not bound.contains(_FAR_FUTURE), f"{requirement} accepts any later release"

@@ -149,11 +149,11 @@ _MODULES = (
 
 __getattr__, __dir__ = lazy_exports(__name__, modules=_MODULES, open_to_plugins=True)
 
-# this may be a rank that runs the script again: its warnings go to the main process
-if "CORE_TALK" in os.environ:
-    from core.launch.messages import begin_inherited
+# this may be a rank that has yet to come to its call: what it warns of, the main process has shown
+if "CORE_STARTING" in os.environ:
+    from core.launch.rank import begin_silence_until_call
 
-    begin_inherited()
+    begin_silence_until_call()
 
 # a rank of torchrun: an error before a Fabric is shown once a node too
 if "TORCHELASTIC_ERROR_FILE" in os.environ:

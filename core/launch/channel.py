@@ -81,6 +81,13 @@ def signal_process(end: socket.socket, pid: int) -> None:
     fcntl.fcntl(end, fcntl.F_SETOWN, pid)
 
 
+def name_of(end: socket.socket) -> str:
+    """The number of the descriptor, and its inode: a process that inherited the variable alone may
+    have another file under this number.
+    """
+    return f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}"
+
+
 def _hang_up_in_fork() -> None:
     """Close the line in a forked copy of the main process, such as a loader's worker: it must not
     keep it alive.

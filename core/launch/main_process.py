@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType, TracebackType
 
-    from core.launch.messages import MessageReceiver
-
 _FINISH_S = 330.0
 """Seconds that workers may go on after this script has ended; the watch, which says where one is,
 ends it before.
@@ -48,11 +46,8 @@ class MainProcess:
       (A script that catches the WorkerError that `launch` raises chooses the code.)
     """
 
-    def __init__(
-        self, workers: Sequence[Worker], rank: int, store_port: int, receiver: MessageReceiver
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], rank: int, store_port: int) -> None:
         self.rank = rank
-        self._receiver = receiver
         self._hang_up = partial(hang_up, store_port)
         self._has_warned = threading.Event()
         self._ends_badly: str | None = None
@@ -66,7 +61,6 @@ class MainProcess:
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
         self._group = WorkerGroup(workers, self._interrupt)
         self._watch = SignalListener(self._free_main_thread)
-        receiver.receive_in_thread()
         atexit.register(self.close)
         ForkedCopies(self._forget)
 
@@ -145,7 +139,6 @@ class MainProcess:
                 if isinstance(interruption, SystemExit)
                 else 128 + signal.SIGINT
             )
-        self._receiver.end()
         if (
             (failure := self._group.failure) is not None
             and self._ends_badly is None
@@ -200,7 +193,6 @@ class MainProcess:
             for other in self._group.other_causes():
                 if summarize(error) not in str(other) and str(other) not in summarize(error):
                     error.add_note(str(other))
-        self._receiver.end()
         self._previous_hook(type(first), first, first.__traceback__ or trace)
 
     def _forget(self) -> None:
@@ -237,7 +229,6 @@ class MainProcess:
     def _end(self, failure: WorkerError) -> None:
         """End this process with code 1, since no exception can be raised any more."""
         self._group.stop(str(failure), failure.rank, self._hang_up)
-        self._receiver.end()
         sys.stdout.flush()
         sys.stderr.write(format_short(failure))
         sys.stderr.flush()

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from core.contract import ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
 from core.launch.call import LaunchedCall, read_result, write_result
-from core.launch.channel import Channel, open_channel, signal_process
+from core.launch.channel import Channel, name_of, open_channel, signal_process
 from core.launch.messages import MessageReceiver, MessageSender
+from core.launch.rank import STARTING
 from core.launch.script import (
     describe_interactive,
     refuse_interactive,
@@ -120,7 +121,7 @@ class MultiprocessingLauncher(Launcher):
                 who=f"The start method {self.start_method!r}",
                 cure=cure,
             )
-        with SignalForwarder() as signals, closing(MessageReceiver(is_rank=False)) as receiver:
+        with SignalForwarder() as signals, closing(MessageReceiver()) as receiver:
             group: WorkerGroup | None = None
             waiting: threading.Thread | None = None
             try:
@@ -170,11 +171,10 @@ class MultiprocessingLauncher(Launcher):
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
         variables = rank_variables(**world, num_local=self.num_processes)
-        variable = receiver.variable(world["global_rank"])
         with (
             end,
             _signals_blocked() if self.start_method == "fork" else nullcontext() as mask,
-            _set(variable),
+            _set(STARTING, name_of(end)),
         ):
             process = context.Process(
                 target=_work,
@@ -197,14 +197,13 @@ class MultiprocessingLauncher(Launcher):
 
 
 @contextmanager
-def _set(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for a new interpreter."""
-    os.environ.update(variables)
+def _set(name: str, value: str) -> Iterator[None]:
+    """Set a variable for a new interpreter."""
+    os.environ[name] = value
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        del os.environ[name]
 
 
 @contextmanager
@@ -260,7 +259,7 @@ def _work(
     signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
-    MessageSender(messages, world["global_rank"], has_listener=True).begin()
+    MessageSender(messages, world["global_rank"]).begin()
     if num_sharing:
         share_cores(num_sharing)
     else:

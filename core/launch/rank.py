@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 
 from core.contract import LaunchError
+from core.display.warnings_once import begin_silence, end_silence
+
+STARTING = "CORE_STARTING"
+"""The variable with the channel of a rank that a launcher starts in a new interpreter."""
 
 _known: list[tuple[int, int]] = []
 
@@ -13,7 +17,10 @@ def set_rank(rank: int, world_size: int) -> None:
     """Mark this process as a rank of several, for as long as it lives; one process alone needs no
     mark.
     """
-    _known[:] = [(rank, world_size)] if world_size > 1 else []
+    _known.clear()
+    if world_size > 1:
+        _known.append((rank, world_size))
+    end_silence()
 
 
 def is_inherited(channel: str) -> bool:
@@ -25,6 +32,14 @@ def is_inherited(channel: str) -> bool:
         return bool(number) and os.fstat(int(number)).st_ino == int(inode)
     except (OSError, ValueError):
         return False
+
+
+def begin_silence_until_call() -> None:
+    """Show no warnings of a new interpreter that is a rank, until it comes to the call that it was
+    made for.
+    """
+    if is_inherited(os.environ.get(STARTING, "")):
+        begin_silence()
 
 
 def refuse_second_zero() -> None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
-from core.launch.channel import Channel, open_channel, signal_process
+from core.launch.channel import Channel, name_of, open_channel, signal_process
 from core.launch.main_process import MainProcess
-from core.launch.messages import MessageReceiver, come_to_call
-from core.launch.rank import is_inherited, set_rank
+from core.launch.rank import STARTING, is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
 from core.launch.stop_others import Worker, start_all
 from core.launch.thread_share import share_cores
@@ -172,7 +171,6 @@ class _Process:
         self.membership = Membership(Channel(end))
         self.membership.report_uncaught()
         self.membership.begin()
-        come_to_call()
         names = (
             "CORE_WORLD_SIZE",
             "CORE_GLOBAL_RANK",
@@ -192,21 +190,18 @@ class _Process:
             for index in range(num_processes)
         ]
         if num_processes > 1:
-            receiver = MessageReceiver(is_rank=True)
             command, environment = script_command(), launcher.environment
             shared = {
                 "MASTER_ADDR": environment.main_address,
                 "MASTER_PORT": str(environment.main_port),
             }
             try:
-                workers = start_all(
-                    _start(command, world, shared, receiver) for world in worlds[1:]
-                )
+                workers = start_all(_start(command, world, shared) for world in worlds[1:])
             except OSError as error:
                 raise LaunchError(
                     f"{' '.join(command)!r} can't be started again: {error}"
                 ) from error
-            self.main = MainProcess(workers, first_rank, launcher.environment.main_port, receiver)
+            self.main = MainProcess(workers, first_rank, launcher.environment.main_port)
         return worlds[0]
 
 
@@ -222,24 +217,18 @@ def _inherited_channel() -> socket.socket | None:
     return socket.socket(fileno=number)
 
 
-def _start(
-    command: list[str], world: _World, shared: dict[str, str], receiver: MessageReceiver
-) -> Worker:
+def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
     channel, end = open_channel()
     with end:
         variables = {
             **rank_variables(**world._asdict()),
-            **receiver.variable(world.global_rank),
+            STARTING: name_of(end),
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
-            # With the inode: a number alone may be another file in a process that inherited only
-            # the variable.
-            "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
+            "CORE_CHANNEL": name_of(end),
         }
         process = subprocess.Popen(
-            command,
-            env=os.environ | shared | variables,
-            pass_fds=[end.fileno(), receiver.theirs.fileno()],
+            command, env=os.environ | shared | variables, pass_fds=[end.fileno()]
         )
         signal_process(end, process.pid)
     return Worker(world.global_rank, process.pid, process.wait, channel)

@@ -110,7 +110,7 @@ def join(
     atexit.unregister(_await_others)  # once, however many groups a script makes
     atexit.register(_await_others)
     if world_size > 1:
-        share_warnings(rank, lambda text: shared.add(text, 1) == 1)
+        share_warnings(rank, shared)
     # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
     sys.excepthook = hook
     return True

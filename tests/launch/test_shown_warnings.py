@@ -2,32 +2,42 @@
 has shown.
 """
 
-import math
 import os
 import sys
-import warnings
 from collections import Counter
 
 import pytest
+from torch.distributed import HashStore
 
-from core.display import warnings_once as shown_warnings
-from core.display.warnings_once import GivenWarning, WarningsOfRanks
+from core.display import warnings_once
 from core_testing import programs
 
 PROGRAM = """
 import warnings
-from core.display import warnings_once
+from core.display.warnings_once import share_warnings
 
-warnings_once.HOLD_S = 600  # ranks of a busy machine come late
 warnings.warn("in the script")
 
 def work(environment):
+    rank = environment.global_rank()
+    store = store_of(environment.main_address, environment.main_port, rank == 0)
+    share_warnings(rank, store)
+    store.add("come", 1)
+    while store.add("come", 0) % 2:
+        time.sleep(0.01)
     warnings.warn("in all ranks")
     warnings.warn("an old name", DeprecationWarning)
-    if environment.global_rank() == 1:
+    if rank == 1:
         warnings.warn("in one rank", RuntimeWarning)
-    if environment.global_rank() == 0:
+    if rank == 0:
         warnings.warn("in rank 0")
+    if os.fork() == 0:  # a loader's worker
+        warnings.warn("in all ranks' children")
+        os._exit(0)
+    os.wait()
+    store.add("gone", 1)
+    while rank == 0 and store.add("gone", 0) % 2:
+        time.sleep(0.01)
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
@@ -50,7 +60,7 @@ def shown(program, launcher, *arguments):
     assert done.code == 0, done.errors
     lines = [line for line in done.errors.splitlines() if "script.py" in line]
     assert lines, done.errors
-    return Counter(line.partition(": ")[2] for line in lines)
+    return Counter(line.partition(": ")[2].partition(" [first on")[0] for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +72,16 @@ def shown(program, launcher, *arguments):
     ],
 )
 def test_what_all_ranks_give_is_shown_once(program, launcher):
+    # Each launch of this one makes new processes.
+    times = 1 if launcher.startswith("Subprocess") else 2
     assert shown(program, launcher) == {
-        # A spawned rank runs the script again, and the main process counts no warnings before it
-        # launches.
-        "UserWarning: in the script": 2 if "spawn" in launcher else 1,
-        "UserWarning: in all ranks": 1,
-        "UserWarning: in rank 0": 1,
-        "RuntimeWarning: in one rank [rank 1]": 1,
+        "UserWarning: in the script": 1,
+        "UserWarning: in all ranks": times,
+        "UserWarning: in all ranks' children": times,
+        "UserWarning: in rank 0": times,
+        "RuntimeWarning: in one rank": times,
         # Python shows these of the main module, which a spawned worker's isn't.
-        **({} if "spawn" in launcher else {"DeprecationWarning: an old name": 1}),
+        **({} if "spawn" in launcher else {"DeprecationWarning: an old name": times}),
     }
 
 
@@ -78,7 +89,7 @@ def test_filters_go_on_working(program):
     always = shown(program, "MultiprocessingLauncher('fork')", "always")
     assert always["UserWarning: in all ranks"] == 2
     assert always["UserWarning: in rank 0"] == 2
-    assert always["RuntimeWarning: in one rank [rank 1]"] == 2
+    assert always["RuntimeWarning: in one rank"] == 2
     assert always["UserWarning: in the script"] == 1
 
 
@@ -107,67 +118,18 @@ for action in ("default", "default", "always", "ignore"):
     assert all(line.startswith("logged") == (whose == "theirs") for line in lines)
 
 
-@pytest.fixture
-def nothing_shown(monkeypatch):
-    """A process that has shown nothing; gives what it shows from now on."""
-    lines = []
-    monkeypatch.setattr(shown_warnings, "_num_shown", Counter())
-    for name in ("_senders", "_main_ranks"):
-        monkeypatch.setattr(shown_warnings, name, [])
-    monkeypatch.setattr(warnings, "showwarning", lambda message, *rest: lines.append(str(message)))
-    return lines
-
-
-def given(text):
-    return GivenWarning.of(text, FutureWarning, __file__, 1)
-
-
-def test_what_others_give_waits_for_rank_0(nothing_shown, monkeypatch):
-    now_s = 0.0
-    monkeypatch.setattr(shown_warnings.time, "monotonic", lambda: now_s)
-    ranks = WarningsOfRanks(is_rank=False)
-    ranks.add(2, given("a"))
-    ranks.add(1, given("a"))
-    ranks.add(1, given("b"))
-    assert (nothing_shown, ranks.due_s) == ([], shown_warnings.HOLD_S)
-    ranks.add(0, given("b"))
-    assert nothing_shown == ["b"]
-    now_s = 1.5 * shown_warnings.HOLD_S
-    ranks.show()
-    assert nothing_shown == ["b", "a [rank 1, 2]"]
-    assert ranks.due_s == math.inf
-    ranks.add(3, given("b"))
-    ranks.add(4, given("c"))
-    ranks.show(all_held=True)
-    assert nothing_shown == ["b", "a [rank 1, 2]", "c [rank 4]"]
-
-
-def test_ranks_without_a_main_process_agree_who_shows(nothing_shown, monkeypatch):
-    seen = []
-
-    def is_first(text):
-        seen.append(text)
-        return seen.count(text) == 1
-
+def test_ranks_agree_who_shows(monkeypatch):
+    lines, store = [], HashStore()
+    monkeypatch.setattr(
+        warnings_once, "_by_python", lambda message, *rest: lines.append(str(message))
+    )
+    monkeypatch.setattr(warnings_once, "_rank", warnings_once._Rank())
     for rank in (1, 0):
-        for name in ("_senders", "_num_shown"):
-            getattr(shown_warnings, name).clear()
-        shown_warnings.share_warnings(rank, is_first)
-        shown_warnings._show("a", UserWarning, __file__, 1)
-        shown_warnings._show("a", UserWarning, __file__, 1)
-    assert nothing_shown == ["a [first on rank 1]"]
-    shown_warnings._senders.clear()
-    WarningsOfRanks(is_rank=True)
-    shown_warnings.share_warnings(0, is_first)
-    assert not shown_warnings._senders, "a main process shows what its ranks send"
-
-
-def test_a_category_that_the_main_process_does_not_know_is_shown_as_its_base(tmp_path):
-    row = given("a").to_message() | {
-        "categories": ("nowhere:Odd", "builtins:FutureWarning", "builtins:Warning")
-    }
-    assert GivenWarning.from_message(row).category is FutureWarning
-    assert given("a").category is FutureWarning
+        monkeypatch.setattr(warnings_once, "_num_given", Counter())
+        warnings_once.share_warnings(rank, store)
+        for _ in range(2):
+            warnings_once._show("a", UserWarning, __file__, 1)
+    assert lines == ["a [first on rank 1]"]
 
 
 def test_a_warning_of_cores_own_line_quotes_the_users(tmp_path):

@@ -12,7 +12,7 @@ from core.launch.messages import MessageReceiver
 
 
 def test_while_it_waits_for_messages_of_ranks():
-    ends, receiver = [], MessageReceiver(is_rank=False)
+    ends, receiver = [], MessageReceiver()
 
     def end(by):
         ends.append(by)

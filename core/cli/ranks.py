@@ -114,7 +114,7 @@ def _start(rank: int, arguments: list[str], shared: dict[str, str], folder: str)
             command, env=shared | own, pass_fds=[end.fileno()], start_new_session=True
         )
         signal_process(end, -process.pid)
-    return Worker(rank, -process.pid, process.wait, channel)
+    return Worker(rank, -process.pid, process.poll, channel)
 
 
 def run_by_torchrun(arguments: list[str]) -> int:

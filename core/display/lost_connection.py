@@ -6,6 +6,8 @@ import re
 
 from core.contract.errors import HangError, WorkerError
 
+CAUSE_S = 2.0
+"""Seconds to look for the cause where a rank reports no more than a lost connection."""
 OF_ANOTHER = "If another rank has ended first, its own error, above or in its log, is the cause.\n"
 """The line below such an error."""
 _LOST_CONNECTION = re.compile(

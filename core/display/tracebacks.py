@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from core.contract.errors import CoreError
 from core.display import torchrun
-from core.display.lost_connection import OF_ANOTHER, is_lost_connection
+from core.display.lost_connection import CAUSE_S, OF_ANOTHER, is_lost_connection
 from core.display.warnings_once import is_of_core
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ _CAUSES = {
     True: "\nThe above exception was the direct cause of the following exception:\n\n",
     False: "\nDuring handling of the above exception, another exception occurred:\n\n",
 }
-_CAUSE_S = 2.0
-"""Seconds that a rank which has lost another one waits for that one's own error, to show it
-alone.
-"""
 _PASS_ON = (
     "torch.nn.modules.module",
     "torch.utils.data.dataloader",
@@ -92,7 +88,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     is_cores = any("core" in map(_origin, _frames_of(link)) for link in _chain(error))
     if not isinstance(error, Exception) or _wants_full() or not (is_cores or torchrun.is_rank()):
         sys.__excepthook__(kind, error, trace)
-    elif not (is_lost_connection(error) and torchrun.is_error_shown(_CAUSE_S)):
+    elif not (is_lost_connection(error) and torchrun.is_error_shown(CAUSE_S)):
         torchrun.show_once_per_node(format_short(error))
         torchrun.write_error_file(_format_message(error).rstrip())
 

@@ -37,23 +37,20 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next message, if a whole one has arrived; sets `peer_is_gone` at the end of the
-        line.
-        """
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that have arrived; sets `peer_is_gone` at the end of the line."""
         try:
-            while data := self._socket.recv(65_536):
+            data = self._socket.recv(65_536)
+            while data:
                 self._buffer += data
+                data = self._socket.recv(65_536)
             self.peer_is_gone = True
         except BlockingIOError:
             pass
         except OSError:
             self.peer_is_gone = True
-        if b"\n" not in self._buffer:
-            return None
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, object] = json.loads(line)
-        return message
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def claim(self) -> None:
         """Make the kernel send SIGIO to this process; the main process may have died before it

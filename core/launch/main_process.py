@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from functools import partial
-from traceback import walk_stack
 from typing import TYPE_CHECKING
 
 from core.contract import HangError, WorkerError
@@ -161,12 +160,7 @@ class MainProcess:
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
-        # Nothing may be raised into a hook that shows an uncaught error: the program's own frames
-        # are gone then. Also pytest sets `last_value`, for a test that has failed.
-        is_shown = (
-            hasattr(sys, "last_value") and [*walk_stack(frame)][-1][0].f_code.co_name != "<module>"
-        )
-        if self._group.failure is not None and not is_shown:
+        if self._group.failure is not None:
             is_first, handled = not self._has_warned.is_set(), sys.exception()
             self._has_warned.set()
             # Not into an `except` or `finally` block that runs: it would replace the error that is

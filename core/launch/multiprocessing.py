@@ -193,7 +193,7 @@ class MultiprocessingLauncher(Launcher):
             process.start()
             # SIGIO on this socket wakes the worker when the main process writes, or dies.
             signal_process(end, process.pid)
-        return Worker(world["global_rank"], process.pid, lambda: _wait(process), channel)
+        return Worker(world["global_rank"], process.pid, lambda: process.exitcode, channel)
 
 
 @contextmanager
@@ -231,11 +231,6 @@ def _end_with(group: WorkerGroup, receiver: MessageReceiver) -> threading.Thread
     waiting = threading.Thread(target=wait, name="wait for ranks", daemon=True)
     waiting.start()
     return waiting
-
-
-def _wait(process: Any) -> int:
-    process.join()
-    return int(process.exitcode or 0)
 
 
 def _work(

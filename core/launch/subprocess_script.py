@@ -231,7 +231,7 @@ def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
             command, env=os.environ | shared | variables, pass_fds=[end.fileno()]
         )
         signal_process(end, process.pid)
-    return Worker(world.global_rank, process.pid, process.wait, channel)
+    return Worker(world.global_rank, process.pid, process.poll, channel)
 
 
 _process = _Process()

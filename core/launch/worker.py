@@ -91,8 +91,9 @@ class Membership:
         self._end()
 
     def _on_news(self, signum: int, frame: FrameType | None) -> None:
-        note = self._channel.receive()
-        error = WorkerError(note["message"], rank=note["rank"]) if note else None
+        error = None
+        for note in self._channel.receive():
+            error = WorkerError(note["message"], rank=note["rank"])
         if self._channel.peer_is_gone:
             signal.signal(signal.SIGIO, signal.SIG_IGN)
             # A watchdog in C, which also ends a process that is stuck in native code, and says

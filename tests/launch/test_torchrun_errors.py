@@ -32,7 +32,7 @@ def ends(tmp_path, monkeypatch, capfd):
         return capfd.readouterr().err, left
 
     monkeypatch.setattr(tracebacks, "_origin", lambda frame: "core")
-    monkeypatch.setattr(tracebacks, "_CAUSE_S", 0.0)
+    monkeypatch.setattr(tracebacks, "CAUSE_S", 0.0)
     return end
 
 

@@ -110,16 +110,14 @@ class LaunchedCall(NamedTuple):
         return self.function(*self.args, **self.kwargs)
 
     def _find_unpicklable(self, pickle_module: ModuleType) -> tuple[str, Exception] | None:
+        named = {f"argument {index}": value for index, value in enumerate(self.args)}
+        named |= {**self.kwargs, "cluster_environment": self.environment}
         receiver = getattr(self.function, "__self__", None)
-        name = "function" if receiver is None else type(receiver).__name__.lower()
-        candidates = {
-            f"argument {index}": value for index, value in enumerate(self.args)
-        } | self.kwargs
-        candidates |= {
-            "cluster_environment": self.environment,
-            name: self.function if receiver is None else receiver,
-        }
-        found = (find_unpicklable(value, name, pickle_module) for name, value in candidates.items())
+        if receiver is None:
+            named["function"] = self.function
+        else:
+            named[type(receiver).__name__.lower()] = receiver
+        found = (find_unpicklable(value, name, pickle_module) for name, value in named.items())
         return next(filter(None, found), None)
 
 
@@ -158,7 +156,8 @@ def _random_state() -> dict[str, Any]:
     import torch
 
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
         state["numpy"] = numpy.random.get_state()
     return state
 
@@ -174,28 +173,26 @@ def find_unpicklable(
         path: how messages call it.
         pickle_module: as `torch.save` takes it.
     """
-    if (error := _error_of(value, pickle_module)) is None:
-        return None
-    return _find(value, path, error, set(), pickle_module) or (path, error)
-
-
-def _find(
-    value: object, path: str, error: Exception, failing: set[int], pickle_module: ModuleType
-) -> tuple[str, Exception] | None:
-    """The innermost part of what fails; None if that is only in what refers to it, and is found
-    from there.
-    """
-    is_innermost = True
-    failing.add(id(value))
-    parts = _parts(value) if len(failing) < _MAX_PARTS else ()
-    for name, part in parts:
-        if id(part) in failing:
-            is_innermost = False
-        elif (cause := _error_of(part, pickle_module)) is not None:
-            is_innermost = False
-            if (found := _find(part, path + name, cause, failing, pickle_module)) is not None:
-                return found
-    return (path, error) if is_innermost else None
+    seen: set[int] = set()
+    found: tuple[str, Exception] | None = None
+    todo = [(path, value)]
+    while todo and len(seen) < _MAX_PARTS:
+        path, value = todo.pop()
+        seen.add(id(value))
+        error = _error_of(value, pickle_module)
+        if error is None:
+            continue
+        failing = [
+            (path + name, part)
+            for name, part in _parts(value)
+            if _error_of(part, pickle_module) is not None
+        ]
+        if not failing:
+            return path, error
+        # One that was seen refers to this one, and fails because of another part.
+        todo += [(name, part) for name, part in failing if id(part) not in seen]
+        found = found or (path, error)
+    return found
 
 
 def _error_of(value: object, pickle_module: ModuleType) -> Exception | None:
@@ -226,10 +223,14 @@ def _attributes(value: object) -> dict[str, object]:
         state = value.__getstate__()  # what a class leaves out isn't to blame
     except Exception:
         return {}
-    parts = state if isinstance(state, tuple) else (state,)  # those of a `__dict__`, those of slots
-    return {
-        str(name): item for part in parts if isinstance(part, dict) for name, item in part.items()
-    }
+    parts = [state]
+    if isinstance(state, tuple):  # those of a `__dict__`, those of slots
+        parts = [*state]
+    found: dict[str, object] = {}
+    for part in parts:
+        if isinstance(part, dict):
+            found |= part
+    return found
 
 
 class _Discard(io.BytesIO):

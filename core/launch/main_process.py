@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, WorkerError
 from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
-from core.launch.forked_copies import ForkedCopies
+from core.launch.forked_copies import call_in_copies
 from core.launch.signal_listener import SignalListener, call_main_thread
 from core.launch.stop_others import Worker, WorkerGroup
 from core.launch.timeouts import GRACE_S
@@ -61,7 +61,7 @@ class MainProcess:
         self._group = WorkerGroup(workers, self._interrupt)
         self._watch = SignalListener(self._free_main_thread)
         atexit.register(self.close)
-        ForkedCopies(self._forget)
+        call_in_copies(self._forget)
 
     def check(self) -> None:
         """Raise what a worker has failed with since the last launch.
@@ -69,7 +69,8 @@ class MainProcess:
         Raises:
             WorkerError: a worker is gone.
         """
-        if (failure := self._group.failure) is not None:
+        failure = self._group.failure
+        if failure is not None:
             self._is_raised = True
             raise failure from failure.__cause__
 
@@ -130,20 +131,20 @@ class MainProcess:
                 self._end(
                     WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank)
                 )
-        except (KeyboardInterrupt, SystemExit) as interruption:
-            self._group.kill()
-            # An exception would not leave atexit, and the process would end with 0.
-            os._exit(
-                interruption.code  # type: ignore[arg-type]
-                if isinstance(interruption, SystemExit)
-                else 128 + signal.SIGINT
-            )
-        if (
-            (failure := self._group.failure) is not None
-            and self._ends_badly is None
-            and not self._is_raised
-        ):
+        except KeyboardInterrupt:
+            self._leave(128 + signal.SIGINT)
+        except SystemExit as end:
+            self._leave(end.code)
+        failure = self._group.failure
+        if failure is not None and self._ends_badly is None and not self._is_raised:
             self._end(failure)
+
+    def _leave(self, code: Any) -> None:
+        """End this process at once: an exception would not leave atexit, and the code would be
+        0.
+        """
+        self._group.kill()
+        os._exit(code)
 
     def _is_followed(self) -> bool:
         """True if the workers leave too, soon after they have come to the launch that this process

@@ -21,12 +21,7 @@ from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, name_of, open_channel, signal_process
 from core.launch.messages import MessageReceiver, MessageSender
 from core.launch.rank import STARTING
-from core.launch.script import (
-    describe_interactive,
-    refuse_interactive,
-    refuse_nested,
-    refuse_unguarded,
-)
+from core.launch.script import describe_interactive, refuse_interactive, refuse_nested
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
 from core.launch.thread_share import share_cores
@@ -88,7 +83,6 @@ class MultiprocessingLauncher(Launcher):
                 self.interactive_alias,
                 f"the start method {self.start_method!r} has to import its file",
             )
-            refuse_unguarded(self.start_method)
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the function in a new process for every rank. Returns the result of this node's first

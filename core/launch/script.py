@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import multiprocessing
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +23,9 @@ def describe_interactive() -> str | None:
     path = main_file()
     if path is not None and path.exists():
         return None
-    return "python -c" if sys.argv[:1] == ["-c"] else "standard input"
+    if sys.argv[:1] == ["-c"]:
+        return "python -c"
+    return "standard input"
 
 
 def is_notebook() -> bool:
@@ -38,7 +38,9 @@ def is_notebook() -> bool:
 def main_file() -> Path | None:
     """The file of the running program, None if it has none."""
     name = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(name) if name else None
+    if not name:
+        return None
+    return Path(name)
 
 
 def script_command() -> list[str]:
@@ -66,9 +68,12 @@ def refuse_interactive(alternative: str | None, reason: str) -> None:
     Raises:
         LaunchError: with the strategy to use instead.
     """
-    if (place := describe_interactive()) is None:
+    place = describe_interactive()
+    if place is None:
         return
-    instead = f'pass strategy="{alternative}", which works here, or ' if alternative else ""
+    instead = ""
+    if alternative:
+        instead = f'pass strategy="{alternative}", which works here, or '
     raise LaunchError(
         f"This program runs from {place}, and {reason}. Instead, {instead}put it into a file and "
         "run `python file.py`."
@@ -84,60 +89,12 @@ def refuse_nested() -> None:
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False):
         raise LaunchError(
-            _missing_guard(
-                "This process was started to run a part of the program, and ran all of it"
-            )
+            "This process was started to run a part of the program, and ran all of it, so that "
+            'what starts training must stand under a guard:\n\n    if __name__ == "__main__":\n'
+            "        main()"
         )
     if multiprocessing.parent_process() is not None:
         raise LaunchError(
             f"This is {process.name}, a process that multiprocessing made, and it can't launch "
             "processes of its own. Launch from the main process."
         )
-
-
-def refuse_unguarded(start_method: str) -> None:
-    """Raise if the program's file has no `if __name__ == "__main__":`, and launching comes from its
-    top level.
-
-    Raises:
-        LaunchError: with the lines to write.
-    """
-    path = main_file()
-    if path is None or not _is_called_from_top_level() or _has_guard(path):
-        return
-    raise LaunchError(
-        _missing_guard(
-            f"The start method {start_method!r} imports {os.fspath(path)} in every worker"
-        )
-    )
-
-
-def _missing_guard(why: str) -> str:
-    guard = 'if __name__ == "__main__":'
-    return (
-        f"{why}, so that what starts training must stand under a guard:\n\n    {guard}\n        "
-        "main()"
-    )
-
-
-def _is_called_from_top_level() -> bool:
-    """True if a statement at the top level of the program's file is being executed."""
-    namespace = vars(sys.modules["__main__"])
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
-            return True
-    return False
-
-
-def _has_guard(path: Path) -> bool:
-    try:
-        tree = ast.parse(path.read_bytes(), str(path))
-    except (OSError, SyntaxError, ValueError):
-        return True  # an archive or a compiled file: nothing can be said
-    comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
-    names = (
-        part.id for node in comparisons for part in ast.walk(node) if isinstance(part, ast.Name)
-    )
-    return "__name__" in names

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from core.contract import WorkerError
-from core.launch.forked_copies import ForkedCopies
+from core.launch.forked_copies import call_in_copies
 from core.launch.timeouts import ECHO_S, GRACE_S
 from core.launch.worker_failure import WorkerFailure
 
@@ -30,6 +30,7 @@ class Membership:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._previous_hook = sys.excepthook
+        self._is_shown = False
 
     def begin(self) -> None:
         """Hear from the main process from now on. Main thread only, as Python's signal handlers
@@ -42,7 +43,7 @@ class Membership:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, exit_on_signal)
         atexit.register(self._end)
-        ForkedCopies(self._forget)
+        call_in_copies(self._forget)
         # From here on the kernel sends this process SIGIO when there is news.
         self._channel.claim()
         # News that came before the handler was there has sent no signal.
@@ -73,6 +74,7 @@ class Membership:
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        self._is_shown = True
         if self.is_orphaned:
             self._previous_hook(kind, error, trace)
         elif not isinstance(error, KeyboardInterrupt):
@@ -103,26 +105,10 @@ class Membership:
                 "The main process is gone, so its workers end too.", rank=0
             )
         # An exception that is being handled already ends this worker; a second one would hide it.
-        if error is not None and sys.exception() is None and not _is_over(frame):
+        # Nor is a `finally` left where an error is shown, or the interpreter waits for threads.
+        is_over = self._is_shown or not threading.main_thread().is_alive()
+        if error is not None and sys.exception() is None and not is_over:
             raise error
-
-
-def _is_over(frame: FrameType | None) -> bool:
-    """True if no `finally` is left: an error is being shown, threads are waited for, or functions
-    of atexit run.
-    """
-    if not threading.main_thread().is_alive():
-        return True
-    while frame is not None:
-        code = frame.f_code
-        is_waiting = (
-            code.co_name == "_shutdown" and frame.f_globals.get("__name__") == threading.__name__
-        )
-        # the watch over ranks has one around it
-        if is_waiting or code.co_name == Membership._on_uncaught.__name__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def exit_on_signal(signum: int, frame: FrameType | None) -> None:

@@ -37,29 +37,6 @@ def hang_up(store_port: int) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-class StoreConnections:
-    """This process's connections to the store of the ranks, as they were when this was made.
-
-    For each question to a store that is gone torch prints a page.
-    """
-
-    def __init__(self, store_port: int) -> None:
-        self._sockets = set()
-        for descriptor, connection in _connections():
-            with contextlib.suppress(OSError):  # it may be no connection, or not any more
-                if connection.getpeername()[1] == store_port:
-                    self._sockets.add(os.fstat(descriptor).st_ino)
-
-    def are_hung_up(self) -> bool:
-        """True if the store's process has closed all of them. Nothing is read from them."""
-        ends = [
-            _is_at_end(each)
-            for _, each in _connections()
-            if os.fstat(each.fileno()).st_ino in self._sockets
-        ]
-        return bool(ends) and all(ends)
-
-
 def _connections() -> Iterator[tuple[int, socket.socket]]:
     """Each TCP socket of this process and its descriptor. The object is a duplicate, which is
     closed after its turn.
@@ -74,12 +51,3 @@ def _connections() -> Iterator[tuple[int, socket.socket]]:
                     and connection.type == socket.SOCK_STREAM
                 ):
                     yield descriptor, connection
-
-
-def _is_at_end(connection: socket.socket) -> bool:
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True

@@ -23,7 +23,7 @@ from core.watch.termination import continue_process
 from core.watch.verdict import find, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from core.watch.boards import Board
     from core.watch.options import WatchdogOptions
@@ -47,12 +47,12 @@ class StandstillDecision:
         self._suspicion: tuple[object, ...] = ()
         self._num_verdicts = 0
 
-    def read(self, boards: Iterable[Board]) -> None:
+    def read(self, board: Board) -> None:
         """Read the verdict, if another rank has decided."""
-        for board in boards:
-            while text := board.read([self._name()])[0]:
-                self.verdict = text
-                self._num_verdicts += 1
+        text = board.read([self._name()])[0]
+        if text:
+            self.verdict = text
+            self._num_verdicts += 1
 
     def decide(self, board: Board, statuses: Sequence[RankStatus]) -> None:
         """Warn of a standstill, or publish the verdict that ends it."""
@@ -92,7 +92,7 @@ class StandstillDecision:
             return status
         with suppress(OSError):
             ask_for_stack(status)
-            continue_process(status.pid, status.began)
+            continue_process(status.pid)
             time.sleep(_WRITES_STACK_S)
             # so that it does no step of its own before it reads the verdict
             os.kill(status.pid, signal.SIGSTOP)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 PROC = "/proc"
-_STATE, _FLAGS, _CPU_TICKS, _CHILDREN_TICKS, _BEGAN = 0, 6, slice(11, 13), slice(13, 15), 19
+_STATE, _FLAGS, _CPU_TICKS, _CHILDREN_TICKS = 0, 6, slice(11, 13), slice(13, 15)
 """Places in the kernel's `stat` of a process, counted from the field after the program's name."""
 _ENDING = 0x4
 """Of the flags: the process is about to end, and its connections with it."""
@@ -56,8 +56,11 @@ def process_state(pid: int) -> str:
     """The kernel's letter for a process; `Z` if it is gone or about to be, empty where it can't be
     known.
     """
-    if fields := _stat(f"{PROC}/{pid}/stat"):
-        return "Z" if int(fields[_FLAGS]) & _ENDING else fields[_STATE]
+    fields = _stat(f"{PROC}/{pid}/stat")
+    if fields and int(fields[_FLAGS]) & _ENDING:
+        return "Z"
+    if fields:
+        return fields[_STATE]
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -74,18 +77,9 @@ def thread_state(thread: int) -> str:
     return (_stat(f"{PROC}/self/task/{thread}/stat") or [""])[_STATE]
 
 
-def began_at(pid: int) -> str:
-    """The time at which a process began, in the kernel's ticks: another process of the same number
-    has another time.
-    """
-    fields = _stat(f"{PROC}/{pid}/stat")
-    return fields[_BEGAN] if fields else ""
-
-
-def is_gone(pid: int, began: str) -> bool:
-    """True if a process has ended, though another one may have its number now."""
-    now = began_at(pid)
-    return process_state(pid) in ("Z", "X") or bool(began and now and now != began)
+def is_gone(pid: int) -> bool:
+    """True if a process has ended."""
+    return process_state(pid) in ("Z", "X")
 
 
 def work_of_children(pid: int, without: Collection[int] = ()) -> ProcessWork:
@@ -138,8 +132,7 @@ def _stat(path: str) -> list[str]:
     """Fields of a `stat` file after the program's name, in which anything may stand; none if it
     can't be read.
     """
-    fields = _text(path).rpartition(")")[2].split()
-    return fields if len(fields) > _BEGAN else []
+    return _text(path).rpartition(")")[2].split()
 
 
 def _text(path: str) -> str:

@@ -41,21 +41,11 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
         return
     if (store := _own_connection(strategy)) is None:
         return
-    from core.watch.users_code import leave_out
     from core.watch.watchdog import Watchdog
 
     environment = strategy.cluster_environment
     port = environment.main_port if environment is not None else 0
     is_hosted = environment is not None and environment.store_is_hosted
-    leave_out(
-        [
-            strategy,
-            strategy.accelerator,
-            strategy.precision_plugin,
-            strategy.checkpoint_io,
-            environment,
-        ]
-    )
     _watchdogs[:] = [Watchdog(options, store, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from core.watch import kernel
 from core.watch.standstill import end_after
 from core.watch.termination import SIGNAL
-from core.watch.users_code import is_users_file
+from core.watch.users_code import is_users
 
 if TYPE_CHECKING:
     from core.watch.rank_status import RankStatus
@@ -25,7 +25,6 @@ _SHOWN = 50_000
 _FRAME = re.compile(
     r'^  File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$', re.MULTILINE
 )
-_ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 class LocalRanks:
@@ -51,7 +50,7 @@ class LocalRanks:
             last: the last status that it published.
             own: the status of the rank that waits for it.
         """
-        if kernel.is_gone(last.pid, last.began):
+        if kernel.is_gone(last.pid):
             return last.lost("gone")
         state = kernel.process_state(last.pid)
         cpu_s, worked_s, num_looks = self._seen.get(last.rank, (0.0, 0.0, 0))
@@ -104,7 +103,6 @@ def line_in(text: str, thread: int) -> str:
     """
     _, is_there, stack = text.rpartition(f"hread 0x{thread:016x}")
     for match in _FRAME.finditer(stack.partition("\n\n")[0] if is_there else ""):
-        path = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex or 1], 16)), match["file"])
-        if is_users_file(path):
-            return f"{path}:{match['line']} in {match['name']}"
+        if is_users(match["file"]):
+            return f"{match['file']}:{match['line']} in {match['name']}"
     return ""

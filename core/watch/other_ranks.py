@@ -73,11 +73,7 @@ class OtherRanks:
     def is_gone(self, rank: int) -> bool:
         """True if the process of a rank of this machine has ended."""
         last = self.statuses.get(rank)
-        return (
-            last is not None
-            and last.machine == self._machine
-            and kernel.is_gone(last.pid, last.began)
-        )
+        return last is not None and last.machine == self._machine and kernel.is_gone(last.pid)
 
     def read(self, board: Board, now_s: float) -> None:
         """Read what the ranks have published."""

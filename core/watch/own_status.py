@@ -41,7 +41,6 @@ class OwnStatus:
         host: name of this machine.
         machine: see `core.watch.kernel.machine`.
         pid: of this process.
-        began: when the process began, as the kernel counts.
         watcher: the thread that watches, by the kernel's number.
         sampler: looks at the watched thread.
     """
@@ -50,11 +49,7 @@ class OwnStatus:
         self.rank, self._stacks = world.global_rank, stacks
         self._strategy = world if isinstance(world, AwaitsRanks) else None
         self.pid, self.watcher = os.getpid(), 0
-        self.host, self.machine, self.began = (
-            socket.gethostname(),
-            kernel.machine(),
-            kernel.began_at(self.pid),
-        )
+        self.host, self.machine = socket.gethostname(), kernel.machine()
         limit_s = options.limit.total_seconds()
         self._least_s = limit_s / _PART_SURE
         heartbeat.begin()
@@ -115,7 +110,6 @@ class OwnStatus:
             pid=self.pid,
             thread=self._watched,
             watcher=self.watcher,
-            began=self.began,
             stacks=self._stacks.path,
         )
 

@@ -34,7 +34,6 @@ class RankStatus(RankLocation):
         watcher: the thread that watches, by the kernel's number.
         stack: as Python prints it.
         number: of the statuses that this rank has published so far.
-        began: when its process began, as the kernel counts.
         stacks: path of what faulthandler has written for it, for processes of its machine.
     """
 
@@ -50,7 +49,6 @@ class RankStatus(RankLocation):
     watcher: int = 0
     stack: str = ""
     number: int = 0
-    began: str = ""
     stacks: str = ""
 
     @property

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 import time
-import uuid
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.watch.boards import CALL, Board, FolderBoard
+from core.watch.boards import CALL, Board, LonelyBoard
 from core.watch.other_ranks import seen
 from core.watch.rank_status import RankStatus
 
@@ -29,18 +24,14 @@ _ROUND_S = 0.5
 
 
 class StatusExchange:
-    """Publishes this rank's status and reads the others', through the store or a folder of this
-    machine.
-
-    Attributes:
-        folder: of this machine's ranks, for when the store doesn't answer; None before `enter`.
+    """Publishes this rank's status and reads the others', through the store as long as it
+    answers.
     """
 
     def __init__(
         self, own: OwnStatus, store: StoreAccess, others: OtherRanks, decision: StandstillDecision
     ) -> None:
         self._own, self._store, self._others, self._decision = own, store, others, decision
-        self.folder: Path | None = None
         self._number = self._call = 0
         self._called_s = self._began_call_s = self._calls_s = self._answered_s = -1e9
 
@@ -48,15 +39,12 @@ class StatusExchange:
         """Publish this rank's host and process, and read those of rank 0, with which the store may
         be lost.
         """
-        board, own = self._store.board, self._own.named("computes")
-        self._write_status(board, own)
-        if self._own.rank == 0:
-            board.write("run", json.dumps([uuid.uuid4().hex, own.to_text()]))
-        while not (text := board.read(["run"])[0]):
+        board, name, first = self._store.board, seen(0), ""
+        self._write_status(board, self._own.named("computes"))
+        while not first:
             time.sleep(0.05)
-        run, first = json.loads(text)
+            first = board.read([name])[0]
         self._others.statuses.setdefault(0, RankStatus.from_text(first))
-        self.folder = Path(tempfile.gettempdir(), f"core-watch-{run}")
 
     def leave(self, timeout_s: float) -> None:
         """Publish to the other ranks that this one has left."""
@@ -64,11 +52,6 @@ class StatusExchange:
         self._store.ask(
             lambda: self._store.board.write(seen(self._own.rank), left.to_text()), timeout_s
         )
-
-    def close(self) -> None:
-        """Delete the folder."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def call(self, now_s: float) -> None:
         """Begin, or go on."""
@@ -87,7 +70,7 @@ class StatusExchange:
         if call > self._call:
             self._call = call
             self.call(time.monotonic() - 1e-3)
-        self._read_verdict(self._store.board)
+        self._decision.read(self._store.board)
 
     def run(self, own: RankStatus, now_s: float) -> None:
         """Exchange statuses. A rank that called at this very moment calls the others too."""
@@ -96,10 +79,8 @@ class StatusExchange:
         self._answered_s = max(self._answered_s, self._began_call_s)
         self._store.ask(lambda: self._round(self._store.board, own, calls), _ROUND_S)
         is_lost = time.monotonic() - self._answered_s > _STORE_ANSWERS_S or self._store.is_gone()
-        if is_lost and self.folder is not None:
-            # Rank 0 may be who is stopped, and the store with it: those of one machine go on.
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            self._round(FolderBoard(self.folder), own, calls)
+        if is_lost:  # rank 0 may be who is stopped, and the store with it
+            self._round(LonelyBoard(), own, calls)
 
     def _round(self, board: Board, own: RankStatus, calls: bool) -> None:
         """Publish this rank's status, read the others', and decide if this is the deciding rank."""
@@ -110,7 +91,7 @@ class StatusExchange:
             self._calls_s = now_s
             self._call = max(self._call, int(board.read([CALL])[0] or 0)) + 1
             board.write(CALL, str(self._call))
-        self._read_verdict(board)
+        self._decision.read(board)
         if self._decision.verdict:
             return
         self._others.read(board, now_s)
@@ -119,13 +100,6 @@ class StatusExchange:
         if self._others.report_silent(board, own):
             self._decision.decide(board, self._others.all)
 
-    def _read_verdict(self, board: Board) -> None:
-        """Read the verdict from the board, or from the folder if the board's server was stopped."""
-        self._decision.read([board] if self.folder is None else [board, FolderBoard(self.folder)])
-
     def _write_status(self, board: Board, status: RankStatus) -> None:
         self._number += 1
-        board.write(
-            seen(self._own.rank),
-            replace(status, number=self._number, began=self._own.began).to_text(),
-        )
+        board.write(seen(self._own.rank), replace(status, number=self._number).to_text())

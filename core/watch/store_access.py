@@ -6,7 +6,6 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from core.launch.connections import StoreConnections
 from core.watch.boards import StoreBoard
 
 if TYPE_CHECKING:
@@ -20,22 +19,22 @@ class StoreAccess:
 
     Attributes:
         board: for functions that `ask` runs.
+        is_gone: see there.
         calls: the thread.
     """
 
-    def __init__(self, store: Store, port: int, is_server_gone: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, is_gone: Callable[[], bool]) -> None:
         """Make it.
 
         Args:
             store: a connection of its own, to which ranks bring the same prefix.
-            port: where the store listens.
-            is_server_gone: True if the process that has the store has ended, as far as this rank
-                can see.
+            is_gone: True if the process that has the store has ended, as far as this rank can see:
+                torch would print a page about the connection.
         """
         from torch._C._distributed_c10d import PrefixStore
 
         self.board = StoreBoard(PrefixStore("core/watch", store))
-        self._connections, self._is_server_gone = StoreConnections(port), is_server_gone
+        self.is_gone = is_gone
         self.calls = BackgroundCalls("watch over ranks: store")
 
     def ask(self, function: Callable[[], None], timeout_s: float) -> bool:
@@ -43,12 +42,6 @@ class StoreAccess:
         gone.
         """
         return not self.is_gone() and self.calls.run(function, timeout_s)
-
-    def is_gone(self) -> bool:
-        """True if it has ended, with its process or before: torch would print a page about the
-        connection.
-        """
-        return self._is_server_gone() or self._connections.are_hung_up()
 
 
 class BackgroundCalls:
@@ -85,9 +78,11 @@ class BackgroundCalls:
         self.thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (function := self._asked.get()) is not None:
+        function = self._asked.get()
+        while function is not None:
             try:
                 function()
-            except Exception:  # of the store, whose server may be gone, or of the folder
+            except Exception:  # of the store, whose server may be gone
                 self._has_failed = True
             self._is_back.set()
+            function = self._asked.get()

@@ -15,7 +15,7 @@ from core.contract import HangError
 from core.display.torchrun import show_once_per_node
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
-from core.watch.kernel import began_at, process_state
+from core.watch.kernel import process_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,13 +152,15 @@ def leave_at_once(error: HangError) -> None:
     os._exit(1)
 
 
-def end_by_force(pid: int, began: str) -> None:
-    """Kill another process of this machine, if it is still the one that began then."""
-    if process_state(pid) not in ("Z", "") and began_at(pid) == began:
-        os.kill(pid, signal.SIGKILL)
+def end_by_force(pid: int) -> None:
+    """Kill another process of this machine, if it is still there."""
+    if process_state(pid) not in ("Z", ""):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
-def continue_process(pid: int, began: str) -> None:
+def continue_process(pid: int) -> None:
     """Send SIGCONT to a stopped process of this machine, so that it can end by itself."""
-    if process_state(pid) in ("T", "t") and began_at(pid) == began:
-        os.kill(pid, signal.SIGCONT)
+    if process_state(pid) in ("T", "t"):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from core.watch.decision import StandstillDecision
@@ -68,9 +67,7 @@ class Watchdog:
         self._others = others = OtherRanks(
             options, own.rank, world.world_size, own.machine, self._looks_every
         )
-        self._store = StoreAccess(
-            store, store_port, lambda: not is_store_hosted and others.is_gone(0)
-        )
+        self._store = StoreAccess(store, lambda: not is_store_hosted and others.is_gone(0))
         self._decision = StandstillDecision(options, own.machine)
         self.exchange = StatusExchange(own, self._store, others, self._decision)
         self.termination = Termination(store_port, self._ask)
@@ -89,7 +86,7 @@ class Watchdog:
             self._thread.join(_WAKE_S)
         if not self.termination.is_over and sys.exception() is None:  # a run that ends has gone on
             self._decision.warnings.clear(self._own.since_s)
-        self._remove_files()
+        self._stacks.close()
         self.termination.close()
 
     def _run(self) -> None:
@@ -135,37 +132,22 @@ class Watchdog:
 
     def _end(self) -> None:
         """End this process by the verdict, and the absent processes of this machine."""
-        error, grace_s = (
-            self.termination.error or self._decision.error(),
-            self._options.grace.total_seconds(),
-        )
+        error = self.termination.error or self._decision.error()
         absent = self._absent_here(error)
-        for pid, began in absent:
-            with suppress(OSError):
-                continue_process(pid, began)
-        self.termination.end(error, grace_s)
-        for pid, began in absent:
-            with suppress(OSError):
-                end_by_force(pid, began)
+        for pid in absent:
+            continue_process(pid)
+        self.termination.end(error, self._options.grace.total_seconds())
+        for pid in absent:
+            end_by_force(pid)
         if not self._is_closed.is_set():
-            self._remove_files()
+            self._stacks.close()
             leave_at_once(error)
 
-    def _absent_here(self, error: HangError) -> list[tuple[int, str]]:
-        """The absent processes of this machine, and when each began; none if another rank of it is
-        to end them.
-        """
-        own, statuses = self._own, self._others.statuses
+    def _absent_here(self, error: HangError) -> list[int]:
+        """The absent processes of this machine; none if another rank of it is to end them."""
+        own = self._own
         here = [each for each in error.ranks if each.host == own.host]
         present = [each.rank for each in here if each.rank not in error.absent]
         if present and min(present) != own.rank:
             return []
-        absent = [each for each in here if each.rank in error.absent and each.pid != own.pid]
-        return [
-            (each.pid, statuses[each.rank].began if each.rank in statuses else "")
-            for each in absent
-        ]
-
-    def _remove_files(self) -> None:
-        self._stacks.close()
-        self.exchange.close()
+        return [each.pid for each in here if each.rank in error.absent and each.pid != own.pid]

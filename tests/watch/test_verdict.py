@@ -20,10 +20,9 @@ from torch.distributed import HashStore
 from core import ConfigurationError, HangError, WatchdogOptions
 from core.contract.world import World
 from core.launch.worker_failure import WorkerFailure, worker_error
-from core.watch import kernel, options, standstill, users_code
-from core.watch.boards import FolderBoard
+from core.watch import kernel, options, standstill
 from core.watch.decision import StandstillWarnings
-from core.watch.kernel import began_at, process_state
+from core.watch.kernel import process_state
 from core.watch.local_ranks import LocalRanks, line_in
 from core.watch.phases import Heartbeat, heartbeat, phase
 from core.watch.rank_status import RankStatus
@@ -307,7 +306,6 @@ def test_the_state_and_line_of_a_thread_are_seen():
     assert "goes_on.wait()" in stack
     assert process_state(os.getpid()) == "R"
     assert process_state(2**22 + 1) == "Z"
-    assert began_at(os.getpid()) != began_at(1)
 
 
 def sampled(function, num_samples=12, without=()):
@@ -347,7 +345,7 @@ def test_where_nothing_can_be_seen_a_rank_is_not_called_asleep(monkeypatch):
     samples = sampled(lambda: time.sleep(0.5))
     assert {each.state for each in samples} <= {"unseen", "works", "computes"}
     assert all(each.is_at_work for each in samples)
-    assert not kernel.is_gone(os.getpid(), "1")
+    assert not kernel.is_gone(os.getpid())
     assert kernel.process_state(2**22 + 1) == "Z"  # that can be asked without it
 
 
@@ -365,15 +363,13 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
         "print(threading.get_ident(), watcher.native_id, flush=True); print(sleep(3), flush=True)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        script, stacks = Path(folder, "prögram.py"), Path(folder, "stacks")
+        script, stacks = Path(folder, "program.py"), Path(folder, "stacks")
         script.write_text(program, encoding="utf-8")
         with subprocess.Popen(
             [sys.executable, script, stacks], stdout=subprocess.PIPE, text=True
         ) as process:
             thread, watcher = map(int, process.stdout.readline().split())
-            last = status(
-                1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks)
-            )
+            last = status(1, "asleep", pid=process.pid, stacks=str(stacks))
             last = replace(last, thread=thread, watcher=watcher)
             local_ranks, seen = LocalRanks(300.0), last
             wait_until(
@@ -393,38 +389,35 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
 def test_what_faulthandler_writes_is_read():
     text = (
         f'Thread 0x{7:016x} (most recent call first):\n  File "{os.__file__}", line 1 in wait\n'
-        '  File "/\\xe4/\\u0436/b.py", line 7 in train\n\n'
+        '  File "/a/b.py", line 7 in train\n\n'
         f'Current thread 0x{2:016x} (most recent call first):\n  File "/usr/x.py", line 3 in '
         "watch\n"
     )
-    assert line_in(text, 7) == "/ä/ж/b.py:7 in train"
+    assert line_in(text, 7) == "/a/b.py:7 in train"
     assert line_in("", 7) == line_in(text, 3) == ""
 
 
 @pytest.mark.parametrize("folder", ["", "lib/python3/site-packages"])
 def test_the_users_own_package_is_known_wherever_it_is(tmp_path, monkeypatch, folder):
-    """Also one that is called as plugins are, or is installed; a library that it calls isn't."""
+    """Also one that is installed; a library that it calls isn't."""
     for name, text in {
-        "core_user/net.py": "import core\nimport library_of_others\ndef step(): return "
+        "acme_user/net.py": "import core\nimport library_of_others\ndef step(): return "
         "library_of_others.wait()\n",
-        "core_user/__init__.py": "",
+        "acme_user/__init__.py": "",
         "library_of_others.py": "import sys\ndef wait(): return sys._getframe()\n",
     }.items():
-        path = tmp_path / (folder if name.startswith("core_user") else "site-packages") / name
+        path = tmp_path / (folder if name.startswith("acme_user") else "site-packages") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for place in (tmp_path / folder, tmp_path / "site-packages"):
         monkeypatch.syspath_prepend(str(place))
-    net = importlib.import_module("core_user.net")
+    net = importlib.import_module("acme_user.net")
     try:
         frame = net.step()
         place = innermost([frame, frame.f_back, sys._getframe()])
         assert place == 1
-        users_code.leave_out([type("MyStrategy", (), {"__module__": "core_user.net"})()])
-        assert innermost([frame, frame.f_back]) == 1  # a plugin in the package of all else
     finally:
-        users_code._plugins.discard("core_user")
-        for name in ("core_user.net", "core_user", "library_of_others"):
+        for name in ("acme_user.net", "acme_user", "library_of_others"):
             sys.modules.pop(name, None)
 
 
@@ -499,18 +492,6 @@ def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_o
     told += capfd.readouterr().err
     assert told.count("The ranks have made no progress for ") == 1
     assert told.count("core: The ranks make progress again, after ") == (not fails)
-
-
-def test_a_folder_is_a_board(tmp_path):
-    board = FolderBoard(tmp_path)
-    board.write("seen/1", WAITS.to_text())
-    assert board.read(["seen/0", "seen/1"]) == ["", WAITS.to_text()]
-    assert RankStatus.from_text(WAITS.to_text()) == WAITS
-    assert [
-        board.is_first_to_decide(0),
-        board.is_first_to_decide(0),
-        board.is_first_to_decide(1),
-    ] == [1, 0, 1]
 
 
 def test_the_verdict_of_a_worker_is_the_launchers_error():

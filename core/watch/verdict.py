@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from core.watch.rank_status import RankStatus
 
@@ -59,12 +59,14 @@ def find(statuses: Sequence[RankStatus]) -> Verdict | None:
     if not others:
         return _on_those_who_all_wait(statuses)
     standing = [each for each in statuses if not each.is_lost]
-    if standing and all(each.state == "waits" for each in standing):
-        # Who waits for one that won't come waits for ever.
-        is_sure = all(each.since_s > each.least_s for each in statuses)
-        return Verdict(_ranks(others), _listed(others)) if is_sure else None
+    if not standing:
+        return None
+    if all(each.state == "waits" for each in standing):
+        if _is_for_ever(statuses):
+            return Verdict(_ranks(others), _listed(others))
+        return None
     # A rank with time left may be who the others wait for.
-    if not standing or not all(each.warns for each in standing):
+    if not all(each.warns for each in standing):
         return None
     ends = all(each.ends for each in standing)
     if all(each.state != "waits" for each in standing):
@@ -74,71 +76,65 @@ def find(statuses: Sequence[RankStatus]) -> Verdict | None:
     return Verdict(_ranks(named), _listed(named), ends)
 
 
+def _is_for_ever(statuses: Sequence[RankStatus]) -> bool:
+    """True if ranks have waited long enough for one that won't come, or for different calls."""
+    return all(each.since_s > each.least_s for each in statuses)
+
+
 def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
-    places = defaultdict(list)
-    for each in statuses:
-        places[each.phase == "end of epoch", each.collective.partition(" ")[0], each.line].append(
-            each
-        )
-    if len(places) == 1:
-        shapes = defaultdict(list)
-        for each in statuses:
-            shapes[each.collective].append(each)
-        if len(shapes) > 1:
-            is_sure = all(each.since_s > each.least_s for each in statuses)
-            return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2) if is_sure else None
-        most = max(each.num_calls for each in statuses)
-        ahead = [each for each in statuses if each.num_calls == most]
-        if len(ahead) < len(statuses):
-            is_sure = all(each.since_s > each.least_s for each in statuses)
-            return Verdict(_ranks(ahead), _MORE_CALLS + _listed(ahead)) if is_sure else None
+    places = _groups(
+        statuses, lambda each: (each.phase == "end of epoch", _call_of(each), each.line)
+    )
+    shapes = _groups(statuses, lambda each: each.collective)
+    most = max(each.num_calls for each in statuses)
+    ahead = [each for each in statuses if each.num_calls == most]
+    if len(places) == len(shapes) == 1 and len(ahead) == len(statuses):
         if not all(each.warns for each in statuses):
             return None
         reason = "all ranks wait in the same place, and nothing arrives: look at the network"
         return Verdict(_ranks(statuses), reason, all(each.ends for each in statuses))
-    # Ranks that wait for each other in different places wait for ever.
-    if not all(each.since_s > each.least_s for each in statuses):
+    if not _is_for_ever(statuses):
         return None
+    if len(places) > 1:
+        return _on_different_places(statuses, places)
+    if len(shapes) > 1:
+        return _on_groups(shapes, _SAME_CALL, _SAME_CALL)
+    return Verdict(_ranks(ahead), _MORE_CALLS + _listed(ahead))
+
+
+def _on_different_places(statuses: Sequence[RankStatus], places: list[list[RankStatus]]) -> Verdict:
     if any(each.awaited_ranks for each in statuses):
         return _on_those_awaited(statuses)
     saving = [each for each in statuses if each.phase == "checkpoint"]
     if 0 < len(saving) <= len(statuses) / 2:
         others = _listed_first([[each for each in statuses if each not in saving]])
-        cure = (
-            ". All ranks must save and load: don't ask for it under a condition such as "
-            "is_global_zero"
+        return Verdict(
+            _ranks(saving),
+            f"in a checkpoint, to which the others don't come: {_listed(saving)}; while {others}. "
+            "All ranks must save and load: don't ask for it under a condition such as "
+            "is_global_zero",
         )
-        reason = (
-            f"in a checkpoint, to which the others don't come: {_listed(saving)}; while "
-            f"{others}{cure}"
-        )
-        return Verdict(_ranks(saving), reason)
     ended = [each for each in statuses if each.phase == "end of epoch"]
     if ended and len(ended) < len(statuses):
-        cure = ". Give all ranks as many batches, for example by limit_train_batches"
         return Verdict(
             _ranks(ended),
-            "out of data, while the others have more batches: " + _listed(ended) + cure,
+            f"out of data, while the others have more batches: {_listed(ended)}. Give all ranks as "
+            "many batches, for example by limit_train_batches",
         )
-    return _on_groups(
-        list(places.values()), "in another collective than the others", "in different collectives"
-    )
+    return _on_groups(places, "in another collective than the others", "in different collectives")
 
 
 def _on_those_awaited(statuses: Sequence[RankStatus]) -> Verdict:
     """The verdict where some say whom they wait for: who is waited for and waits for nobody in turn
     went astray.
     """
-    awaiting = {each.rank: each.awaited_ranks for each in statuses if each.awaited_ranks}
-    wanted = {rank for ranks in awaiting.values() for rank in ranks}
-    astray = [each for each in statuses if each.rank in wanted and each.rank not in awaiting]
+    wanted = {rank for each in statuses for rank in each.awaited_ranks}
+    circle = [each for each in statuses if each.rank in wanted]
+    astray = [each for each in circle if not each.awaited_ranks]
     if not astray:  # from each rank that is waited for one comes to another, and so round
-        circle = [each for each in statuses if each.rank in wanted]
         return Verdict(_ranks(circle), f"ranks wait for each other: {_listed(circle)}")
-    groups = defaultdict(list)
-    for each in astray:
-        groups[each.collective.partition(" ")[0], each.line].append(each)
-    odd = (_odd(list(groups.values())) if len(groups) > 1 else []) or astray
+    groups = _groups(astray, lambda each: (_call_of(each), each.line))
+    odd = _odd(groups) or astray
     others = [each for each in statuses if each not in odd]
     return Verdict(
         _ranks(odd), f"in another call than the others: {_listed(odd)}; while {_listed(others)}"
@@ -147,7 +143,8 @@ def _on_those_awaited(statuses: Sequence[RankStatus]) -> Verdict:
 
 def _on_groups(groups: list[list[RankStatus]], some: str, all_of_them: str) -> Verdict:
     """The verdict on ranks whose calls differ: `some` diverged, or it is unknown which ones did."""
-    if odd := _odd(groups):
+    odd = _odd(groups)
+    if odd:
         others = [group for group in groups if group is not odd]
         return Verdict(_ranks(odd), f"{some}: {_listed(odd)}; while {_listed_first(others)}")
     everyone = sorted(rank for group in groups for rank in _ranks(group))
@@ -162,16 +159,35 @@ def _odd(groups: list[list[RankStatus]]) -> list[RankStatus]:
     unusual = [group for group in groups if not all(each.is_usual for each in group)]
     if len(unusual) == 1:
         return unusual[0]
-    fewest, *more = sorted(groups, key=len)
-    return fewest if len(fewest) < len(more[0]) else []
+    by_size = sorted(groups, key=len)
+    if len(by_size) > 1 and len(by_size[0]) == len(by_size[1]):
+        return []
+    return by_size[0]
+
+
+def _groups(
+    statuses: Sequence[RankStatus], key: Callable[[RankStatus], object]
+) -> list[list[RankStatus]]:
+    found = defaultdict(list)
+    for each in statuses:
+        found[key(each)].append(each)
+    return [*found.values()]
+
+
+def _call_of(each: RankStatus) -> str:
+    """Its collective, without the shapes."""
+    return each.collective.partition(" ")[0]
 
 
 def _listed_first(groups: list[list[RankStatus]]) -> str:
     """The first rank of each group, and how many are with it."""
-    firsts = [(_described(group[0]), len(group) - 1) for group in groups[:_MOST_SHOWN]]
-    return "; ".join(
-        first + (f" (and {num_more} more there)" if num_more else "") for first, num_more in firsts
-    )
+    firsts = []
+    for first, *more in groups[:_MOST_SHOWN]:
+        shown = _described(first)
+        if more:
+            shown += f" (and {len(more)} more there)"
+        firsts.append(shown)
+    return "; ".join(firsts)
 
 
 def _ranks(statuses: Sequence[RankStatus]) -> tuple[int, ...]:
@@ -183,34 +199,33 @@ def _listed(statuses: Sequence[RankStatus]) -> str:
 
 
 def _described(each: RankStatus) -> str:
-    where = f" at {each.line}" if each.line else ""
-    inside = f" ({each.collective})" if each.collective and each.state == "waits" else ""
-    does = f"waits for {each.awaits}" if each.awaits else _WORDS.get(each.state, each.state)
-    phase = f", phase {each.phase}" if each.phase else ""
-    return f"rank {each.rank} {does}{where}{inside}{phase}, for {each.since_s:.0f} s"
-
-
-def _inside(each: RankStatus) -> str:
-    return ", in ".join(filter(None, (each.awaits and f"for {each.awaits}", each.collective)))
+    text = f"rank {each.rank} {_WORDS.get(each.state, each.state)}"
+    if each.awaits:
+        text = f"rank {each.rank} waits for {each.awaits}"
+    if each.line:
+        text += f" at {each.line}"
+    if each.collective and each.state == "waits":
+        text += f" ({each.collective})"
+    if each.phase:
+        text += f", phase {each.phase}"
+    return f"{text}, for {each.since_s:.0f} s"
 
 
 def table(statuses: Sequence[RankStatus]) -> str:
     """The statuses as a table, one line for each rank."""
-    rows = [
-        (
-            f"rank {each.rank}",
-            each.state,
-            each.phase,
-            f"{each.since_s:.0f} s",
-            each.line or "?",
-            _inside(each),
-        )
-        for each in statuses[:_MOST_SHOWN]
-    ]
+    rows = []
+    for each in statuses[:_MOST_SHOWN]:
+        waits_in = [each.collective]
+        if each.awaits:
+            waits_in.insert(0, f"for {each.awaits}")
+        inside = ", in ".join(filter(None, waits_in))
+        since = f"{each.since_s:.0f} s"
+        rows.append((f"rank {each.rank}", each.state, each.phase, since, each.line or "?", inside))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    more = [f"  and {len(statuses) - _MOST_SHOWN} more"] if len(statuses) > _MOST_SHOWN else []
-    return "\n".join([line.rstrip() for line in lines] + more)
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  " + "  ".join(cells).rstrip())
+    if len(statuses) > _MOST_SHOWN:
+        lines.append(f"  and {len(statuses) - _MOST_SHOWN} more")
+    return "\n".join(lines)

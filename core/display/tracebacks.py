@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     Origin: TypeAlias = Literal["core", "library", "user"]
 
 VARIABLE = "CORE_TRACEBACK"
-_LEFT_OUT = f"  [frames of core are left out here; {VARIABLE}=full shows them]\n"
+_LEFT_OUT = f"[frames of core are left out; {VARIABLE}=full shows them]\n"
 _HEADER = "Traceback (most recent call last):\n"
-_CAUSES = {
-    True: "\nThe above exception was the direct cause of the following exception:\n\n",
-    False: "\nDuring handling of the above exception, another exception occurred:\n\n",
-}
 _PASS_ON = (
     "torch.nn.modules.module",
     "torch.utils.data.dataloader",
@@ -75,10 +71,15 @@ def format_short(error: BaseException) -> str:
     An error that core itself may be the cause of (raised in its frames, and no `CoreError`) is
     shown with these frames.
     """
-    if _wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
+    links = _chain(error)
+    if _wants_full() or any(isinstance(link, BaseExceptionGroup) for link in links):
         return "".join(traceback.format_exception(error))
-    is_echo = is_lost_connection(error) and not isinstance(error, CoreError)
-    return _format(_chain(error)) + OF_ANOTHER * is_echo
+    text = _format(links)
+    if _LEFT_OUT in text:  # said once, for all of it
+        text = _LEFT_OUT + text.replace(_LEFT_OUT, "")
+    if is_lost_connection(error) and not isinstance(error, CoreError):
+        text += OF_ANOTHER
+    return text
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -99,69 +100,72 @@ def _wants_full() -> bool:
 
 def _format(links: list[BaseException]) -> str:
     error, *inner = links
-    frames = _format_frames(error)
-    own = [_HEADER if frames else "", frames, _format_message(error)]
+    frames, message = _format_frames(error), _format_message(error)
     if not inner:
-        head = ""
-    elif isinstance(inner[0], ShortText):
+        return frames + message
+    cause = inner[0]
+    if isinstance(cause, ShortText):
         # what both have is shown once
-        head = inner[0].short_text.replace(frames, "", 1).replace(_LEFT_OUT, "", 1)
-    elif isinstance(error, CoreError) and "user" not in map(_origin, _frames_of(inner[0])):
-        cause = "".join(traceback.format_exception_only(inner[0])).strip()
-        head = ""
-        own.insert(2, "" if (str(inner[0]) or cause) in str(error) else f"  [caused by {cause}]\n")
-    else:
-        head = _format(inner) + _CAUSES[error.__cause__ is not None]
-    return head + "".join(own)
+        return cause.short_text.replace(frames.removeprefix(_HEADER), "", 1) + frames + message
+    if isinstance(error, CoreError) and "user" not in map(_origin, _frames_of(cause)):
+        said = _format_message(cause).strip()
+        if str(cause) not in str(error) and said not in str(error):
+            message = f"  [caused by {said}]\n{message}"
+        return frames + message
+    between = "During handling of the above exception, another exception occurred"
+    if error.__cause__ is not None:
+        between = "The above exception was the direct cause of the following exception"
+    return f"{_format(inner)}\n{between}:\n\n{frames}{message}"
 
 
 def _format_message(error: BaseException) -> str:
     text = "".join(traceback.format_exception_only(error))
-    return (
-        text.replace("core.contract.errors.", "core.", 1) if isinstance(error, CoreError) else text
-    )
+    if isinstance(error, CoreError):
+        return text.replace("core.contract.errors.", "core.", 1)
+    return text
 
 
 def _format_frames(error: BaseException) -> str:
+    """The header and the frames; empty if none is shown. Those of core that aren't are said once,
+    before.
+    """
     frames = _frames_of(error)
-    hidden = [*_hidden(error, frames), False]
-    parts: list[list[traceback.FrameSummary]] = [[]]
-    for index, summary in enumerate(traceback.extract_tb(error.__traceback__)):
-        if not hidden[index]:
-            # Where what is called is left out, the marks below the call are too: they would mark
-            # all of it.
-            is_plain = hidden[index + 1] or _origin(frames[index]) == "library"
-            plain = traceback.FrameSummary(
-                summary.filename, summary.lineno, summary.name, line=summary.line
-            )
-            parts[-1].append(plain if is_plain else summary)
-        elif len(parts) == 1 and _origin(frames[index]) == "core":
-            parts.append([])  # the remark comes once, where the first of them was
-    return _LEFT_OUT.join(
-        "".join(traceback.StackSummary.from_list(part).format()) for part in parts
-    )
+    is_hidden = _hidden(error, frames)
+    kept, remark = [], ""
+    summaries = traceback.extract_tb(error.__traceback__)
+    for frame, hidden, summary in zip(frames, is_hidden, summaries, strict=True):
+        if not hidden:
+            kept.append(summary)
+        elif _origin(frame) == "core":
+            remark = _LEFT_OUT
+    text = "".join(traceback.StackSummary.from_list(kept).format())
+    if kept:
+        text = _HEADER + text
+    return remark + text
 
 
 def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
     """For each frame, True if it is left out."""
     origins = [_origin(frame) for frame in frames]
-    last_user, last_core = (
-        max((index for index, origin in enumerate(origins) if origin == wanted), default=-1)
-        for wanted in ("user", "core")
-    )
     # its message is all that there is to know
     if isinstance(error, CoreError) or is_lost_connection(error):
         return [origin != "user" for origin in origins]
-    if last_core > last_user and not any(map(_passes_on, frames[last_core + 1 : last_core + 2])):
-        # What core has raised, or what it has called without a user's method in between, may be its
-        # own mistake.
-        return [origin != "user" and index < last_user for index, origin in enumerate(origins)]
-    end = len(frames) - 1
-    return [
-        origin == "core"
-        or (origin == "library" and (index < last_user or (_passes_on(frame) and index < end)))
-        for index, (origin, frame) in enumerate(zip(origins, frames, strict=True))
-    ]
+    last_user = last_core = -1
+    for index, origin in enumerate(origins):
+        if origin == "user":
+            last_user = index
+        if origin == "core":
+            last_core = index
+    # What core has raised, or what it has called without a user's method in between, may be its own
+    # mistake.
+    called = frames[last_core + 1 : last_core + 2]
+    is_cores = last_core > last_user and not any(map(_passes_on, called))
+    hidden = []
+    for index, (origin, frame) in enumerate(zip(origins, frames, strict=True)):
+        leads_on = origin == "core" or (_passes_on(frame) and frame is not frames[-1])
+        is_left_out = index < last_user or (leads_on and not is_cores)
+        hidden.append(origin != "user" and is_left_out)
+    return hidden
 
 
 def _passes_on(frame: FrameType) -> bool:
@@ -177,10 +181,10 @@ def _origin(frame: FrameType) -> Origin:
     path = frame.f_code.co_filename
     if is_of_core(package):
         return "core"
-    is_python = path.startswith("<frozen ") or (
-        path.startswith(_STDLIB) and "-packages" + os.sep not in path
-    )
-    return "library" if package == "torch" or is_python else "user"
+    is_python = path.startswith(_STDLIB) and "-packages" + os.sep not in path
+    if package == "torch" or is_python or path.startswith("<frozen "):
+        return "library"
+    return "user"
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -189,5 +193,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     link: BaseException | None = error
     while link is not None and link not in links:
         links.append(link)
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        before, link = link, link.__cause__
+        if link is None and not before.__suppress_context__:
+            link = before.__context__
     return links

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -182,17 +181,6 @@ def test_a_rank_that_native_code_ends_says_what_that_means():
         "was killed by SIGABRT (native code gave up, and has written why to stderr; torch does "
         "that when ranks make different calls, as where only some of them call backward)"
     )
-
-
-def test_marks_stand_below_what_failed_and_not_below_the_call_of_core(show):
-    source = """
-class Wrong(Net):
-    def training_step(self, batch, batch_idx):
-        return 0 + int("x")
-done = make().fit(Wrong(), data())"""
-    lines = [line.strip() for line in show(source).splitlines()]
-    marked = [line for line, below in pairwise(lines) if below and not below.strip("~^")]
-    assert marked == ['return 0 + int("x")']
 
 
 def test_the_environment_asks_for_all_frames(show):

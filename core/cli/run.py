@@ -150,14 +150,15 @@ def run(
     devices = devices or "auto"
     torchrun = _torchrun(devices, num_nodes, node_rank, main_address, main_port, max_restarts)
     _check_script(script, is_module)
-    _check_core()
     called = ["-m", "core.cli.rank_program", ",".join(names)]
     if is_module:
         called.append("-m")
     called += [script, *arguments]
     if runs_once:
         os.execv(sys.executable, [sys.executable, *called])
-    sys.exit(run_by_torchrun([*torchrun, *called]) if torchrun else run_here(int(devices), called))
+    if torchrun:
+        sys.exit(run_by_torchrun([*torchrun, *called]))
+    sys.exit(run_here(int(devices), called))
 
 
 def _torchrun(
@@ -186,8 +187,10 @@ def _torchrun(
     if num_nodes > 1:
         address = ["--master-addr", main_address, "--master-port", str(main_port)]
         nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), *address]
-    restarts = [] if max_restarts is None else ["--max-restarts", str(max_restarts)]
-    return [*nodes, "--nproc-per-node", devices, *restarts]
+    options = [*nodes, "--nproc-per-node", devices]
+    if max_restarts is not None:
+        options += ["--max-restarts", str(max_restarts)]
+    return options
 
 
 def _check_script(script: str, is_module: bool) -> None:
@@ -205,30 +208,12 @@ def _check_script(script: str, is_module: bool) -> None:
         )
 
 
-def _check_core() -> None:
-    """Refuse a folder whose own `core` hides this one from the processes that start in it."""
-    found = importlib.machinery.PathFinder.find_spec("core", [""])
-    is_other = (
-        found
-        and found.origin
-        and not os.path.samefile(found.origin, Path(__file__).parents[1] / "__init__.py")
-    )
-    if found and is_other and not os.environ.get("PYTHONSAFEPATH"):
-        raise click.UsageError(
-            f"{found.origin} hides the package `core` from processes that start in {os.getcwd()}. "
-            "Rename it, or start in another folder."
-        )
-
-
 def _explain(names: list[str], script: str) -> NoReturn:
     """Print the reports of preludes on a script; the status is 1 if it needs something that isn't
     there.
     """
-    reports = [
-        explain
-        for name in names
-        if (explain := getattr(load_prelude(name), "explain", None)) is not None
-    ]
+    explains = (getattr(load_prelude(name), "explain", None) for name in names)
+    reports = [explain for explain in explains if explain is not None]
     if not reports:
         raise click.UsageError(
             "--explain needs a prelude that reports on scripts, such as --lightning."
@@ -236,4 +221,4 @@ def _explain(names: list[str], script: str) -> NoReturn:
     found = [report(Path(script)) for report in reports]
     for text, _ in found:
         say_all(text.splitlines())
-    sys.exit(0 if all(is_whole for _, is_whole in found) else 1)
+    sys.exit(not all(is_whole for _, is_whole in found))

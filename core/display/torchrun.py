@@ -8,7 +8,6 @@ each start of them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -30,13 +29,13 @@ def show_once_per_node(text: str) -> None:
     Ranks that write to files of their own show all of it, each in its own.
     """
     try:
-        with open(_mark_of(text), "a+b") as mark:
-            fcntl.flock(mark, fcntl.LOCK_EX)  # another that is at it may be ended in the middle
-            if not os.fstat(mark.fileno()).st_size:
-                _write(text)
-                mark.write(b"shown")
+        os.close(os.open(_mark_of(text), os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return
     except (OSError, ValueError, LookupError):  # no torchrun, no such folder, no such stream
-        _write(text)
+        pass
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def is_error_shown(timeout_s: float) -> bool:
@@ -44,12 +43,11 @@ def is_error_shown(timeout_s: float) -> bool:
     if not is_rank():
         return False
     end_s = time.monotonic() + timeout_s
-    while (
-        not (is_shown := any(name.startswith(_MARK) for name in _names()))
-        and time.monotonic() < end_s
-    ):
+    while not any(name.startswith(_MARK) for name in _names()):
+        if time.monotonic() > end_s:
+            return False
         time.sleep(0.02)
-    return is_shown
+    return True
 
 
 def write_error_file(message: str) -> None:
@@ -84,8 +82,3 @@ def _mark_of(text: str) -> str:
         f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")
     ).hexdigest()
     return os.path.join(_folder(), f"{_MARK}{digest[:32]}")
-
-
-def _write(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()

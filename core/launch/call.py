@@ -4,7 +4,7 @@ the caller's.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 import pickle
 import random
@@ -69,16 +69,15 @@ class LaunchedCall(NamedTuple):
         Raises:
             LaunchError: a part of it can't be pickled; it is named.
         """
-        import torch
-
-        try:
-            torch.save(self, file, pickle_module=pickle_module)
-        except Exception as error:
-            path, cause = self._find_unpicklable(pickle_module) or ("a part of it", error)
-            raise LaunchError(
-                f"{who} pickles what its workers need, and {path} can't be pickled: "
-                f"{str(cause).rstrip('.')}. {cure}"
-            ) from error
+        named = {f"argument {index}": value for index, value in enumerate(self.args)}
+        named |= {**self.kwargs, "cluster_environment": self.environment}
+        receiver = getattr(self.function, "__self__", None)
+        if receiver is None:
+            named["function"] = self.function
+        else:
+            named[type(receiver).__name__.lower()] = receiver
+        says = f"{who} pickles what its workers need, and {{}} can't be pickled: {{}}. {cure}"
+        _save(self, file, pickle_module, named, says)
 
     @staticmethod
     def read(file: Path | IO[bytes]) -> LaunchedCall:
@@ -109,17 +108,6 @@ class LaunchedCall(NamedTuple):
             numpy.random.set_state(self.random_state["numpy"])
         return self.function(*self.args, **self.kwargs)
 
-    def _find_unpicklable(self, pickle_module: ModuleType) -> tuple[str, Exception] | None:
-        named = {f"argument {index}": value for index, value in enumerate(self.args)}
-        named |= {**self.kwargs, "cluster_environment": self.environment}
-        receiver = getattr(self.function, "__self__", None)
-        if receiver is None:
-            named["function"] = self.function
-        else:
-            named[type(receiver).__name__.lower()] = receiver
-        found = (find_unpicklable(value, name, pickle_module) for name, value in named.items())
-        return next(filter(None, found), None)
-
 
 def write_result(
     outcome: object, file: Path | IO[bytes], *, pickle_module: ModuleType = pickle
@@ -130,18 +118,11 @@ def write_result(
     Raises:
         LaunchError: a part of it doesn't pickle; it is named.
     """
-    import torch
-
-    try:
-        torch.save(outcome, file, pickle_module=pickle_module)
-    except Exception as error:
-        path, cause = find_unpicklable(outcome, "result", pickle_module) or ("a part of it", error)
-        raise LaunchError(
-            f"What the function returns on rank 0 is pickled for the caller, and {path} can't be: "
-            f"{str(cause).rstrip('.')}. "
-            "Return tensors and plain values, and save what is larger or in parts with a "
-            "checkpoint."
-        ) from error
+    says = (
+        "What the function returns on rank 0 is pickled for the caller, and {} can't be: {}. "
+        "Return tensors and plain values, and save what is larger or in parts with a checkpoint."
+    )
+    _save(outcome, file, pickle_module, {"result": outcome}, says)
 
 
 def read_result(file: Path | IO[bytes]) -> Any:
@@ -162,20 +143,31 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def find_unpicklable(
-    value: object, path: str, pickle_module: ModuleType = pickle
+def _save(
+    value: object,
+    file: Path | IO[bytes],
+    pickle_module: ModuleType,
+    named: dict[str, Any],
+    says: str,
+) -> None:
+    import torch
+
+    try:
+        torch.save(value, file, pickle_module=pickle_module)
+    except Exception as error:
+        path, cause = _find_unpicklable(named, pickle_module) or ("a part of it", error)
+        raise LaunchError(says.format(path, str(cause).rstrip("."))) from error
+
+
+def _find_unpicklable(
+    named: dict[str, Any], pickle_module: ModuleType
 ) -> tuple[str, Exception] | None:
     """The path to the innermost part that can't be pickled, such as
     `"strategy._ddp_options['hook']"`, and its error.
-
-    Args:
-        value: what to pickle.
-        path: how messages call it.
-        pickle_module: as `torch.save` takes it.
     """
     seen: set[int] = set()
-    found: tuple[str, Exception] | None = None
-    todo = [(path, value)]
+    todo = [*named.items()]
+    found = None
     while todo and len(seen) < _MAX_PARTS:
         path, value = todo.pop()
         seen.add(id(value))
@@ -210,27 +202,10 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif not isinstance(value, types.FunctionType | type):
-        yield from ((f".{name}", part) for name, part in _attributes(value).items())
-
-
-def _attributes(value: object) -> dict[str, object]:
-    try:
-        state = value.__getstate__()  # what a class leaves out isn't to blame
-    except Exception:
-        return {}
-    parts = [state]
-    if isinstance(state, tuple):  # those of a `__dict__`, those of slots
-        parts = [*state]
-    found: dict[str, object] = {}
-    for part in parts:
-        if isinstance(part, dict):
-            found |= part
-    return found
+        with contextlib.suppress(Exception):
+            state = value.__getstate__()  # what a class leaves out isn't to blame
+            yield from ((f".{name}", part) for name, part in state.items())
 
 
 class _Discard(io.BytesIO):

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, WorkerError
-from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import call_in_copies
@@ -97,13 +96,6 @@ class MainProcess:
         if failure is None:
             return error
         self._is_raised = True
-        if failure is error:
-            return error
-        summary, shown = summarize(error), (str(failure), *getattr(failure, "__notes__", []))
-        # The same error passes here again as it leaves outer launches. A lost connection is the
-        # failure's effect alone.
-        if not is_lost_connection(error) and not any(summary in each for each in shown):
-            failure.add_note(f"Rank {self.rank} then stopped with {summary}")
         return failure
 
     def close(self) -> None:
@@ -182,12 +174,6 @@ class MainProcess:
             f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
         )
         self._group.stop(message, self.rank, self._hang_up)
-        if first is error and not isinstance(error, KeyboardInterrupt):
-            # Note the mistakes of other ranks. Ranks often make the same one, which is shown once;
-            # others get a line.
-            for other in self._group.other_causes():
-                if summarize(error) not in str(other) and str(other) not in summarize(error):
-                    error.add_note(str(other))
         self._previous_hook(type(first), first, first.__traceback__ or trace)
 
     def _forget(self) -> None:

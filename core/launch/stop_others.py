@@ -203,14 +203,6 @@ class WorkerGroup:
             worker.signal(signal.SIGKILL)
         self._await(self._are_all_ended, GRACE_S)
 
-    def other_causes(self) -> list[WorkerError]:
-        """The errors that ended workers report, other than lost connections."""
-        return [
-            worker_error(each.rank, each.exit_code or 0, each.report)
-            for each in self._over
-            if each.report is not None and each.is_cause and not each.is_running
-        ]
-
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.is_running]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import traceback
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.contract import HangError, RankLocation, WorkerError
 from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import ShortText, format_short
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MAX_CHARACTERS = 16_000
 _MAX_RANKS = 64
@@ -66,7 +64,11 @@ class WorkerFailure:
         """The report of a worker that ends by `error`."""
         text = "".join(traceback.format_exception(error))
         short = format_short(error)
-        hang = _parts_of(error) if isinstance(error, HangError) else None
+        hang = None
+        if isinstance(error, HangError):
+            hang = parts_of(error)
+            hang["message"] = hang["message"][:_MAX_CHARACTERS]
+            hang |= {name: hang[name][:_MAX_RANKS] for name in ("absent", "ranks")}
         return cls(
             summarize(error),
             text[-_MAX_CHARACTERS:],
@@ -84,11 +86,9 @@ def summarize(error: BaseException) -> str:
 def describe_exit(exit_code: int) -> str:
     """`"was killed by SIGKILL"`, or `"exited with code 3"`."""
     if exit_code < 0:
-        name = (
-            signal.Signals(-exit_code).name
-            if -exit_code in set(signal.Signals)
-            else f"signal {-exit_code}"
-        )
+        name = f"signal {-exit_code}"
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-exit_code).name
         return f"was killed by {name}{_HINTS.get(-exit_code, '')}"
     return f"exited with code {exit_code}"
 
@@ -126,7 +126,7 @@ def worker_error(
     """
     name = f"Rank {rank} {where}".strip()
     if report is not None and report.hang is not None:
-        return _hang_of(report.hang)
+        return hang_of(report.hang)
     if report is None:
         return WorkerError(f"{name} {describe_exit(exit_code)}.", rank=rank, exit_code=exit_code)
     error = WorkerError(
@@ -139,19 +139,17 @@ def worker_error(
     return error
 
 
-def _parts_of(error: HangError) -> dict[str, Any]:
-    ranks = [asdict(each) for each in error.ranks[:_MAX_RANKS]]
+def parts_of(error: HangError) -> dict[str, Any]:
+    """Plain values of which `hang_of` makes the same error in another process."""
     return {
-        "message": str(error)[:_MAX_CHARACTERS],
-        "absent": error.absent[:_MAX_RANKS],
-        "ranks": ranks,
+        "message": str(error),
+        "absent": error.absent,
+        "ranks": [asdict(each) for each in error.ranks],
         "stacks_path": error.stacks_path,
     }
 
 
-def _hang_of(parts: Mapping[str, Any]) -> HangError:
-    """The verdict on all ranks, as the worker has it."""
+def hang_of(parts: dict[str, Any]) -> HangError:
+    """The error of which these are the parts."""
     ranks = [RankLocation(**each) for each in parts["ranks"]]
-    return HangError(
-        parts["message"], absent=parts["absent"], ranks=ranks, stacks_path=parts["stacks_path"]
-    )
+    return HangError(**parts | {"ranks": ranks})

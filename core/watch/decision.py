@@ -11,12 +11,11 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.contract import HangError
-from core.contract.rank_location import RankLocation
+from core.launch.worker_failure import hang_of, parts_of
 from core.watch.boards import VERDICT
 from core.watch.local_ranks import ask_for_stack, with_written_stack
 from core.watch.termination import continue_process
@@ -68,23 +67,12 @@ class StandstillDecision:
         elif board.is_first_to_decide(self._num_verdicts):
             shown = [self._asked_to_show(each) for each in statuses]
             error = self.warnings.error(find(shown) or verdict, shown)
-            self.verdict = json.dumps(
-                {
-                    "message": error.args[0],
-                    "absent": error.absent,
-                    "ranks": [asdict(each) for each in error.ranks],
-                    "stacks_path": error.stacks_path,
-                }
-            )
+            self.verdict = json.dumps(parts_of(error))
             board.write(self._name(), self.verdict)
 
     def error(self) -> HangError:
         """The verdict as the error that ends the run."""
-        said = json.loads(self.verdict)
-        ranks = [RankLocation(**each) for each in said["ranks"]]
-        return HangError(
-            said["message"], absent=said["absent"], ranks=ranks, stacks_path=said["stacks_path"]
-        )
+        return hang_of(json.loads(self.verdict))
 
     def _asked_to_show(self, status: RankStatus) -> RankStatus:
         """The status with the stack of a stopped process, which can write it only while it runs."""
@@ -165,7 +153,9 @@ class StandstillWarnings:
         stood = f"The ranks have made no progress for {stood_s:.0f} s."
         message = f"{stood} {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
         self._write_stacks(message, statuses)
-        return message + (f"All stacks: {self._stacks_path}\n" if self._stacks_path else "")
+        if self._stacks_path:
+            message += f"All stacks: {self._stacks_path}\n"
+        return message
 
     def _write_stacks(self, message: str, statuses: Sequence[RankStatus]) -> None:
         folder = Path(self._options.folder or tempfile.gettempdir())

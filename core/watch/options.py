@@ -61,7 +61,9 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
         )
     if given is False or is_debugged():
         return None
-    options = given if isinstance(given, WatchdogOptions) else WatchdogOptions()
+    options = WatchdogOptions()
+    if isinstance(given, WatchdogOptions):
+        options = given
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting in ("off", "0", "false"):
         return None
@@ -75,25 +77,7 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
 
 def is_debugged() -> bool:
     """True under a debugger, where to stand still is what is wanted."""
-    return (
-        sys.gettrace() is not None
-        or "debugpy" in sys.modules
-        or "pydevd" in sys.modules
-        or _tracer() != 0
-    )
-
-
-def _tracer() -> int:
-    """The process that traces this one, as gdb and strace do; 0 for none, or where it can't be
-    known.
-    """
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            return next(
-                (int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0
-            )
-    except OSError:
-        return 0
+    return sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules
 
 
 def _seconds(setting: str) -> float:

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from core.watch.boards import CALL, Board, LonelyBoard
+from core.watch.boards import CALL, Board
 from core.watch.other_ranks import seen
 from core.watch.rank_status import RankStatus
 
@@ -79,8 +79,12 @@ class StatusExchange:
         self._answered_s = max(self._answered_s, self._began_call_s)
         self._store.ask(lambda: self._round(self._store.board, own, calls), _ROUND_S)
         is_lost = time.monotonic() - self._answered_s > _STORE_ANSWERS_S or self._store.is_gone()
-        if is_lost:  # rank 0 may be who is stopped, and the store with it
-            self._round(LonelyBoard(), own, calls)
+        if is_lost:
+            # Rank 0 may be who is stopped, and the store with it. This rank decides for itself, by
+            # what it sees of its machine.
+            from torch.distributed import HashStore
+
+            self._round(Board(HashStore()), own, calls)
 
     def _round(self, board: Board, own: RankStatus, calls: bool) -> None:
         """Publish this rank's status, read the others', and decide if this is the deciding rank."""

@@ -6,7 +6,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from core.watch.boards import StoreBoard
+from core.watch.boards import Board
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class StoreAccess:
         """
         from torch._C._distributed_c10d import PrefixStore
 
-        self.board = StoreBoard(PrefixStore("core/watch", store))
+        self.board = Board(PrefixStore("core/watch", store))
         self.is_gone = is_gone
         self.calls = BackgroundCalls("watch over ranks: store")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from core.watch.kernel import process_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, FrameType, TracebackType
+    from types import TracebackType
 
 SIGNAL = signal.SIGURG
 """Ignored by default, so that it does no harm to a forked copy, or before the handler is
@@ -49,18 +48,17 @@ class Termination:
         self._is_main = threading.current_thread() is threading.main_thread()
         self._hook = self._on_uncaught  # a bound method is another object each time
         self._previous_hook, sys.excepthook = sys.excepthook, self._hook
-        self._previous = signal.signal(SIGNAL, self._on_signal) if self._is_main else None
+        self._previous: Any = None
+        if self._is_main:
+            self._previous = signal.signal(SIGNAL, self._on_signal)
 
     def end(self, error: HangError, grace_s: float) -> None:
         """Called by the watching thread. Returns if the watched thread ends by itself, or after the
         grace period.
         """
         self.error, began_s = error, time.monotonic()
-        if self._is_main:
+        if self._is_main:  # another thread gets it once its connections are cut
             signal.pthread_kill(self._thread, SIGNAL)
-        else:
-            raised = ctypes.py_object(_class_of(error))
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
         # Once all ranks have read it: a rank that loses a connection before would show that, and
         # not the verdict.
         if not self._is_raised.wait(_HEAR_S + 1.0):
@@ -92,17 +90,15 @@ class Termination:
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook
         if self._is_main and threading.current_thread() is threading.main_thread():
-            signal.signal(SIGNAL, self._previous if callable(self._previous) else _ignore)
+            if not callable(self._previous):
+                self._previous = _ignore
+            signal.signal(SIGNAL, self._previous)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Not into an `except` or `finally` block that runs: it would replace the error that is
         # handled there.
-        is_late = (
-            self.is_over
-            or sys.exception() is not None
-            or _is_in(frame, Termination._on_uncaught.__code__)
-        )
-        if self.error is None or is_late or self._is_raised.is_set():
+        is_late = self.is_over or sys.exception() is not None or self._is_raised.is_set()
+        if self.error is None or is_late:
             return
         self._is_raised.set()
         raise self.error
@@ -110,7 +106,8 @@ class Termination:
     def _on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        explained, self.is_over = self.explain(error), True
+        self.is_over = True
+        explained = self.explain(error)
         self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
 
 
@@ -131,19 +128,6 @@ def _abort_group() -> None:
     with suppress(Exception):  # the group may be left meanwhile
         if dist.group.WORLD is not None and "gloo" not in dist.get_backend():
             dist.group.WORLD.abort()
-
-
-def _is_in(frame: FrameType | None, code: CodeType) -> bool:
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _class_of(error: HangError) -> type[BaseException]:
-    """A class whose instance is the error: Python raises classes only in another thread."""
-    return type(
-        "HangError", (type(error),), {"__new__": lambda cls: error, "__init__": lambda self: None}
-    )
 
 
 def leave_at_once(error: HangError) -> None:

@@ -41,20 +41,6 @@ def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path, way):
     assert done.stdout.splitlines()[-1] == "2 3.0 --devices 7 -m"
 
 
-@pytest.mark.parametrize("name", ["core/__init__.py", "core.py"])
-def test_a_folder_whose_own_core_hides_this_one(core_cli, name):
-    (core_cli.working / "core").mkdir()
-    (core_cli.working / name).touch()
-    (core_cli.working / "train.py").write_text("print('ran')")
-    done = core_cli("run", "--devices", "1", "train.py", columns=1000)
-    assert done.returncode == 2
-    folder = core_cli.working
-    assert (
-        f"{folder / name} hides the package `core` from processes that start in {folder}"
-        in done.stderr
-    )
-
-
 @pytest.mark.parametrize(
     ("way", "end", "ended"),
     [

@@ -12,12 +12,11 @@ import select
 import socket
 from typing import TYPE_CHECKING, Any
 
-from core.launch.timeouts import LOOK_S
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_BYTES = 32_768
+_LISTENS_S = 0.05
 
 _listeners: dict[str, Callable[[Any], None]] = {}
 _own: list[MessageSender] = []
@@ -87,27 +86,19 @@ class MessageReceiver:
 
     def __init__(self) -> None:
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._ours.settimeout(LOOK_S)
+        self._ours.settimeout(_LISTENS_S)
 
-    def receive(self) -> None:
-        """Receive messages of the ranks, until `end` is called in another thread."""
-        while True:
-            try:
-                text = self._ours.recv(_MAX_BYTES)
-            except TimeoutError:
-                continue
-            if not text:
-                return
-            message = json.loads(text)
-            if message["rank"] == 0 and message["subject"] in _listeners:
-                # of what draws: the run goes on without
-                with contextlib.suppress(Exception):
-                    _listeners[message["subject"]](message["value"])
-
-    def end(self) -> None:
-        """Make `receive` return, once it has received what was sent before."""
-        with contextlib.suppress(OSError):
-            self.theirs.send(b"")
+    def receive(self) -> bool:
+        """Call who listens to the next message of rank 0; False if none comes soon."""
+        try:
+            message = json.loads(self._ours.recv(_MAX_BYTES))
+        except TimeoutError:
+            return False
+        if message["rank"] == 0 and message["subject"] in _listeners:
+            # of what draws: the run goes on without
+            with contextlib.suppress(Exception):
+                _listeners[message["subject"]](message["value"])
+        return True
 
     def close(self) -> None:
         """Close both ends; what is sent from now on is lost."""

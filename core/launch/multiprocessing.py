@@ -25,7 +25,6 @@ from core.launch.script import describe_interactive, refuse_interactive, refuse_
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
 from core.launch.thread_share import share_cores
-from core.launch.timeouts import GRACE_S
 from core.launch.worker import Membership, exit_on_signal
 
 if TYPE_CHECKING:
@@ -117,7 +116,6 @@ class MultiprocessingLauncher(Launcher):
             )
         with SignalForwarder() as signals, closing(MessageReceiver()) as receiver:
             group: WorkerGroup | None = None
-            waiting: threading.Thread | None = None
             try:
                 with signals.held():
                     node_rank, indices = call.environment.node_rank(), range(self.num_processes)
@@ -130,15 +128,15 @@ class MultiprocessingLauncher(Launcher):
                 # Each worker runs the one function to its end; one that ends before has failed,
                 # whatever its exit code.
                 group.need(1)
-                waiting = _end_with(group, receiver)
-                receiver.receive()  # in this thread, where a notebook expects its cell's output
+                while not group.wait(0):
+                    receiver.receive()  # in this thread, where a notebook expects what is drawn
+                while receiver.receive():
+                    pass
             finally:
                 if group is not None:
                     group.stop("The main process was interrupted, and its workers end too.", 0)
                     # The next launch may fork, and a fork must not copy running threads.
                     group.join()
-                if waiting is not None:
-                    waiting.join(GRACE_S)
             signals.raise_for()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
@@ -213,18 +211,6 @@ def _signals_blocked() -> Iterator[set[int]]:
         yield mask
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _end_with(group: WorkerGroup, receiver: MessageReceiver) -> threading.Thread:
-    """A thread that ends the receiver as soon as all workers have ended."""
-
-    def wait() -> None:
-        group.wait()
-        receiver.end()
-
-    waiting = threading.Thread(target=wait, name="wait for ranks", daemon=True)
-    waiting.start()
-    return waiting
 
 
 def _work(

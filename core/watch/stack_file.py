@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import tempfile
 from contextlib import suppress
 from typing import IO
 
@@ -19,12 +18,13 @@ class StackFile:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._file: IO[str] | None = None
-        self._has_enabled = False
 
     @property
     def path(self) -> str:
         """A path that processes of this machine can read; empty before `open`."""
-        return f"/proc/{self._pid}/fd/{self._file.fileno()}" if self._file is not None else ""
+        if self._file is None:
+            return ""
+        return f"/proc/{self._pid}/fd/{self._file.fileno()}"
 
     def open(self) -> None:
         """Make faulthandler write there, and to stderr if native code aborts, which leaves no other
@@ -34,22 +34,14 @@ class StackFile:
             # a stderr that is no file
             with suppress(AttributeError, OSError, RuntimeError, ValueError):
                 faulthandler.enable()
-                self._has_enabled = True
-        self._file = _open_in_memory()
+        if not hasattr(os, "memfd_create"):
+            return  # nor is there a /proc to read it from
+        self._file = os.fdopen(os.memfd_create("core-watch"), "w")
         faulthandler.register(SIGNAL, self._file, all_threads=True, chain=True)
 
     def close(self) -> None:
-        """Restore what faulthandler did before."""
+        """Write no more."""
         faulthandler.unregister(SIGNAL)
-        if self._has_enabled:
-            faulthandler.disable()
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _open_in_memory() -> IO[str]:
-    """An anonymous file in memory, which vanishes with the process."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("core-watch"), "w")
-    return tempfile.TemporaryFile("w")

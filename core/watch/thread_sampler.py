@@ -67,60 +67,57 @@ class ThreadSampler:
         self._thread, self._native = thread, native_thread
         self._waits_in = ("torch.distributed", *waits_in)
         self._can_see = kernel.can_see()
-        self._clock = _clocks(thread)
-        self._ignored, self._ignored_clocks = {native_thread}, list[int]()
+        self._clock = _clock(thread)
         self._last = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._runs = self._children_run = 0
 
-    def leave_out(self, *watchers: threading.Thread) -> None:
-        """Exclude the work of these running threads."""
-        self._ignored.update(each.native_id for each in watchers if each.native_id is not None)
-        self._ignored_clocks = _clocks(*(each.ident for each in watchers if each.ident is not None))
-        self._last = self._spent(kernel.work_of_children(os.getpid()).cpu_s)
-
     def sample(self, ranks: Collection[int] = ()) -> ThreadSample:
-        """The work of the thread since the last sample.
+        """The work of the thread since the last sample, without that of the thread that asks.
 
         Args:
             ranks: processes of other ranks, which may be children of this one, and don't work for
                 it.
         """
-        children = kernel.work_of_children(os.getpid(), ranks)
+        pid, ignored = os.getpid(), {self._native, threading.get_native_id()}
+        children = kernel.work_of_children(pid, ranks)
         before, self._last = self._last, self._spent(children.cpu_s)
         passed_s, own_s, others_s, children_s, stored = (
             now - then for now, then in zip(self._last, before, strict=True)
         )
-        passed_s = max(passed_s, 1e-3)
-        self._runs = self._runs + 1 if kernel.is_running(os.getpid(), self._ignored) else 0
-        self._children_run = self._children_run + 1 if children.is_running else 0
-        is_moving = others_s / passed_s > _AT_WORK or self._runs >= _RUNS
-        is_working = is_moving or children_s / passed_s > _AT_WORK or self._children_run >= _RUNS
-        frame = sys._current_frames().get(self._thread)
-        frames = [] if frame is None else _frames(frame)
+        least_s = _AT_WORK * max(passed_s, 1e-3)
+        self._runs = (self._runs + 1) * kernel.is_running(pid, ignored)
+        self._children_run = (self._children_run + 1) * children.is_running
+        is_moving = others_s > least_s or self._runs >= _RUNS
+        stores = stored > _STORED_BYTES * passed_s
+        is_working = is_moving or stores or children_s > least_s or self._children_run >= _RUNS
+        frames = _frames(sys._current_frames().get(self._thread))
         user = innermost(frames, self._waits_in)
-        inner = frames[:user]
+        state = self._state(frames[:user], computes=own_s > least_s, is_working=is_working)
+        return ThreadSample(state, _line(frames[user : user + 1]), is_moving)
+
+    def _state(self, inner: list[FrameType], *, computes: bool, is_working: bool) -> str:
+        """Its state, by the frames that the user's line has called."""
+        by_kernel = kernel.thread_state(self._native)
         if any(each.f_code.co_filename.endswith(("/pdb.py", "/bdb.py")) for each in inner):
-            state = "debugged"
-        elif own_s / passed_s > _AT_WORK or kernel.thread_state(self._native) == "R":
-            state = "computes"
-        elif _is_bounded(inner):
-            state = "works"
-        elif self._is_collective(inner):
-            state = "waits"
-        elif (
-            is_working
-            or stored / passed_s > _STORED_BYTES
-            or kernel.thread_state(self._native) == "D"
-        ):
-            state = "works"
-        else:
-            state = "asleep" if self._can_see else "unseen"
-        return ThreadSample(state, _line(frames[user]) if user < len(frames) else "", is_moving)
+            return "debugged"
+        if computes or by_kernel == "R":
+            return "computes"
+        if _is_bounded(inner):
+            return "works"
+        if self._is_collective(inner):
+            return "waits"
+        if is_working or by_kernel == "D":
+            return "works"
+        if self._can_see:
+            return "asleep"
+        return "unseen"
 
     def stack(self) -> str:
         """The thread's stack now, as Python prints it. That takes longer than a sample."""
         frame = sys._current_frames().get(self._thread)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+        if frame is None:
+            return ""
+        return "".join(traceback.format_stack(frame))
 
     def _is_collective(self, inner: list[FrameType]) -> bool:
         """True if the thread waits for other ranks: in known modules, or in backward, where that
@@ -137,31 +134,26 @@ class ThreadSampler:
         """Time; CPU time of this thread, of the process's others, and of its children; and bytes of
         storage.
         """
-        own_s = _cpu_s(self._clock)
-        others_s = time.process_time() - own_s - _cpu_s(self._ignored_clocks)
+        own_s = 0.0
+        if self._clock is not None:
+            with suppress(OSError):  # the thread has ended
+                own_s = time.clock_gettime(self._clock)
+        others_s = time.process_time() - own_s - time.thread_time()
         return time.monotonic(), own_s, others_s, children_s, kernel.stored_bytes()
 
 
-def _clocks(*threads: int) -> list[int]:
-    """The clocks of running threads: of an ended one there is no asking."""
-    return (
-        [time.pthread_getcpuclockid(each) for each in threads]
-        if hasattr(time, "pthread_getcpuclockid")
-        else []
-    )
-
-
-def _cpu_s(clocks: list[int]) -> float:
-    with suppress(OSError):  # the thread has ended
-        return sum(map(time.clock_gettime, clocks))
-    return 0.0
+def _clock(thread: int) -> int | None:
+    """The clock of a running thread, where the system has it."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return None
+    return time.pthread_getcpuclockid(thread)
 
 
 def callers_line() -> str:
     """The user's line that has called core, as a sample shows it; empty if there is none."""
     frames = _frames(sys._getframe())
     user = innermost(frames)
-    return _line(frames[user]) if user < len(frames) else ""
+    return _line(frames[user : user + 1])
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
@@ -172,8 +164,11 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
     return found
 
 
-def _line(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+def _line(frames: list[FrameType]) -> str:
+    """The line of the first frame; empty if there is none."""
+    for frame in frames:
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return ""
 
 
 def _is_bounded(inner: list[FrameType]) -> bool:

@@ -92,7 +92,6 @@ class Watchdog:
     def _run(self) -> None:
         self._own.watcher = threading.get_native_id()
         self._store.calls.run(self._enter, _WAKE_S)
-        self._own.sampler.leave_out(self._thread, self._store.calls.thread)
         while not self._is_closed.wait(_WAKE_S):
             self._wake()
             if self._decision.verdict and self._options.ends_run:

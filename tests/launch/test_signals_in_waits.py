@@ -4,33 +4,6 @@ heard all the same.
 `interrupt_main` is such a signal wherever it comes: it only makes the handler due.
 """
 
-import _thread
-import signal
-import threading
-
-from core.launch.messages import MessageReceiver
-
-
-def test_while_it_waits_for_messages_of_ranks():
-    ends, receiver = [], MessageReceiver()
-
-    def end(by):
-        ends.append(by)
-        receiver.end()
-
-    before = signal.signal(signal.SIGUSR1, lambda *_: end("signal"))
-    comes, late = (
-        threading.Timer(0.2, _thread.interrupt_main, [signal.SIGUSR1]),
-        threading.Timer(30, end, ["late"]),
-    )
-    comes.start()
-    late.start()
-    receiver.receive()
-    late.cancel()
-    signal.signal(signal.SIGUSR1, before)
-    receiver.close()
-    assert ends == ["signal"]
-
 
 def test_while_it_waits_for_the_ranks_of_core_run(program):
     done = program("""

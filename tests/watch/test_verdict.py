@@ -321,7 +321,6 @@ def sampled(function, num_samples=12, without=()):
     thread.start()
     ready.wait()
     sampler = ThreadSampler(*numbers)
-    sampler.leave_out(threading.current_thread())
     while thread.is_alive():
         time.sleep(0.1)
         samples.append(sampler.sample(without))

@@ -5,7 +5,6 @@ some ranks reach it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,6 @@ class NamedBarriers:
         """Count from 0, in a store that no other group uses under the same prefix."""
         self._store = PrefixStore("core/arrivals", store)
         self._rank, self._world_size, self._number = rank, world_size, 0
-        self._past = deque[str](maxlen=2)
 
     def absent_at(self, point: str, timeout: timedelta) -> list[int]:
         """Arrive at a point and wait for the others. Returns the ranks that don't arrive in
@@ -39,14 +37,10 @@ class NamedBarriers:
         # The name before the count: a rank that is counted is never listed as absent.
         self._store.set(f"rank/{self._rank}", key)
         has_come = self._store.add(key, 1)
-        # Delete the key of the last point but one. All ranks have been at the last one, so none
-        # waits there.
-        if self._rank == 0 and len(self._past) == 2:
-            self._store.delete_key(self._past[0])
-        self._past.append(key)
         began_s, limit_s = time.monotonic(), timeout.total_seconds()
         while has_come < self._world_size:
-            if (waited_s := time.monotonic() - began_s) > limit_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > limit_s:
                 # Empty if the last one has come since the count was read.
                 return [
                     rank for rank in range(self._world_size) if self._last_point_of(rank) != key
@@ -58,7 +52,9 @@ class NamedBarriers:
 
     def _last_point_of(self, rank: int) -> str:
         key = f"rank/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        if self._store.check([key]):
+            return self._store.get(key).decode()
+        return ""
 
 
 def barriers_of_group() -> NamedBarriers:

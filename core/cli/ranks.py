@@ -19,7 +19,7 @@ from core.cluster.ports import reserve_port
 from core.launch.channel import open_channel, signal_process
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
-from core.launch.timeouts import GRACE_S, LOOK_S
+from core.launch.timeouts import GRACE_S
 from core.launch.worker_failure import describe_exit
 
 _REPEATING = (
@@ -59,17 +59,18 @@ def run_here(num_ranks: int, arguments: list[str]) -> int:
                 )
                 group = _Ranks(ranks, lambda failure: None)
                 signals.to(group)
-            while not group.wait(LOOK_S):
-                pass
+            group.wait()
             signals.raise_for()
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         finally:
             if group is not None:
                 group.kill()
-    if failure := group.failure:
-        _say_end(failure.rank, -ranks[failure.rank].pid, failure.exit_code or 0)
-    return int(failure is not None)
+    failure = group.failure
+    if failure is None:
+        return 0
+    _say_end(failure.rank, -ranks[failure.rank].pid, failure.exit_code or 0)
+    return 1
 
 
 class _Ranks(WorkerGroup):
@@ -86,9 +87,11 @@ def _shared_variables(num_ranks: int, port: int, folder: str) -> dict[str, str]:
     """The variables that torchrun sets for all ranks of one node. Of threads and NCCL the user's
     own come first.
     """
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if num_ranks > 1:
+        defaults["OMP_NUM_THREADS"] = "1"
     return {
-        **({"OMP_NUM_THREADS": "1"} if num_ranks > 1 else {}),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **defaults,
         **os.environ,
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
         **dict.fromkeys(

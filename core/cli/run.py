@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import sys
 from pathlib import Path
@@ -194,15 +193,8 @@ def _torchrun(
 
 
 def _check_script(script: str, is_module: bool) -> None:
-    """Refuse what isn't there, once, before each rank does."""
-    if is_module:
-        root = script.partition(".")[0]
-        is_here = importlib.machinery.PathFinder.find_spec(root, ["", *sys.path]) is not None
-        if not is_here and root not in sys.stdlib_module_names:
-            raise click.BadParameter(
-                f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT"
-            )
-    elif not os.path.isfile(script):
+    """Refuse a file that isn't there, once, before each rank does."""
+    if not is_module and not os.path.isfile(script):
         raise click.BadParameter(
             f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT"
         )

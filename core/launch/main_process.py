@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -142,12 +141,8 @@ class MainProcess:
         """True if the workers leave too, soon after they have come to the launch that this process
         has left.
         """
-        deadline_s, have_come = time.monotonic() + _FINISH_S, False
-        while not self._group.wait(GRACE_S):
-            if have_come or time.monotonic() > deadline_s:
-                return False
-            have_come = self._group.have_come_to(self._num_launches)
-        return True
+        self._group.await_launch(self._num_launches, _FINISH_S)
+        return self._group.wait(GRACE_S)
 
     # in the main thread ---------------------------------------------------------------------------
 

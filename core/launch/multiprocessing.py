@@ -109,11 +109,8 @@ class MultiprocessingLauncher(Launcher):
                 "Define it at the top level of a module, or use a strategy that forks or runs "
                 "the script again."
             )
-            call.write(
-                payload := directory / "call",
-                who=f"The start method {self.start_method!r}",
-                cure=cure,
-            )
+            payload = directory / "call"
+            call.write(payload, who=f"The start method {self.start_method!r}", cure=cure)
         with SignalForwarder() as signals, closing(MessageReceiver()) as receiver:
             group: WorkerGroup | None = None
             try:

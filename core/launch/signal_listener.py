@@ -47,10 +47,12 @@ class SignalListener:
         self._wakeup.close()
 
     def _watch(self) -> None:
-        while numbers := self._heard.recv(64):
+        numbers = self._heard.recv(64)
+        while numbers:
             for number in numbers:
                 if number in (signal.SIGTERM, signal.SIGINT):
                     self._see_to(number)
+            numbers = self._heard.recv(64)
 
     def _see_to(self, number: int) -> None:
         self._answered.clear()

@@ -146,9 +146,11 @@ class WorkerGroup:
         """
         self._num_needed = num_launches
 
-    def have_come_to(self, number: int) -> bool:
-        """True if all workers that are left have come to the launch of this number."""
-        return all(worker.num_begun >= number for worker in self._running())
+    def await_launch(self, number: int, timeout_s: float) -> None:
+        """Wait until all workers that are left have come to the launch of this number."""
+        self._await(
+            lambda: all(worker.num_begun >= number for worker in self._running()), timeout_s
+        )
 
     def first_failure(self, error: BaseException) -> WorkerError | None:
         """The worker's failure behind an error of the main process, if there is one; may wait for

@@ -81,7 +81,9 @@ class SubprocessScriptLauncher(Launcher):
             with _process.counted_launch():
                 return function(*args, **kwargs)
         except BaseException as error:
-            first = error if _process.main is None else _process.main.explain(error)
+            if _process.main is None:
+                raise
+            first = _process.main.explain(error)
             if first is error:
                 raise
             raise first from first.__cause__
@@ -166,7 +168,8 @@ class _Process:
         """The world that the main process has written into the environment, if this is its
         worker.
         """
-        if (end := _inherited_channel()) is None:
+        end = _inherited_channel()
+        if end is None:
             return None
         self.membership = Membership(Channel(end))
         self.membership.report_uncaught()

@@ -143,8 +143,9 @@ class StandstillWarnings:
         error = HangError(
             message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path
         )
-        # Where the run ends, its error says the rest.
-        _write(message.partition("\n")[0] if self._options.ends_run else message)
+        if self._options.ends_run:  # its error says the rest
+            message = message.partition("\n")[0]
+        _write(message)
         return error
 
     def _describe(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> str:

@@ -32,11 +32,9 @@ class Collective:
 def newest() -> Collective:
     """The collective that was issued last, if it is still under way; else an empty one."""
     entries = _entries()
-    return (
-        _made(entries, len(entries) - 1)
-        if entries and not entries[-1].get("retired", True)
-        else Collective()
-    )
+    if not entries or entries[-1].get("retired", True):
+        return Collective()
+    return _made(entries)
 
 
 def num_begun() -> int:
@@ -44,8 +42,8 @@ def num_begun() -> int:
     import torch.distributed as dist
 
     with suppress(Exception):  # no backend has to count, and the group may be left meanwhile
-        if (group := dist.group.WORLD) is not None:
-            return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # torch's types lack it
+        group: Any = dist.group.WORLD  # torch's types lack the number
+        return int(group._get_sequence_number_for_group())
     return 0
 
 
@@ -65,7 +63,8 @@ def _entries() -> list[dict[str, object]]:
 
     # The recorder of NCCL is one of its own, in builds that have it.
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
-        if (dump := getattr(c10d, name, None)) is not None:
+        dump = getattr(c10d, name, None)
+        if dump is not None:
             with _without_imports():
                 # torch's own, of this process
                 entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])
@@ -93,8 +92,8 @@ def _without_imports() -> Iterator[None]:
         lazy |= kept
 
 
-def _made(entries: list[dict[str, Any]], place: int) -> Collective:
-    steps, entry = list(pairwise(map(_key, entries[: place + 1]))), entries[place]
+def _made(entries: list[dict[str, Any]]) -> Collective:
+    steps, entry = list(pairwise(map(_key, entries))), entries[-1]
     formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
     shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
     return Collective(

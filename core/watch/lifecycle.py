@@ -39,13 +39,15 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
         or (_watchdogs and _watchdogs[0].pid == os.getpid())
     ):
         return
-    if (store := _own_connection(strategy)) is None:
+    store = _own_connection(strategy)
+    if store is None:
         return
     from core.watch.watchdog import Watchdog
 
     environment = strategy.cluster_environment
-    port = environment.main_port if environment is not None else 0
-    is_hosted = environment is not None and environment.store_is_hosted
+    port, is_hosted = 0, False
+    if environment is not None:
+        port, is_hosted = environment.main_port, environment.store_is_hosted
     _watchdogs[:] = [Watchdog(options, store, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
 
@@ -57,7 +59,8 @@ def warn_of_late_ranks(given: bool | WatchdogOptions | None) -> None:
     from core.strategies.rendezvous import timeout
     from core.watch.options import chosen
 
-    if (options := chosen(given)) is not None:
+    options = chosen(given)
+    if options is not None:
         timeout.WARN_AFTER_S = options.limit.total_seconds()
 
 
@@ -66,16 +69,11 @@ def _own_connection(strategy: Strategy) -> Store | None:
     import torch.distributed as dist
 
     store: Any = strategy.watch_store  # torch's types lack `clone`
-    if (
-        store is None
-        and dist.is_available()
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-    ):
+    if store is None and dist.is_available() and dist.is_initialized():
         # The one that the group was made with, which has no public name.
         store = dist.distributed_c10d._get_default_store()
     with suppress(AttributeError, RuntimeError):  # a kind of store that has no second connection
-        own: Store | None = None if store is None else store.clone()
+        own: Store = store.clone()
         return own
     return None
 

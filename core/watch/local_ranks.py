@@ -56,7 +56,8 @@ class LocalRanks:
         cpu_s, worked_s, num_looks = self._seen.get(last.rank, (0.0, 0.0, 0))
         before_s, cpu_s = cpu_s, kernel.work_of_children(last.pid).cpu_s + kernel.cpu_s(last.pid)
         is_at_work = state in ("", "R", "D") or (num_looks > 0 and cpu_s - before_s > _WORKED_S)
-        worked_s = own.since_s if is_at_work else worked_s
+        if is_at_work:
+            worked_s = own.since_s
         self._seen[last.rank] = cpu_s, worked_s, num_looks + 1
         last = replace(last, phase=last.phase or own.phase)
         seen = replace(
@@ -68,9 +69,9 @@ class LocalRanks:
         # It holds Python's lock in native code. faulthandler writes its stack without that lock.
         if num_looks % _ASKS_EVERY == 0:
             ask_for_stack(last)
-        return with_written_stack(
-            replace(seen, state="computes" if state and is_at_work else "silent")
-        )
+        if state and is_at_work:
+            return with_written_stack(replace(seen, state="computes"))
+        return with_written_stack(replace(seen, state="silent"))
 
 
 def ask_for_stack(status: RankStatus) -> None:
@@ -80,29 +81,29 @@ def ask_for_stack(status: RankStatus) -> None:
     In a stopped process it is the main thread, which so writes before it goes on from where it was
     stopped.
     """
-    kernel.signal_thread(
-        status.pid, status.pid if status.state == "stopped" else status.watcher, SIGNAL
-    )
+    thread = status.watcher
+    if status.state == "stopped":
+        thread = status.pid
+    kernel.signal_thread(status.pid, thread, SIGNAL)
 
 
 def with_written_stack(status: RankStatus) -> RankStatus:
     """The status with the stack that faulthandler has written."""
-    text = ""
     with suppress(OSError):
         text = Path(status.stacks).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
-    return (
-        replace(status, stack=text, line=line_in(text, status.thread) or status.line)
-        if text
-        else status
-    )
+        if text:
+            return replace(status, stack=text, line=line_in(text, status.thread) or status.line)
+    return status
 
 
 def line_in(text: str, thread: int) -> str:
     """The innermost line of the user's code in the last stack of the thread with this Python
     identifier.
     """
-    _, is_there, stack = text.rpartition(f"hread 0x{thread:016x}")
-    for match in _FRAME.finditer(stack.partition("\n\n")[0] if is_there else ""):
+    head = f"hread 0x{thread:016x}"
+    if head not in text:
+        return ""
+    for match in _FRAME.finditer(text.rpartition(head)[2].partition("\n\n")[0]):
         if is_users(match["file"]):
             return f"{match['file']}:{match['line']} in {match['name']}"
     return ""

@@ -122,7 +122,8 @@ class OtherRanks:
             found = replace(
                 last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s
             )
-            found = RankStatus.from_text(said) if said else found
+            if said:
+                found = RankStatus.from_text(said)
         else:
             found = self._local_ranks.examine(last, own)
             board.write(f"peer/{rank}", found.to_text())

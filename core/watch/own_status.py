@@ -47,7 +47,7 @@ class OwnStatus:
 
     def __init__(self, options: WatchdogOptions, world: World, stacks: StackFile) -> None:
         self.rank, self._stacks = world.global_rank, stacks
-        self._strategy = world if isinstance(world, AwaitsRanks) else None
+        self._strategy = world
         self.pid, self.watcher = os.getpid(), 0
         self.host, self.machine = socket.gethostname(), kernel.machine()
         limit_s = options.limit.total_seconds()
@@ -75,13 +75,18 @@ class OwnStatus:
 
     def now(self, sample: ThreadSample) -> RankStatus:
         """The status at a look."""
-        state = "debugged" if sys.gettrace() is not None else sample.state
-        recorded = Collective()
+        state, recorded, awaited = sample.state, Collective(), Awaited("", ())
         if state == "waits" or (self.since_s > _MOVES_S and run_on_device()):
             recorded = self._newest_collective(sample.line)
-            state = "waits" if recorded.name and state != "debugged" else state
-        end_after_s = self._standstill.end_after_s
-        awaited = self._awaited() if state == "waits" else Awaited("", ())
+        if recorded.name:
+            state = "waits"
+        if sys.gettrace() is not None:
+            state = "debugged"
+        if state == "waits":
+            awaited = self._awaited()
+        end_after_s, least_s = self._standstill.end_after_s, self._least_s
+        if sample.is_moving:
+            least_s = end_after_s
         return replace(
             self.named(state),
             phase=heartbeat.phase,
@@ -89,7 +94,7 @@ class OwnStatus:
             since_s=self.since_s,
             warn_after_s=self._standstill.warn_after_s,
             end_after_s=end_after_s,
-            least_s=end_after_s if sample.is_moving else self._least_s,
+            least_s=least_s,
             collective=recorded.name,
             awaits=awaited.what,
             awaited_ranks=awaited.ranks,
@@ -123,10 +128,11 @@ class OwnStatus:
 
     def _awaited(self) -> Awaited:
         """The messages for which this rank waits, if its strategy knows that."""
+        found = None
         with suppress(Exception):  # another thread of it is at work
-            if self._strategy is not None and (found := self._strategy.awaited()) is not None:
-                ranks = ", ".join(map(str, found.ranks))
-                return replace(
-                    found, what=f"{found.what}, of rank{'s' * (len(found.ranks) > 1)} {ranks}"
-                )
-        return Awaited("", ())
+            if isinstance(self._strategy, AwaitsRanks):
+                found = self._strategy.awaited()
+        if found is None:
+            return Awaited("", ())
+        ranks = ", ".join(map(str, found.ranks))
+        return replace(found, what=f"{found.what}, of rank{'s' * (len(found.ranks) > 1)} {ranks}")

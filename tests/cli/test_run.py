@@ -80,10 +80,6 @@ def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
         (["--nproc_per_node=two", "train.py"], "or auto; got 'two'"),
         (["--node-rnak", "1", "train.py"], "No such option '--node-rnak'"),
         (["--devices", "2", "nofile.py"], "there is no file 'nofile.py' in"),
-        (
-            ["--devices", "2", "-m", "no_such.module"],
-            "there is no module 'no_such' here, nor is one installed",
-        ),
     ],
 )
 def test_a_command_line_that_cannot_be_meant(core_cli, arguments, message):

@@ -33,10 +33,12 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     if rank == 0:
         return _invite(store, world_size, timeout)
     number, wait = request_round(store), Wait(rank, timeout)
-    while (name := round_for(store, number)) is None:
+    name = None
+    while name is None:
         if wait.is_over:
             raise late_error([0], rank, timeout)
         wait.pause(lambda: [0])
+        name = round_for(store, number)
     join(store, name, rank)
     return name
 
@@ -51,7 +53,9 @@ def round_for(store: Store, number: int) -> str | None:
     if not store.check([_ANSWER]):
         return None
     last, _, name = store.get(_ANSWER).decode().partition(" ")
-    return name if number <= int(last) else None
+    if number > int(last):
+        return None
+    return name
 
 
 def join(store: Store, name: str, rank: int) -> None:
@@ -75,9 +79,10 @@ def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
         if store.add(f"core/round/{name}", 0) == world_size - 1:
             return name
         if wait.is_over:
-            if awaited := absent():
-                raise late_error(awaited, 0, timeout)
-            return name
+            awaited = absent()
+            if not awaited:
+                return name
+            raise late_error(awaited, 0, timeout)
         wait.pause(absent)
 
 

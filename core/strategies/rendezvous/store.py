@@ -50,12 +50,13 @@ class RendezvousStore:
         """
         wait = Wait(self._rank, self._timeout)
         while not self.store.check([key]):
-            if (is_late := wait.is_over) or self._shared.check([_ANY_LEFT]):
+            is_late = wait.is_over
+            if is_late or self._shared.check([_ANY_LEFT]):
                 absent = self._absent()
                 # Rank 0 keeps the store, and may leave when it has come.
-                if left := [
-                    rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])
-                ]:
+                may_have_left = sorted({0, *absent})
+                left = [rank for rank in may_have_left if self._shared.check([_left(rank)])]
+                if left:
                     raise WorkerError(
                         f"{listed(left)} ended the program without reaching the start of the "
                         f"process group, where rank {self._rank} waits. All ranks must make the "

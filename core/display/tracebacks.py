@@ -39,7 +39,7 @@ _PASS_ON = (
 """Modules of torch that lead from a call of core to what is the user's: a layer, a data set, a
 loss's graph.
 """
-_STDLIB = os.path.dirname(os.__file__) + os.sep
+STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 class ShortText(Exception):
@@ -181,7 +181,7 @@ def _origin(frame: FrameType) -> Origin:
     path = frame.f_code.co_filename
     if is_of_core(package):
         return "core"
-    is_python = path.startswith(_STDLIB) and "-packages" + os.sep not in path
+    is_python = path.startswith(STDLIB) and "-packages" + os.sep not in path
     if package == "torch" or is_python or path.startswith("<frozen "):
         return "library"
     return "user"

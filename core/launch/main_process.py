@@ -113,15 +113,12 @@ class MainProcess:
             elif self._has_left and not self._is_followed():
                 self._end(left_early(self.rank, self._num_launches, self._num_launches - 1, 0))
             elif not self._group.wait(_FINISH_S):
-                behind = self._group.running_ranks
-                ranks = f"rank{'s' * (len(behind) > 1)} {', '.join(map(str, behind))}"
+                behind = ", ".join(map(str, self._group.running_ranks))
                 message = (
-                    f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago; still at "
-                    f"work: {ranks}."
+                    f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago; still at work: "
+                    f"rank {behind}. All ranks must make the same calls."
                 )
-                self._end(
-                    WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank)
-                )
+                self._end(WorkerError(message, rank=self.rank))
         except KeyboardInterrupt:
             self._leave(128 + signal.SIGINT)
         except SystemExit as end:

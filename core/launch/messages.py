@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ _MAX_BYTES = 32_768
 _LISTENS_S = 0.05
 
 _listeners: dict[str, Callable[[Any], None]] = {}
-_own: list[MessageSender] = []
+_own: list[tuple[socket.socket, int]] = []
 
 
 def on_message(subject: str, function: Callable[[Any], None]) -> None:
@@ -42,7 +41,12 @@ def send_to_main(subject: str, value: object, *, wait_s: float = 0.0) -> bool:
         wait_s: seconds to wait where the main process is behind with listening; then the message is
             lost.
     """
-    return has_listener() and _own[0].send(subject, value, wait_s)
+    for end, rank in _own:
+        text = json.dumps({"rank": rank, "subject": subject, "value": value}).encode()
+        end.settimeout(wait_s)
+        with contextlib.suppress(OSError):  # it is too long, or the main process is behind
+            return end.send(text) > 0
+    return False
 
 
 def has_listener() -> bool:
@@ -52,33 +56,14 @@ def has_listener() -> bool:
     return bool(_own)
 
 
-class MessageSender:
-    """A rank's end of the sockets.
+def begin_to_send(end: socket.socket, rank: int) -> None:
+    """A rank. Send what this process gives `send_to_main` from now on.
 
     Args:
-        end: of all ranks of this node.
+        end: of the sockets, that of all ranks of this node.
         rank: global rank.
     """
-
-    def __init__(self, end: socket.socket, rank: int) -> None:
-        self._end, self._rank = end, rank
-
-    def begin(self) -> None:
-        """Send what this process gives `send_to_main` from now on."""
-        _own[:] = [self]
-
-    def send(self, subject: str, value: object, wait_s: float) -> bool:
-        """Send one message. True if it is on its way."""
-        text = json.dumps({"rank": self._rank, "subject": subject, "value": value}).encode()
-        if len(text) > _MAX_BYTES:
-            return False
-        # A timeout of the socket itself would be that of all who share it.
-        poll = select.poll()
-        poll.register(self._end, select.POLLOUT)
-        with contextlib.suppress(OSError):
-            if poll.poll(wait_s * 1000):
-                return self._end.send(text, socket.MSG_DONTWAIT) > 0
-        return False
+    _own[:] = [(end, rank)]
 
 
 class MessageReceiver:

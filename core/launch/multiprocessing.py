@@ -19,7 +19,7 @@ from core.contract import ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
 from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, name_of, open_channel, signal_process
-from core.launch.messages import MessageReceiver, MessageSender
+from core.launch.messages import MessageReceiver, begin_to_send
 from core.launch.rank import STARTING
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested
 from core.launch.signal_forwarder import SignalForwarder
@@ -231,7 +231,7 @@ def _work(
     signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
-    MessageSender(messages, world["global_rank"]).begin()
+    begin_to_send(messages, world["global_rank"])
     if num_sharing:
         share_cores(num_sharing)
     else:

@@ -1,7 +1,7 @@
 """The workers of one node, seen from the main process: the end of one stops the others.
 
-A `WorkerGroup` decides which of them failed first; launchers and `core run` ask it. What is only
-the effect of another rank's end is told by `core.display.lost_connection`.
+A `WorkerGroup` decides which of them failed first; launchers and `core run` ask it.
+`core.display.lost_connection` knows which errors are only the effect of another rank's end.
 """
 
 from __future__ import annotations

@@ -114,16 +114,14 @@ class StandstillWarnings:
         if self._has_warned:
             return
         self._has_warned = True
+        text = f"{self._describe(verdict, statuses)}The run goes on."
         if self._options.ends_run:
             end_after = max(self._options.end_after, self._options.limit)
-            what_comes = (
-                f"The run goes on. It ends if this lasts for {end_after}, or ten times "
-                "that where a rank is at "
+            text += (
+                f" It ends if this lasts for {end_after}, or ten times that where a rank is at "
+                "work: WatchdogOptions(end_after=...)."
             )
-            what_comes += "work: WatchdogOptions(end_after=...)."
-        else:
-            what_comes = "The run goes on."
-        _write(f"{self._describe(verdict, statuses)}{what_comes}")
+        _write(text)
 
     def clear(self, stood_s: float) -> None:
         """Write that the ranks make progress again, if there was a warning."""

@@ -15,11 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 PROC = "/proc"
-_STATE, _FLAGS, _CPU_TICKS, _CHILDREN_TICKS = 0, 6, slice(11, 13), slice(13, 15)
+_STATE, _CPU_TICKS, _CHILDREN_TICKS = 0, slice(11, 13), slice(13, 15)
 """Places in the kernel's `stat` of a process, counted from the field after the program's name."""
-_ENDING = 0x4
-"""Of the flags: the process is about to end, and its connections with it."""
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessWork(NamedTuple):
@@ -45,20 +43,13 @@ def machine() -> str:
 
 
 def can_see() -> bool:
-    """True if the work of this process and of its children can be seen."""
-    pid = os.getpid()
-    return bool(_stat(f"{PROC}/{pid}/stat")) and os.access(
-        f"{PROC}/{pid}/task/{pid}/children", os.R_OK
-    )
+    """True if the work of this process can be seen."""
+    return bool(_stat(f"{PROC}/self/stat"))
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for a process; `Z` if it is gone or about to be, empty where it can't be
-    known.
-    """
+    """The kernel's letter for a process; `Z` if it is gone, empty where it can't be known."""
     fields = _stat(f"{PROC}/{pid}/stat")
-    if fields and int(fields[_FLAGS]) & _ENDING:
-        return "Z"
     if fields:
         return fields[_STATE]
     try:

@@ -41,9 +41,10 @@ class WatchdogOptions:
 
     def __post_init__(self) -> None:
         for name in ("limit", "end_after", "grace"):
-            if not isinstance(getattr(self, name), timedelta) or getattr(self, name) <= timedelta():
+            value = getattr(self, name)
+            if not isinstance(value, timedelta) or value <= timedelta():
                 raise ConfigurationError(
-                    f"WatchdogOptions({name}={getattr(self, name)!r}): expected a timedelta above "
+                    f"WatchdogOptions({name}={value!r}): expected a timedelta above "
                     f"0, as in WatchdogOptions({name}=timedelta(seconds=60)). watch=False turns "
                     "the watch off."
                 )

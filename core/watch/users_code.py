@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
+from core.display.tracebacks import STDLIB
 from core.display.warnings_once import is_of_core
 
 if TYPE_CHECKING:
@@ -40,13 +40,7 @@ def is_users(path: str, name: str = "") -> bool:
         return False
     if any(f"{os.sep}{folder}{os.sep}" in path for folder in ("site-packages", "dist-packages")):
         return _uses_core(package, len(sys.modules))
-    return not path.startswith(_stdlib())
-
-
-@cache
-def _stdlib() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(paths[name] + os.sep for name in ("stdlib", "platstdlib"))
+    return not path.startswith(STDLIB)
 
 
 @lru_cache(256)

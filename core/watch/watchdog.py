@@ -81,7 +81,7 @@ class Watchdog:
         # After an error the store may be gone, and torch prints a page about that.
         if not self.termination.is_over and sys.exception() is None:
             self.exchange.leave(_WAKE_S)
-        self._store.calls.close(_WAKE_S)
+        self._store.close(_WAKE_S)
         if self._thread is not threading.current_thread():
             self._thread.join(_WAKE_S)
         if not self.termination.is_over and sys.exception() is None:  # a run that ends has gone on
@@ -91,7 +91,7 @@ class Watchdog:
 
     def _run(self) -> None:
         self._own.watcher = threading.get_native_id()
-        self._store.calls.run(self._enter, _WAKE_S)
+        self._store.ask(self._enter, _WAKE_S)
         while not self._is_closed.wait(_WAKE_S):
             self._wake()
             if self._decision.verdict and self._options.ends_run:

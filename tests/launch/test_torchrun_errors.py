@@ -69,7 +69,7 @@ def test_an_error_before_any_fabric_is_shown_once_too(tmp_path):
 def test_who_has_lost_another_rank_says_nothing_below_its_error(ends, text):
     lost = RuntimeError(text)
     shown, left = ends(0, lost)
-    assert "Traceback" in shown, "no other has told why"
+    assert "RuntimeError" in shown, "no other has told why"
     assert shown.endswith(
         "If another rank has ended first, its own error, above or in its log, is the cause.\n"
     )

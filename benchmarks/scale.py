@@ -143,13 +143,13 @@ class Comers:
         """Ask for a counter, once all others have asked, or come."""
         before = dataclasses.replace(self._store.row)
         if not self._numbers:
-            numbers = [rounds.ask(self._store) for _ in range(1, self._num_ranks)]  # type: ignore[arg-type]  # as a store
+            numbers = [self._store.add("core/asked", 1) for _ in range(1, self._num_ranks)]
             self._numbers = range(numbers[0], numbers[-1] + 1)
         elif not self._has_come and key != "core/asked":
-            for rank, number in enumerate(self._numbers, 1):
-                name = rounds.answer(self._store, number)  # type: ignore[arg-type]  # likewise
-                assert name is not None, "rank 0 has answered"
-                rounds.come(self._store, name, rank)  # type: ignore[arg-type]  # likewise
+            name = self._store.get("core/answer").decode().partition(" ")[2]
+            for rank in range(1, self._num_ranks):
+                self._store.set(f"core/round/{name}/{rank}", "")
+                self._store.add(f"core/round/{name}", 1)
             self._has_come = True
         self._store.row = before
         return self._store.add(key, amount)

@@ -156,7 +156,7 @@ class MultiprocessingLauncher(Launcher):
             "node_rank": node_rank,
         }
         # A forked copy of OpenMP's thread pool hangs, so a forked worker computes with one thread.
-        num_sharing = 0 if self.start_method == "fork" else self.num_processes
+        num_sharing = self.num_processes * self.pickles
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
         variables = rank_variables(**world, num_local=self.num_processes)

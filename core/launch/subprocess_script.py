@@ -156,13 +156,9 @@ class _Process:
             )
         if self.main is not None:
             self.main.check()
-        world = self.world
-        launcher.environment.set_world(
-            world_size=world.world_size,
-            global_rank=world.global_rank,
-            local_rank=world.local_rank,
-            node_rank=world.node_rank,
-        )
+        world = self.world._asdict()
+        del world["num_local"]
+        launcher.environment.set_world(**world)
 
     def _join_as_worker(self) -> _World | None:
         """The world that the main process has written into the environment, if this is its

@@ -32,37 +32,19 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """
     if rank == 0:
         return _invite(store, world_size, timeout)
-    number, wait = request_round(store), Wait(rank, timeout)
-    name = None
-    while name is None:
+    number, wait = store.add("core/asked", 1), Wait(rank, timeout)
+    last, name = 0, ""
+    while last < number:
         if wait.is_over:
             raise late_error([0], rank, timeout)
         wait.pause(lambda: [0])
-        name = round_for(store, number)
-    join(store, name, rank)
-    return name
-
-
-def request_round(store: Store) -> int:
-    """Other ranks: request the current rendezvous round; returns the request's number."""
-    return store.add("core/asked", 1)
-
-
-def round_for(store: Store, number: int) -> str | None:
-    """The name of the round for a request; None if rank 0 hasn't answered it yet."""
-    if not store.check([_ANSWER]):
-        return None
-    last, _, name = store.get(_ANSWER).decode().partition(" ")
-    if number > int(last):
-        return None
-    return name
-
-
-def join(store: Store, name: str, rank: int) -> None:
-    """Other ranks: join the round with this name."""
+        if store.check([_ANSWER]):
+            answered, _, name = store.get(_ANSWER).decode().partition(" ")
+            last = int(answered)
     # before it is counted: rank 0 looks for it only if some are missing
     store.set(_came(name, rank), "")
     store.add(f"core/round/{name}", 1)
+    return name
 
 
 def _invite(store: Store, world_size: int, timeout: timedelta) -> str:

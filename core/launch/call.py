@@ -204,7 +204,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif not isinstance(value, types.FunctionType | type):
         with contextlib.suppress(Exception):
-            state = value.__getstate__()  # what a class leaves out isn't to blame
+            state: Any = value.__getstate__()  # what a class leaves out isn't to blame
             yield from ((f".{name}", part) for name, part in state.items())
 
 

@@ -82,7 +82,7 @@ class StatusExchange:
         if is_lost:
             # Rank 0 may be who is stopped, and the store with it. This rank decides for itself, by
             # what it sees of its machine.
-            from torch.distributed import HashStore
+            from torch._C._distributed_c10d import HashStore
 
             self._round(Board(HashStore()), own, calls)
 

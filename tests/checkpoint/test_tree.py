@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 
 from checkpoint.test_plain_state import states
-from core.checkpoint.state.tree import Decoder, JsonEncoder, leaf_name
+from core.checkpoint.state.tree import Decoder, Encoder, leaf_name
 from support.same import assert_same
 
 
 def there_and_back(state):
-    encoder = JsonEncoder()
-    text = json.dumps(encoder.encode(state, (), "state"))
+    encoder = Encoder()
+    text = json.dumps(encoder.encode(state, ()))
     leaves = encoder.leaves
     return Decoder(
         lambda place, dtype, shape, target: leaves[leaf_name(place)],

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint.copies.device_copies import DeviceCopies
-from core.checkpoint.state.plain_state import Encoder, KeyPath
-from core.checkpoint.state.shards import chunks_to_write, shape_of
-from core.checkpoint.state.tree import is_sharded
+from core.checkpoint.state.plain_state import copied, once_each
+from core.checkpoint.state.shards import chunks_to_write, is_sharded, shape_of
+from core.checkpoint.state.tree import AT_ONCE, leaf_name
 from core.contract.sharded_leaf import Chunk, ShardedLeaf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from core.checkpoint.state.checks import KeyPath
 
 LEAST_BYTES = 1 << 20
 """Tensors below this size are torch's: it takes one thread for them."""
@@ -59,15 +61,31 @@ class StagingMemory:
         Raises:
             CheckpointError: something in it can't be saved; its path is named.
         """
-        walk = _Snapshot(self._buffers, rank, sharded)
-        copied = walk.encode_state(state)
-        if walk.from_devices:
+        copies = _Copies(self._buffers)
+        copy = once_each(copies.begin)
+
+        def take(leaf: Any, key_path: KeyPath, target: object) -> Any:
+            name = leaf_name(key_path)
+            if is_sharded(leaf):
+                chunks = (
+                    Chunk(part.offsets, part.sizes, copy(part.tensor, f"{name}{part.offsets}"))
+                    for part in chunks_to_write(name, leaf, rank)
+                )
+                return ShardedLeaf(shape_of(leaf), leaf.dtype, tuple(chunks))
+            if target is AT_ONCE or leaf.is_quantized:
+                return leaf.to("cpu", copy=True)
+            if sharded and rank:  # plain tensors are those of rank 0
+                return ShardedLeaf(tuple(leaf.shape), leaf.dtype)
+            return copy(leaf, name)
+
+        made = copied(state, take)
+        if copies.from_devices:
             self._on_devices = self._on_devices or DeviceCopies()
-            self._on_devices.begin(walk.from_devices, stepped)
-        copy_all(walk.copies)
+            self._on_devices.begin(copies.from_devices, stepped)
+        copy_all(copies.in_memory)
         # Buffers that this state didn't need are freed.
-        self._buffers = walk.used
-        return copied
+        self._buffers = copies.buffers
+        return made
 
     def finish(self) -> None:
         """Wait until all of the copy is there. In any thread.
@@ -85,53 +103,36 @@ class StagingMemory:
         self._buffers, self._on_devices = {}, None
 
 
-class _Snapshot(Encoder):
-    def __init__(self, buffers: dict[str, torch.Tensor], rank: int, sharded: bool) -> None:
-        super().__init__()
-        self._buffers = buffers
-        self._rank = rank
-        self._sharded = sharded
-        self.used: dict[str, torch.Tensor] = {}
-        self.from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies that devices make
-        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # that are still to be made
+class _Copies:
+    """Copies of one state, each with memory of its own, most of which are still to be made.
 
-    def _tensor(self, tensor: torch.Tensor, key_path: KeyPath, path: str) -> Any:
-        if self._sharded and self._rank:  # plain tensors are those of rank 0
-            return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
-        return super()._tensor(tensor, key_path, path)
+    Attributes:
+        buffers: the memory of copies that aren't made by devices, by name.
+        from_devices: copies that devices make: targets and sources.
+        in_memory: copies from memory to memory.
+    """
 
-    def _dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
-        if tensor.is_quantized:
-            return tensor.cpu().clone()
+    def __init__(self, kept: dict[str, torch.Tensor]) -> None:
+        self._kept = kept
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.in_memory: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The copy of a tensor."""
         if tensor.device.type == "cuda":
             held = torch.empty(0, dtype=tensor.dtype)
             self.from_devices.append((held, tensor))
             return held
         # Popped, so that no memory is given out twice.
-        buffer = self._buffers.pop(path, None)
+        buffer = self._kept.pop(name, None)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self.used[path] = buffer
-        if can_copy(tensor):
-            self.copies.append((buffer, tensor))
-            return buffer
-        return buffer.copy_(tensor)
-
-    def _sparse(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("cpu", copy=True)
-
-    def _other(self, value: Any, key_path: KeyPath, path: str) -> Any:
-        if not is_sharded(value):
-            return super()._other(value, key_path, path).copy()
-        # past this class's own: a chunk belongs to this rank, whichever that is
-        take = super()._tensor
-        chunks = (
-            Chunk(
-                chunk.offsets, chunk.sizes, take(chunk.tensor, key_path, f"{path}{chunk.offsets}")
-            )
-            for chunk in chunks_to_write(path, value, self._rank)
-        )
-        return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))
+        self.buffers[name] = buffer
+        if not can_copy(tensor):
+            return buffer.copy_(tensor)
+        self.in_memory.append((buffer, tensor))
+        return buffer
 
 
 def can_copy(tensor: torch.Tensor) -> bool:

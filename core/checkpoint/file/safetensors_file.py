@@ -10,7 +10,7 @@ import torch
 
 from core.checkpoint.file import single_file
 from core.checkpoint.state.plain_state import to_plain
-from core.checkpoint.state.tree import Decoder, JsonEncoder, leaves_of
+from core.checkpoint.state.tree import Decoder, Encoder, leaves_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def write(state: dict[str, Any], path: PathLike) -> None:
             for name, value in part.items()
         }
     )
-    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": JsonEncoder().encode_state(rest)})}
+    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode_state(rest)})}
 
     def fill(file: HashingWriter) -> None:
         file.write(library.save(tensors, metadata))

@@ -14,9 +14,8 @@ from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES
 from core.checkpoint.format import digest, manifest, streaming
 from core.checkpoint.format.chunk_reads import DENSE, ChunkRead, SavedChunk, chunk_read, reads_of
 from core.checkpoint.format.coverage import covers, covers_chunk
-from core.checkpoint.state.plain_state import KeyPath
-from core.checkpoint.state.shards import chunks_to_fill, shape_of
-from core.checkpoint.state.tree import AT_ONCE, Decoder, is_sharded, leaf_name, readable, shape_from
+from core.checkpoint.state.shards import chunks_to_fill, is_sharded, shape_of
+from core.checkpoint.state.tree import AT_ONCE, Decoder, leaf_name, readable
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.contract.sharded_leaf import Chunk, TensorDescription
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from core.checkpoint.folder.folder import Folder
     from core.checkpoint.format.verified_file import File
+    from core.checkpoint.state.checks import KeyPath
 
 _VERIFIED_BYTES = 4 << 20
 """Bytes after which `progress` is called during a verification. A multiple of any block that core
@@ -190,10 +190,11 @@ class FolderReader:
         def take(
             key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object
         ) -> TensorDescription:
-            self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            if looks:
+                self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             return TensorDescription(shape, dtype)
 
-        return self._decode(take if looks else None)
+        return self._decode(take)
 
     def plan(self, targets: Any = None) -> Plan:
         """The reads that a load needs. Tensors without a target are on mapped memory of their own,
@@ -397,7 +398,7 @@ def _chunk_from(offsets: Any, sizes: Any, position: Any, *, file: File) -> Saved
     """
     if type(position) is not int or position < 0 or position % ALIGNMENT_BYTES:
         raise ValueError(f"a position of {position!r}")
-    ends = shape_from(offsets + sizes)
+    ends = tuple(offsets + sizes)
     chunk = SavedChunk(ends[: len(offsets)], ends[len(offsets) :], file, position)
     if not math.prod(chunk.sizes):
         raise ValueError(f"an empty chunk of sizes {sizes}")

@@ -8,19 +8,19 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES, pieces
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.format.coverage import lie_apart
 from core.checkpoint.format.manifest import FileEntry
-from core.checkpoint.state.shards import chunks_to_write
-from core.checkpoint.state.tree import JsonEncoder, readable
+from core.checkpoint.state.shards import chunks_to_write, shape_of
+from core.checkpoint.state.tree import Encoder, readable
 from core.contract.errors import CheckpointError
 from core.contract.sharded_leaf import ShardedLeaf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from core.checkpoint.folder.folder import Folder
     from core.contract.sharded_leaf import Chunk
@@ -42,9 +42,14 @@ class PartWriter:
         Raises:
             CheckpointError: something in it can't be saved; its path is named.
         """
-        encoder = JsonEncoder()
+        encoder = Encoder()
         self.tree = encoder.encode_state(state)
         for name, leaf in encoder.leaves.items():
+            if isinstance(leaf, torch.Tensor) and leaf.is_quantized:
+                raise CheckpointError(
+                    f"{readable(tuple(json.loads(name)))!r} is a quantized tensor. Save its "
+                    "int_repr(), scale and zero point instead."
+                )
             if isinstance(leaf, ShardedLeaf):
                 places = [
                     (chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)
@@ -56,7 +61,7 @@ class PartWriter:
                         "chunks lie side by side."
                     )
         self._leaves: Mapping[str, Any] = encoder.leaves
-        self.num_elements = encoder.num_elements
+        self.num_elements = sum(math.prod(shape_of(leaf)) for leaf in encoder.leaves.values())
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
         self.num_written = 0

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def is_sharded(value: object) -> bool:
+    """True if this rank may have only a part of a tensor: our own form, or one of torch's
+    protocols, as in DTensors.
+    """
+    return hasattr(value, "global_shape") or hasattr(type(value), "__create_chunk_list__")
+
+
 def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
     """The chunks of a leaf that this rank has to write, without asking the others: a plain tensor
     is rank 0's.

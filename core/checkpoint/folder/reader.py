@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import dataclass
@@ -10,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES
 from core.checkpoint.format import digest, manifest, streaming
-from core.checkpoint.format.chunk_reads import DENSE, ChunkRead, SavedChunk, chunk_read, reads_of
-from core.checkpoint.format.coverage import covers, covers_chunk
+from core.checkpoint.format.chunk_reads import ChunkRead, SavedChunk, reads_of
+from core.checkpoint.format.coverage import covers, whole_place
 from core.checkpoint.state.shards import chunks_to_fill, is_sharded, shape_of
 from core.checkpoint.state.tree import AT_ONCE, Decoder, leaf_name, readable
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
-from core.contract.sharded_leaf import Chunk, TensorDescription
+from core.contract.sharded_leaf import TensorDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection
 
     from core.checkpoint.folder.folder import Folder
+    from core.checkpoint.format.coverage import Place
     from core.checkpoint.format.verified_file import File
     from core.checkpoint.state.checks import KeyPath
 
@@ -88,7 +87,7 @@ class FolderReader:
         raw_manifest: its content when it was opened.
         manifest: of the folder.
         tree: the state, as `core.checkpoint.state.tree` writes it.
-        chunks: of the leaves that aren't empty, by name, as far as indexes were read.
+        chunks: of the leaves that aren't empty, by name and place, as far as indexes were read.
         files: with the bytes of tensors, by name; likewise.
     """
 
@@ -111,10 +110,9 @@ class FolderReader:
         self.raw_manifest = raw_manifest
         self.manifest = manifest.from_bytes(raw_manifest, folder.name_of(manifest.NAME))
         manifest.note_time(self.manifest.saved_at_ns)
-        self.chunks: dict[str, list[SavedChunk]] = {}
+        self.chunks: dict[str, dict[Place, SavedChunk]] = {}
         self.files: dict[str, File] = {}
         self.tree: Any = None
-        self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
         ranks = {
             name: int(name.partition("-")[2].removesuffix(".json"))
@@ -132,47 +130,35 @@ class FolderReader:
         return left > 0
 
     def _take_index(self, name: str) -> None:
-        content = self._read_verified(name)
-        path = self.folder.name_of(name)
+        entry, path = self.manifest.files[name], self.folder.name_of(name)
+        content = self.folder.read(name, entry.size_bytes)
+        blocks = digest.blocks_of(content, self.manifest.block_bytes)
+        if len(content) != entry.size_bytes or digest.of_blocks(blocks) != entry.digest:
+            raise CheckpointCorruptedError(
+                f"{path!r} is damaged: its content does not have the digest in the manifest. "
+                "Load an earlier checkpoint."
+            )
         try:
-            index = json.loads(content, parse_constant=_refuse_constant)
+            index = json.loads(content)
             # The index of rank 0 alone has it.
             self.tree = index.get("tree", self.tree)
-            leaves, blocks = index["leaves"], index["blocks"]
-            if leaves:
-                file = self._open(name.replace(".json", ".data"), blocks)
-                for leaf, chunks in leaves.items():
-                    for chunk in chunks:
-                        self.chunks.setdefault(leaf, []).append(_chunk_from(*chunk, file=file))
+            if index["leaves"]:
+                self._take_chunks(name.replace(".json", ".data"), index["leaves"], index["blocks"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointCorruptedError(
                 f"{path!r} is not an index that core has written: {error!r}."
             ) from None
 
-    def _open(self, name: str, blocks: list[str]) -> File:
-        entry, described = (
-            self.manifest.files[name],
-            digest.Blocks(blocks, self.manifest.block_bytes),
-        )
-        # The manifest's digest is made of those of the blocks, which the index lists.
-        if digest.of_blocks(blocks) != entry.digest or not described.describes(entry.size_bytes):
-            raise CheckpointCorruptedError(
-                f"{self.folder.name_of(name)!r} does not belong to its index."
-            )
-        self.files[name] = file = self.folder.open(name, entry.size_bytes, described)
-        return file
-
-    def _read_verified(self, name: str) -> bytes:
-        entry, path = self.manifest.files[name], self.folder.name_of(name)
-        content = self.folder.read(name, entry.size_bytes)
-        if not digest.is_content(
-            io.BytesIO(content), entry.size_bytes, entry.digest, self.manifest.block_bytes
-        ):
-            raise CheckpointCorruptedError(
-                f"{path!r} is damaged: its content does not have the digest in the manifest. "
-                "Load an earlier checkpoint."
-            )
-        return content
+    def _take_chunks(self, name: str, leaves: dict[str, list[Any]], digests: list[str]) -> None:
+        """Open the file that has the bytes of these leaves."""
+        blocks = digest.Blocks(digests, self.manifest.block_bytes)
+        file = self.folder.open(name, self.manifest.files[name].size_bytes, blocks)
+        self.files[name] = file
+        for leaf, chunks in leaves.items():
+            known = self.chunks.setdefault(leaf, {})
+            for offsets, sizes, position in chunks:
+                chunk = SavedChunk(tuple(offsets), tuple(sizes), file, position)
+                known[chunk.offsets, chunk.sizes] = chunk
 
     # reading --------------------------------------------------------------------------------------
 
@@ -186,12 +172,13 @@ class FolderReader:
         Raises:
             CheckpointCorruptedError: a file lacks a part of a tensor.
         """
+        if not looks:
+            return self._decode(None)
 
         def take(
             key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object
         ) -> TensorDescription:
-            if looks:
-                self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            self._chunks_of(leaf_name(key_path), [whole_place(shape)])
             return TensorDescription(shape, dtype)
 
         return self._decode(take)
@@ -206,41 +193,44 @@ class FolderReader:
             CheckpointError: a target has another shape.
         """
         reads: list[ChunkRead] = []
-        filled: list[Any] = []
         known: dict[Any, Any] = {}
+        wholes: dict[Any, torch.Tensor] = {}
+        has_targets = False
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
+            nonlocal has_targets
             name = leaf_name(key_path)
-            # The usual case, a tensor that was saved in one piece, is one read.
-            if (
-                type(target) in DENSE
-                and target.shape == shape
-                and (whole := self._one_chunk(name, dtype, shape))
-            ):
-                filled.append(target)
-                reads.append(chunk_read(whole, dtype, whole.offsets, target.detach()))
-                return target
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 if shape_of(target) != shape:
-                    raise _UnfitTargetError(
+                    raise CheckpointError(
                         f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and "
                         f"{shape_of(target)} here."
                     )
-                filled.append(target)
-                wanted = chunks_to_fill(target, known)
-                reads.extend(
-                    reads_of(
-                        self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted
-                    )
-                )
+                has_targets = True
+                wanted = {
+                    (tuple(chunk.offsets), tuple(chunk.sizes)): chunk.tensor
+                    for chunk in chunks_to_fill(target, known)
+                    if chunk.tensor.numel()
+                }
+                reads.extend(reads_of(self._chunks_of(name, wanted), dtype, wanted))
                 return target
+            place = whole_place(shape)
+            saved = self._chunks_of(name, [place])
             # Beside what is filled, small ones are read with it: of a mapping their whole block
             # would be read again.
-            is_small = targets is not None and target is not AT_ONCE
-            saved = self._chunks_of(name, dtype.itemsize, shape)
-            return self._whole(saved, dtype, shape, reads, is_small=is_small)
+            is_small = math.prod(shape) * dtype.itemsize <= _SMALL_BYTES
+            is_read = is_small and targets is not None and target is not AT_ONCE
+            if len(saved) == 1 and not is_read:
+                return _mapped(saved[place], dtype, shape)
+            # Leaves that shared memory when they were saved share it again.
+            key = (dtype, shape, frozenset(saved.values()))
+            if not saved or key not in wholes:
+                wholes[key] = _empty(dtype, shape)
+                reads.extend(reads_of(saved, dtype, {place: wholes[key]}))
+            return wholes[key]
 
-        return Plan(self._decode(take, targets), _distinct(reads), bool(filled))
+        state = self._decode(take, targets)
+        return Plan(state, _distinct(reads), has_targets)
 
     def verify(
         self,
@@ -278,14 +268,10 @@ class FolderReader:
             self.describe(looks=True)
 
     def _decode(self, tensor: Callable[..., Any] | None, targets: object = None) -> Any:
-        self._wholes = {}
         try:
-            state = Decoder(tensor, self._array).decode(self.tree, (), targets)
-            if not isinstance(state, dict):
-                raise TypeError(f"a {type(state).__name__}, where a state was expected")
-            return state
+            return dict(Decoder(tensor, self._array).decode(self.tree, (), targets))
         # The last two say something of the machine, and nothing of the content.
-        except (CheckpointCorruptedError, _UnfitTargetError, OSError, MemoryError):
+        except (CheckpointError, OSError, MemoryError):
             raise
         except Exception as error:
             # whatever Python, NumPy and torch say of what they can't make anything of
@@ -295,114 +281,32 @@ class FolderReader:
             ) from error
 
     def _array(self, key_path: KeyPath, num_bytes: int) -> memoryview:
-        (chunk,) = self._chunks_of(leaf_name(key_path), 1, (num_bytes,))
+        (chunk,) = self._chunks_of(leaf_name(key_path), [whole_place((num_bytes,))]).values()
         return chunk.file.view(chunk.position, chunk.position + num_bytes)
 
-    def _whole(
-        self,
-        saved: list[SavedChunk],
-        dtype: torch.dtype,
-        shape: tuple[int, ...],
-        reads: list[ChunkRead],
-        *,
-        is_small: bool,
-    ) -> torch.Tensor:
-        # One chunk lies in the file as the tensor does in memory, and is used where it is mapped.
-        if len(saved) == 1:
-            num_bytes = math.prod(shape) * dtype.itemsize
-            if is_small and num_bytes <= _SMALL_BYTES:
-                return self._small(saved[0], num_bytes, reads).view(dtype).view(shape)
-            start = saved[0].position
-            view = saved[0].file.view(start, start + num_bytes)
-            return torch.frombuffer(view, dtype=dtype).view(shape)
-        key = (dtype, shape, frozenset(saved))
-        # Several chunks are put together in new memory. Empty tensors have none, and so no key of
-        # their own. leaves that shared memory when they were saved share it again
-        if not saved or key not in self._wholes:
-            self._wholes[key] = whole = _empty(dtype, shape)
-            reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(whole)))
-        return self._wholes[key]
-
-    def _small(self, saved: SavedChunk, num_bytes: int, reads: list[ChunkRead]) -> torch.Tensor:
-        """The bytes of a small tensor, which are to be read; the same ones for leaves that shared
-        memory.
-        """
-        key = (saved.file.path, saved.position, num_bytes)
-        if key not in self._wholes:
-            self._wholes[key] = content = _empty(torch.uint8, (num_bytes,))
-            whole = SavedChunk((0,), (num_bytes,), saved.file, saved.position)
-            reads.append(chunk_read(whole, torch.uint8, (0,), content))
-        return self._wholes[key]
-
-    def _one_chunk(
-        self, name: str, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> SavedChunk | None:
-        """The only chunk of a tensor, if it is the whole tensor and its bytes are in the file."""
-        chunks = self.chunks.get(name, ())
-        if len(chunks) != 1 or chunks[0].sizes != shape or chunks[0].offsets != (0,) * len(shape):
-            return None
-        (chunk,) = chunks
-        fits = chunk.position + math.prod(shape) * dtype.itemsize <= chunk.file.size_bytes
-        return chunk if fits else None
-
-    def _chunks_of(
-        self,
-        name: str,
-        itemsize: int,
-        shape: tuple[int, ...],
-        wanted: Sequence[Chunk] | None = None,
-    ) -> list[SavedChunk]:
-        """The chunks of a tensor, which cover it, or what is wanted of it, and whose bytes are in
-        the files.
-        """
+    def _chunks_of(self, name: str, wanted: Collection[Place]) -> dict[Place, SavedChunk]:
+        """The chunks of a tensor, which cover the places that are wanted of it."""
         num_more = 1
-        while not self._are_there(name, shape, wanted):
+        while True:
+            saved = self.chunks.get(name, {})
+            # The usual case, the same chunks as were saved, needs no intersections.
+            if saved.keys() >= set(wanted) or all(covers(place, list(saved)) for place in wanted):
+                return saved
             # Twice as many each time, so that looking whether it is enough costs little where all
             # are needed.
             if not self._take_indexes(num_more):
                 raise CheckpointCorruptedError(
                     f"{str(self.folder)!r} is incomplete: the parts of "
-                    f"{readable(tuple(json.loads(name)))!r} in its files don't cover its shape "
-                    f"{shape}, each element once. Load an earlier checkpoint."
+                    f"{readable(tuple(json.loads(name)))!r} in its files don't cover its shape, "
+                    "each element once. Load an earlier checkpoint."
                 )
             num_more *= 2
-        chunks = self.chunks.get(name, [])
-        for chunk in chunks:
-            if chunk.position + math.prod(chunk.sizes) * itemsize > chunk.file.size_bytes:
-                raise CheckpointCorruptedError(
-                    f"{chunk.file.path!r} is too short for {readable(tuple(json.loads(name)))!r}, "
-                    f"of shape {shape}."
-                )
-        return chunks
-
-    def _are_there(self, name: str, shape: tuple[int, ...], wanted: Sequence[Chunk] | None) -> bool:
-        places = [(chunk.offsets, chunk.sizes) for chunk in self.chunks.get(name, [])]
-        if wanted is None or any(chunk.sizes == shape for chunk in wanted):
-            return covers(shape, places)
-        return all(covers_chunk((chunk.offsets, chunk.sizes), places) for chunk in wanted)
 
 
-class _UnfitTargetError(CheckpointError):
-    """A tensor to fill is of another shape."""
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name}, which isn't JSON")
-
-
-def _chunk_from(offsets: Any, sizes: Any, position: Any, *, file: File) -> SavedChunk:
-    """A chunk that an index names.
-
-    Raises:
-        TypeError, ValueError: it has none or a negative size, or no place in a file.
-    """
-    if type(position) is not int or position < 0 or position % ALIGNMENT_BYTES:
-        raise ValueError(f"a position of {position!r}")
-    ends = tuple(offsets + sizes)
-    chunk = SavedChunk(ends[: len(offsets)], ends[len(offsets) :], file, position)
-    if not math.prod(chunk.sizes):
-        raise ValueError(f"an empty chunk of sizes {sizes}")
-    return chunk
+def _mapped(saved: SavedChunk, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor on the memory that is mapped from the file, where it lies as in memory."""
+    stop = saved.position + math.prod(shape) * dtype.itemsize
+    return torch.frombuffer(saved.file.view(saved.position, stop), dtype=dtype).view(shape)
 
 
 def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -418,10 +322,9 @@ def _distinct(reads: list[ChunkRead]) -> list[ChunkRead]:
     """The same reads without repetitions: what is tied here and was tied then is read once."""
     places: dict[Any, ChunkRead] = {}
     for read in reads:
-        target, place = read.target, (id(read.saved.file), read.start, read.stop)
+        place: Any = id(read)
         # Only where there is memory: other tensors may all have the address 0.
-        is_here = read.memory is not None
-        places[
-            (*place, target.data_ptr(), target.shape, target.stride()) if is_here else id(read)
-        ] = read
+        if read.memory is not None:
+            place = (id(read.saved.file), read.start, read.stop, read.target.data_ptr())
+        places[place] = read
     return list(places.values())

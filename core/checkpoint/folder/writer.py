@@ -14,7 +14,7 @@ from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES, pieces
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.format.coverage import lie_apart
 from core.checkpoint.format.manifest import FileEntry
-from core.checkpoint.state.shards import chunks_to_write, shape_of
+from core.checkpoint.state.shards import chunks_to_write
 from core.checkpoint.state.tree import Encoder, readable
 from core.contract.errors import CheckpointError
 from core.contract.sharded_leaf import ShardedLeaf
@@ -52,7 +52,9 @@ class PartWriter:
                 )
             if isinstance(leaf, ShardedLeaf):
                 places = [
-                    (chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)
+                    (tuple(chunk.offsets), tuple(chunk.sizes))
+                    for chunk in leaf.chunks
+                    if math.prod(chunk.sizes)
                 ]
                 if not lie_apart(leaf.global_shape, places):
                     raise CheckpointError(
@@ -61,7 +63,7 @@ class PartWriter:
                         "chunks lie side by side."
                     )
         self._leaves: Mapping[str, Any] = encoder.leaves
-        self.num_elements = sum(math.prod(shape_of(leaf)) for leaf in encoder.leaves.values())
+        self.num_elements = encoder.num_elements
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
         self.num_written = 0

@@ -11,12 +11,12 @@ from core.checkpoint.copies.tensor_bytes import bytes_of, chunk_of, chunk_span, 
 from core.checkpoint.format.coverage import overlap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
+    from core.checkpoint.format.coverage import Place
     from core.checkpoint.format.verified_file import File
-    from core.contract.sharded_leaf import Chunk
 
-DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class SavedChunk(NamedTuple):
@@ -85,57 +85,43 @@ def chunk_read(
     """
     lengths = tuple(target.shape)
     # The usual case, the whole chunk, has all of its bytes.
-    is_whole = lengths == saved.sizes
-    first, last = (0, math.prod(lengths)) if is_whole else chunk_span(saved.sizes, offsets, lengths)
+    first, last = 0, math.prod(lengths)
+    if lengths != saved.sizes:
+        first, last = chunk_span(saved.sizes, offsets, lengths)
     start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
-    return ChunkRead(
-        saved, dtype, offsets, target, start, stop, _memory_of(target, dtype, stop - start)
-    )
-
-
-def _memory_of(target: torch.Tensor, dtype: torch.dtype, num_bytes: int) -> memoryview | None:
+    memory = None
     # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have
     # no bytes.
-    fits = (
-        type(target) in DENSE
+    if (
+        type(target) in _DENSE
         and target.dtype == dtype
         and target.device.type == "cpu"
         and target.is_contiguous()
-        and num_bytes == target.nbytes
+        and stop - start == target.nbytes
         and not (target.is_conj() or target.is_neg())
-    )
-    return bytes_of(target) if fits else None
+    ):
+        memory = bytes_of(target)
+    return ChunkRead(saved, dtype, offsets, target, start, stop, memory)
 
 
 def reads_of(
-    saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
-) -> Iterator[ChunkRead]:
-    """The reads that fill the wanted chunks of a tensor from the saved ones, which cover it."""
-    # The usual case, the same chunks as were saved, needs no intersections.
-    by_place = {(chunk.offsets, chunk.sizes): chunk for chunk in saved}
-    for chunk in wanted:
-        place = (tuple(chunk.offsets), tuple(chunk.sizes))
-        if not chunk.tensor.numel():
+    saved: Mapping[Place, SavedChunk], dtype: torch.dtype, wanted: Mapping[Place, torch.Tensor]
+) -> list[ChunkRead]:
+    """The reads that fill the wanted places of a tensor from the saved ones, which cover them."""
+    reads = []
+    for place, target in wanted.items():
+        same = saved.get(place)
+        if same is not None:
+            reads.append(chunk_read(same, dtype, (0,) * len(same.sizes), target))
             continue
-        if (same := by_place.get(place)) is not None:
-            yield chunk_read(same, dtype, (0,) * len(shape), chunk.tensor)
-            continue
-        for found in saved:
-            if (part := overlap(place, (found.offsets, found.sizes))) is not None:
-                yield _part_read(found, dtype, chunk, *part)
-
-
-def _part_read(
-    found: SavedChunk,
-    dtype: torch.dtype,
-    chunk: Chunk,
-    starts: tuple[int, ...],
-    sizes: tuple[int, ...],
-) -> ChunkRead:
-    """The read of the part that a saved chunk and a wanted one have in common."""
-    target = chunk.tensor
-    for dim, (start, offset, size) in enumerate(zip(starts, chunk.offsets, sizes, strict=True)):
-        if size != target.shape[dim]:
-            target = target.narrow(dim, start - offset, size)
-    within = tuple(start - offset for start, offset in zip(starts, found.offsets, strict=True))
-    return chunk_read(found, dtype, within, target)
+        for found in saved.values():
+            part = overlap(place, (found.offsets, found.sizes))
+            if part is not None:
+                starts, sizes = part
+                rows = target
+                for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+                    rows = rows.narrow(dim, start - place[0][dim], size)
+                within = zip(starts, found.offsets, strict=True)
+                offsets = tuple(start - offset for start, offset in within)
+                reads.append(chunk_read(found, dtype, offsets, rows))
+    return reads

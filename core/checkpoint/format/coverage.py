@@ -8,40 +8,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Place = tuple[Sequence[int], Sequence[int]]
+    Place = tuple[tuple[int, ...], tuple[int, ...]]
     """Offsets and sizes of a chunk."""
 
 
-def covers(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
-    """Whether chunks, of which none is empty, cover a tensor of this shape, each element once."""
-    return sum(math.prod(sizes) for _, sizes in chunks) == math.prod(shape) and lie_apart(
-        shape, chunks
-    )
+def whole_place(shape: tuple[int, ...]) -> Place:
+    """The place of a whole tensor."""
+    return (0,) * len(shape), shape
 
 
-def covers_chunk(wanted: Place, chunks: Sequence[Place]) -> bool:
-    """Whether chunks cover one that is wanted; their parts that lie elsewhere don't count."""
-    if any(
-        len(offsets) != len(wanted[0]) or len(sizes) != len(wanted[0]) for offsets, sizes in chunks
-    ):
-        return False
+def covers(wanted: Place, chunks: Sequence[Place]) -> bool:
+    """Whether chunks cover one that is wanted, each of its elements once; their parts that lie
+    elsewhere don't count.
+    """
     parts = [part for chunk in chunks if (part := overlap(wanted, chunk)) is not None]
     return sum(math.prod(sizes) for _, sizes in parts) == math.prod(wanted[1]) and _are_apart(parts)
 
 
-def lie_apart(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
+def lie_apart(shape: tuple[int, ...], chunks: Sequence[Place]) -> bool:
     """Whether chunks, of which none is empty, lie within a tensor of this shape, and no two of them
     overlap.
     """
-    for offsets, sizes in chunks:
-        if not len(offsets) == len(sizes) == len(shape):
-            return False
-        if any(
-            start < 0 or start + size > end
-            for start, size, end in zip(offsets, sizes, shape, strict=True)
-        ):
-            return False
-    return _are_apart(chunks)
+    whole = whole_place(shape)
+    return all(overlap(whole, chunk) == chunk for chunk in chunks) and _are_apart(chunks)
 
 
 def _are_apart(chunks: Sequence[Place]) -> bool:
@@ -68,7 +57,7 @@ def overlap(one: Place, other: Place) -> tuple[tuple[int, ...], tuple[int, ...]]
     starts: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     # Written out: a load asks it of each chunk of each tensor, and most have nothing in common.
-    for first, first_size, second, second_size in zip(*one, *other, strict=True):
+    for first, first_size, second, second_size in zip(*one, *other, strict=False):
         start = first if first > second else second
         size = min(first + first_size, second + second_size) - start
         if size <= 0:

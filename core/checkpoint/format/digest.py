@@ -60,6 +60,13 @@ def of_file(file: BinaryIO, size_bytes: int | None = None) -> str:
     return str(digest.hexdigest())
 
 
+def blocks_of(content: bytes, block_bytes: int) -> list[str]:
+    """Digests of the blocks of something in memory."""
+    view = memoryview(content)
+    starts = range(0, len(view), block_bytes)
+    return [of_bytes(view[start : start + block_bytes]) for start in starts]
+
+
 def of_blocks(digests: Iterable[str]) -> str:
     """Digest of a file, made of those of its blocks."""
     return of_bytes("".join(digests).encode())
@@ -108,10 +115,6 @@ class Blocks:
 
     digests: list[str]
     block_bytes: int
-
-    def describes(self, size_bytes: int) -> bool:
-        """True if there are as many as a file of this size has blocks."""
-        return len(self.digests) == -(-size_bytes // self.block_bytes)  # rounded up
 
 
 class HashingWriter:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 """Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
-_MAX_VIEWS = 512
-"""The most places in memory that one call of the system fills; Linux takes twice as many."""
 
 
 def fill(file: File, reads: list[ChunkRead]) -> None:
@@ -89,88 +87,61 @@ class _Stream:
     def __init__(self, descriptor: int, file: MappedFile) -> None:
         self._descriptor = descriptor
         self._file = file
-        self._size_bytes = file.size_bytes
         self._block_bytes = file.blocks.block_bytes
         self._hash = digest.new_hash()
         self._dropped = memoryview(bytearray(_PIECE_BYTES))
-        # Asked for, and not read yet: their bytes end at the position.
-        self._views: list[memoryview] = []
-        self._num_held = 0
         self._position = 0
         self.bounce = Bounce()
 
     def run(self, reads: list[ChunkRead]) -> None:
         """Read what lies apart, in order."""
         for read in reads:
-            if (memory := read.memory) is not None:
+            if read.memory is not None:
                 self._go_to(read.start)
-                self._take(memory)
+                self._take(read.memory)
                 continue
             for part in read.parts(BOUNCE_BYTES):
                 self._go_to(part.start)
                 buffer = self.bounce.take(part.stop - part.start, part.target.device)
                 self._take(bytes_of(buffer))
-                self._read()
                 # On a CUDA device that goes on while the next part is read.
                 in_background = part.target.device.type == "cuda"
                 part.put(buffer, in_background=in_background)
                 if in_background:
                     self.bounce.note_copy(buffer, part.target.device)
-        self._drop(self._end_of_block)
+        self._drop(self._end_of_block())
 
-    @property
     def _end_of_block(self) -> int:
-        return min(-(-self._position // self._block_bytes) * self._block_bytes, self._size_bytes)
+        """The end of the block that has been begun."""
+        end = -(-self._position // self._block_bytes) * self._block_bytes
+        return min(end, self._file.size_bytes)
 
     def _go_to(self, start: int) -> None:
         block = start - start % self._block_bytes
         if block > self._position:
-            self._drop(self._end_of_block)
+            self._drop(self._end_of_block())
             self._position = block
         self._drop(start)
 
     def _drop(self, stop: int) -> None:
         while self._position < stop:
-            # Each part of one call has memory of its own there: it is hashed after the call.
-            size = min(stop - self._position, _PIECE_BYTES - self._num_held)
-            self._take(self._dropped[self._num_held : self._num_held + size])
+            self._take(self._dropped[: stop - self._position])
 
     def _take(self, memory: memoryview) -> None:
-        taken, size, block_bytes = 0, len(memory), self._block_bytes
-        while taken < size:
-            left = min(_PIECE_BYTES - self._num_held, block_bytes - self._position % block_bytes)
-            view = memory[taken : taken + left]
-            self._views.append(view)
-            num_bytes = len(view)
-            taken += num_bytes
-            self._num_held += num_bytes
-            self._position += num_bytes
-            is_end = not self._position % block_bytes or self._position >= self._size_bytes
-            if is_end or self._num_held == _PIECE_BYTES or len(self._views) == _MAX_VIEWS:
-                self._read()
-            if is_end:
-                self._check_block((self._position - 1) // block_bytes)
+        """Read what comes next, and hash it."""
+        while memory:
+            left = self._block_bytes - self._position % self._block_bytes
+            piece = memory[: min(left, _PIECE_BYTES)]
+            size = os.preadv(self._descriptor, [piece], self._position)
+            if not size:
+                raise EOFError
+            self._hash.update(piece[:size])
+            self._position += size
+            memory = memory[size:]
+            if size == left or self._position == self._file.size_bytes:
+                self._check_block((self._position - 1) // self._block_bytes)
 
     def _check_block(self, index: int) -> None:
         if self._hash.hexdigest() != self._file.blocks.digests[index]:
             raise damaged(self._file.path, index * self._block_bytes, self._position)
         self._hash.reset()
-
-    def _read(self) -> None:
-        position, views = self._position - self._num_held, self._views
-        self._views, self._num_held = [], 0
-        left, num_left = list(views), self._position - position
-        while num_left:
-            size = os.preadv(self._descriptor, left, position)
-            if not size:
-                raise EOFError
-            num_left -= size
-            if not num_left:
-                break
-            position += size
-            while left and size >= len(left[0]):
-                size -= len(left.pop(0))
-            if size:
-                left[0] = left[0][size:]
-        for view in views:
-            self._hash.update(view)

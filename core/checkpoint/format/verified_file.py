@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+import abc
+from typing import TYPE_CHECKING, ClassVar
 
 from core.checkpoint.format import digest
 from core.contract.errors import CheckpointCorruptedError
@@ -16,90 +17,88 @@ WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time for what is copied at once."""
 
 
-class MappedFile:
-    """A file in memory, mapped or read."""
+class File(abc.ABC):
+    """One file. Meant to be subclassed: only `fetch` differs.
 
-    def __init__(self, path: str, content: memoryview, size_bytes: int, blocks: Blocks) -> None:
+    Attributes:
+        is_kept: True if each fetch gives the same memory, so that a block is verified once.
+    """
+
+    is_kept: ClassVar[bool]
+
+    def __init__(self, path: str, size_bytes: int, blocks: Blocks) -> None:
         self.path = path
-        self._content = content
         self.size_bytes = size_bytes
         self.blocks = blocks
-        self._verified = bytearray(len(blocks.digests))
+        self._verified: set[int] = set()
+
+    @abc.abstractmethod
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """The bytes as they are, in memory that may be written to."""
 
     def verify(self, start: int, stop: int) -> None:
-        """Verify the blocks that the bytes from `start` to `stop` belong to, once.
+        """Verify the blocks that the bytes from `start` to `stop` belong to.
 
         Raises:
             CheckpointCorruptedError: one of them is damaged.
-        """
-        if len(self._content) != self.size_bytes:
-            raise wrong_size(self.path, self.size_bytes)
-        # From the block of the first byte to that of the last.
-        size = self.blocks.block_bytes
-        for index in range(start // size, -(-stop // size)):
-            if not self._verified[index]:
-                content = self._content[index * size : (index + 1) * size]
-                check_block(self.path, content, self.blocks, index)
-                self._verified[index] = 1
-
-    def view(self, start: int, stop: int) -> memoryview:
-        """The bytes, which live as long as they are held. Writing to them changes no other copy."""
-        self.verify(start, stop)
-        return self._content[start:stop]
-
-
-class RemoteFile:
-    """A file that is fetched in parts."""
-
-    def __init__(
-        self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks
-    ) -> None:
-        self.path = path
-        self._fetch = fetch
-        self.size_bytes = size_bytes
-        self.blocks = blocks
-
-    def verify(self, start: int, stop: int) -> None:
-        """Fetch the bytes from `start` to `stop`, and drop them.
-
-        Raises:
-            CheckpointCorruptedError: a block is damaged.
         """
         for begin in range(start, stop, WINDOW_BYTES):
             self.view(begin, min(begin + WINDOW_BYTES, stop))
 
     def view(self, start: int, stop: int) -> memoryview:
-        """Fetch the bytes, with the rest of their blocks, and verify them.
+        """The bytes, once the blocks that they belong to are verified. They live as long as they
+        are held, and writing to them changes no other copy.
 
         Raises:
-            CheckpointCorruptedError: a block is damaged.
+            CheckpointCorruptedError: one of the blocks is damaged; says where in the file.
         """
         size = self.blocks.block_bytes
-        first = start // size
-        origin = first * size
-        end = min(-(-stop // size) * size, self.size_bytes)
-        # A copy that may be written to: tensors are put on this memory.
-        content = memoryview(bytearray(self._fetch(origin, end)))
+        first, last = start // size, -(-stop // size)
+        origin, end = first * size, min(last * size, self.size_bytes)
+        content = self.fetch(origin, end)
         if len(content) != end - origin:
             raise wrong_size(self.path, self.size_bytes)
-        for index in range(first, -(-end // size)):
-            begin = index * size - origin
-            check_block(self.path, content[begin : begin + size], self.blocks, index)
+        for index in range(first, last):
+            if index not in self._verified:
+                begin = index * size - origin
+                block = content[begin : begin + size]
+                if digest.of_bytes(block) != self.blocks.digests[index]:
+                    raise damaged(self.path, index * size, index * size + len(block))
+                if self.is_kept:
+                    self._verified.add(index)
         return content[start - origin : stop - origin]
 
 
-File: TypeAlias = MappedFile | RemoteFile
+class MappedFile(File):
+    """A file in memory, mapped or read."""
+
+    is_kept = True
+
+    def __init__(self, path: str, content: memoryview, size_bytes: int, blocks: Blocks) -> None:
+        super().__init__(path, size_bytes, blocks)
+        self._content = content
+
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """The bytes where they are."""
+        if len(self._content) != self.size_bytes:
+            raise wrong_size(self.path, self.size_bytes)
+        return self._content[start:stop]
 
 
-def check_block(path: str, content: memoryview, blocks: Blocks, index: int) -> None:
-    """Compare one block with its digest.
+class RemoteFile(File):
+    """A file that is fetched in parts."""
 
-    Raises:
-        CheckpointCorruptedError: with the file, and where in it the damage is.
-    """
-    if digest.of_bytes(content) != blocks.digests[index]:
-        begin = index * blocks.block_bytes
-        raise damaged(path, begin, begin + len(content))
+    is_kept = False
+
+    def __init__(
+        self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks
+    ) -> None:
+        super().__init__(path, size_bytes, blocks)
+        self._fetch = fetch
+
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """A copy of the bytes: tensors are put on this memory."""
+        return memoryview(bytearray(self._fetch(start, stop)))
 
 
 def damaged(path: str, begin: int, end: int) -> CheckpointCorruptedError:

@@ -95,10 +95,12 @@ class Encoder:
 
     Attributes:
         leaves: the tensors and arrays that were met, by their name. An array is a tensor of bytes.
+        num_elements: of all leaves, on all ranks.
     """
 
     def __init__(self) -> None:
         self.leaves: dict[str, Any] = {}
+        self.num_elements = 0
 
     def encode_state(self, state: object) -> dict[str, Json]:
         """The whole state.
@@ -178,7 +180,7 @@ class Encoder:
         return [self.encode(check_key(value, key_path), key_path) for value in values]
 
     def _tensor(self, tensor: torch.Tensor, key_path: KeyPath) -> Json:
-        if is_sharded(tensor):
+        if hasattr(tensor, "global_shape"):  # a rank's part, by torch's protocol for plain tensors
             return self._leaf(tensor, key_path)
         check_tensor(tensor, key_path)
         if tensor.layout == torch.strided:
@@ -219,20 +221,23 @@ class Encoder:
 
     def _leaf(self, leaf: Any, key_path: KeyPath) -> Json:
         self.leaves[leaf_name(key_path)] = leaf
-        return {"$tensor": [_name_of(leaf.dtype), list(shape_of(leaf))]}
+        shape = shape_of(leaf)
+        self.num_elements += math.prod(shape)
+        return {"$tensor": [_name_of(leaf.dtype), list(shape)]}
 
 
 class Decoder:
     """Builds the state again. What it can't make anything of is an error of any type.
 
     Args:
-        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`.
+        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`; None for
+            descriptions of them.
         array: asked for the bytes of each array: `(key_path, size_bytes) -> buffer`.
     """
 
     def __init__(
         self,
-        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], Any], object],
+        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], Any], object] | None,
         array: Callable[[KeyPath, int], Any],
     ) -> None:
         self.tensor = tensor
@@ -254,7 +259,10 @@ class Decoder:
         tag = next(iter(node), "")
         if tag == "$tensor":  # nearly all of them
             name, sizes = node[tag]
-            return self.tensor(key_path, _of_torch(name, torch.dtype), tuple(sizes), target)
+            dtype, shape = _of_torch(name, torch.dtype), tuple(sizes)
+            if self.tensor is None:
+                return TensorDescription(shape, dtype)
+            return self.tensor(key_path, dtype, shape, target)
         if not tag.startswith("$"):
             return self._mapping(node.items(), key_path, target)
         value = _BY_TAG[tag].decode(self, node[tag], key_path, target)

@@ -39,7 +39,7 @@ def _parts(reader: FolderReader) -> Iterator[torch.Tensor]:
     """The saved parts of the model's tensors, one after the other, on mapped memory."""
     for key_path, leaf in leaves_of(reader.describe(looks=True)["model"], ("model",)):
         if isinstance(leaf, TensorDescription):
-            for chunk in reader.chunks.get(leaf_name(key_path), ()):
+            for chunk in reader.chunks.get(leaf_name(key_path), {}).values():
                 stop = chunk.position + math.prod(chunk.sizes) * leaf.dtype.itemsize
                 yield torch.frombuffer(chunk.file.view(chunk.position, stop), dtype=leaf.dtype)
 

@@ -198,7 +198,7 @@ class AbsentError(OSError):
 class _AbsentFile(MappedFile):
     """A file that is on another node."""
 
-    def verify(self, start: int, stop: int) -> None:
+    def fetch(self, start: int, stop: int) -> memoryview:
         """Raise."""
         raise AbsentError(os.path.basename(self.path))
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.format import manifest
 from core.checkpoint.storage.messages import FILE_SUFFIXES
-from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
+from core.checkpoint.storage.place import LocalPlace, place_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
 
@@ -29,12 +28,10 @@ def look_beside(path: PathLike) -> None:
 
     What can't be read counts for nothing: it is no reason not to save.
     """
-    place = path_of(path)
-    folder = (
-        place.url.rpartition("/")[0] + "/"
-        if isinstance(place, RemotePath)
-        else str(place.absolute().parent)
-    )
+    place = place_of(path)
+    folder = str(place.parent)
+    if isinstance(place, LocalPlace):
+        folder = str(place.path.absolute().parent)
     if folder not in _looked_at:
         _looked_at.add(folder)
         with contextlib.suppress(Exception):  # of any store's making
@@ -51,32 +48,19 @@ def dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, f
 
     What can't be dated comes first, so that its damage is reported.
     """
-    place = path_of(folder)
-    for base, is_folder, changed in _listed(place):
-        path = posixpath.join(folder, quote(base) if folder.startswith("file:") else base)
-        if base.startswith(".") or not base.endswith(suffix):
-            continue
-        if is_folder:
-            yield _saved_at(path), changed, path
-        elif suffix or base.endswith(FILE_SUFFIXES):
-            if isinstance(place, Path):  # a store's clock is its own
-                manifest.note_time(int(changed * 1e9))
-            yield changed, 0.0, path
-
-
-def _listed(place: Path | RemotePath) -> Iterator[tuple[str, bool, float]]:
-    """Name, whether it is a folder, and time of the last change of each thing in a folder, if there
-    is one.
-    """
-    if isinstance(place, RemotePath):
-        with contextlib.suppress(FileNotFoundError):
-            for entry in place.filesystem.ls(place.name, detail=True):
-                is_folder = entry["type"] == "directory"
-                yield entry["name"].rstrip("/").rpartition("/")[2], is_folder, modified_at(entry)
-    elif place.is_dir():
-        for path in place.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                yield path.name, path.is_dir(), path.stat(follow_symlinks=path.exists()).st_mtime
+    place = place_of(folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in place.entries():
+            name = quote(entry.name) if folder.startswith("file:") else entry.name
+            path = posixpath.join(folder, name)
+            if entry.name.startswith(".") or not entry.name.endswith(suffix):
+                continue
+            if entry.is_folder:
+                yield _saved_at(path), entry.changed_s, path
+            elif suffix or entry.name.endswith(FILE_SUFFIXES):
+                if isinstance(place, LocalPlace):  # a store's clock is its own
+                    manifest.note_time(int(entry.changed_s * 1e9))
+                yield entry.changed_s, 0.0, path
 
 
 def _saved_at(path: str) -> float:

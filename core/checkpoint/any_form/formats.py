@@ -12,9 +12,9 @@ from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.folder.reader import FolderReader, Plan
 from core.checkpoint.format import manifest
 from core.checkpoint.storage import messages
+from core.checkpoint.storage.place import names_in
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.text.plain_file import NotAFileError
-from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
 
 T = TypeVar("T")
-_MOST_NAMES = 5
 
 
 def load_checkpoint(
@@ -112,11 +111,9 @@ def describe(
     None for a file.
     """
     folder = open_folder(path)
-    return (
-        None
-        if folder.is_file()
-        else with_folder(folder, lambda reader: (reader.describe(), reader), share)
-    )
+    if folder.is_file():
+        return None
+    return with_folder(folder, lambda reader: (reader.describe(), reader), share)
 
 
 def verify_checkpoint(
@@ -151,7 +148,8 @@ def remove(path: PathLike) -> None:
     """
     try:
         folder = folder_of(path)
-        location_of(path).remove() if folder.is_file() else folder.remove()
+        found = location_of(path) if folder.is_file() else folder
+        found.remove()
     except Exception as error:
         raise messages.cannot_delete(os.fspath(path), error) from error
 
@@ -190,49 +188,52 @@ def with_folder(
         CheckpointError: it can't be read.
     """
     while True:
-        raw_manifest = first.raw_manifest if first is not None else _read_manifest(folder)
+        raw_manifest = first.raw_manifest if first else _read_manifest(folder)
         try:
-            return work(first if first is not None else FolderReader(folder, raw_manifest, share))
+            return work(first or FolderReader(folder, raw_manifest, share))
         except Exception as error:
             first = None
             # The files of an old manifest go when a new one is in place, so anything may fail then:
             # read the new one.
             if _read_manifest(folder) != raw_manifest:
                 continue
-            if isinstance(error, CheckpointError):
-                raise
-            if isinstance(error, NotAFileError):
-                raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
-            if isinstance(error, FileNotFoundError):
-                raise CheckpointCorruptedError(
-                    f"{str(folder)!r} is incomplete: its file "
-                    f"{os.path.basename(error.filename or str(error))!r} is missing. Load an "
-                    "earlier checkpoint."
-                ) from error
-            raise messages.cannot_read(str(folder), error) from error
+            raise _explained(folder, error) from error
+
+
+def _explained(folder: Folder, error: Exception) -> CheckpointError:
+    """The error for a folder that can't be read."""
+    path = str(folder)
+    if isinstance(error, CheckpointError):
+        return error
+    if isinstance(error, NotAFileError):
+        return CheckpointCorruptedError(f"{path!r} is damaged: {error}.")
+    if isinstance(error, FileNotFoundError):
+        name = os.path.basename(error.filename or str(error))
+        return CheckpointCorruptedError(
+            f"{path!r} is incomplete: its file {name!r} is missing. Load an earlier checkpoint."
+        )
+    return messages.cannot_read(path, error)
 
 
 def _read_manifest(folder: Folder) -> bytes:
+    path = str(folder)
     try:
         return folder.read_manifest()
-    except FileNotFoundError as error:
-        if (names := folder.names()) is None:
-            raise messages.not_found(str(folder), folder.siblings()) from None
-
-        raise unfinished_or_foreign(str(folder), names) from error
+    except FileNotFoundError:
+        names = names_in(folder.place)
+        if not names and not os.path.isdir(path):
+            raise messages.not_found(path, folder.place) from None
+        raise unfinished_or_foreign(path, names or []) from None
     except NotADirectoryError as error:
-        raise CheckpointCorruptedError(
-            f"{str(folder)!r} is neither a folder nor a file."
-        ) from error
-    except NotAFileError as error:
-        raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
-    except OSError as error:
-        raise messages.cannot_read(str(folder), error) from error
+        raise CheckpointCorruptedError(f"{path!r} is neither a folder nor a file.") from error
+    except Exception as error:
+        raise _explained(folder, error) from error
 
 
 def _parse(file: BinaryIO, path: str) -> dict[str, object]:
-    is_other = path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file)
-    return safetensors_file.load(file, path) if is_other else torch_file.load(file, path)
+    if path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file):
+        return safetensors_file.load(file, path)
+    return torch_file.load(file, path)
 
 
 def unfinished_or_foreign(path: str, names: Collection[str]) -> CheckpointCorruptedError:
@@ -244,20 +245,7 @@ def unfinished_or_foreign(path: str, names: Collection[str]) -> CheckpointCorrup
         return CheckpointCorruptedError(
             f"{where} a checkpoint that was never completed. Load an earlier checkpoint."
         )
+    advice = what_reads(path, names) or "If something in it was meant, name that."
     return CheckpointCorruptedError(
-        f"{where} no checkpoint of core, and nothing of it was damaged. "
-        f"{what_reads(path, names) or _in_it(names)}"
-    )
-
-
-def _in_it(names: Collection[str]) -> str:
-    """A sentence on what may have been meant."""
-    weights = sorted(name for name in names if name.endswith(messages.FILE_SUFFIXES))
-    meant = weights or sorted(name for name in names if not name.startswith("."))
-    if not meant:
-        return "It is empty."
-    shown = ", ".join(map(printable, meant[:_MOST_NAMES]))
-    return (
-        "If something in it was meant, name that: "
-        f"{shown}{', ...' if len(meant) > _MOST_NAMES else ''}"
+        f"{where} no checkpoint of core, and nothing of it was damaged. {advice}"
     )

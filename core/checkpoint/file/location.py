@@ -20,79 +20,101 @@ from typing import TYPE_CHECKING, BinaryIO
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.storage import disk, locks, messages
 from core.checkpoint.storage.disk import is_partial, partial_path
-from core.checkpoint.storage.remote_path import has_happened, path_of
-from core.text import plain_file
+from core.checkpoint.storage.place import LocalPlace, Place, RemotePlace, has_happened, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from core.checkpoint.storage.remote_path import RemotePath
     from core.contract.checkpoint_io import PathLike
+
+    Write = Callable[[BinaryIO], str]
+    """Writes the content, and returns its digest."""
 
 
 class Location(abc.ABC):
     """One checkpoint file and its digest. Paths that don't exist raise FileNotFoundError."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.digest_place = place.parent.child(digest.name_of(place.name))
 
     @abc.abstractmethod
     def open(self) -> BinaryIO:
         """The content, seekable."""
 
     @abc.abstractmethod
-    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
-        """Replace the content by what `write` writes; it returns the digest of that.
+    def replace(self, write: Write, *, is_sealed: bool = False) -> None:
+        """Replace the content by what `write` writes.
 
         What `is_sealed` has its digest within, and none beside it.
         """
 
     @abc.abstractmethod
+    def write_digest(self, digests: list[str]) -> None:
+        """Replace the digest file."""
+
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.digest_place.read(digest.MAX_BYTES)
+        return None
 
-    @abc.abstractmethod
-    def exists(self) -> bool:
-        """True if a file is there."""
-
-    @abc.abstractmethod
     def remove(self) -> None:
         """Delete the file, then its digest, if they are there."""
+        self.place.delete()
+        self.digest_place.delete()
 
-    def _accepted(self) -> list[str]:
-        """Digests that the content that is about to be replaced may have."""
-        if not self.exists():
-            return []
-        if (content := self.read_digest()) is not None:
-            return digest.from_text(content)
-        # A file from elsewhere has no digest yet, and needs one until it is replaced: a reader may
-        # still get it.
-        with self._stream() as file:
-            return [digest.of_file(file)]
+    def read_back(self, temporary: Place, new: str) -> None:
+        """Check that what is to replace something can be read."""
+        if self.place.is_file():
+            with temporary.open() as file:
+                if digest.of_file(file) != new:
+                    raise messages.not_as_written(temporary.name)
 
-    def _stream(self) -> BinaryIO:
-        """The content, for one reader, front to back."""
-        return self.open()
+    def write_both_digests(self, new: str) -> None:
+        """Name the content that is about to be replaced, and the new one, in the digest file: a
+        reader must find the digest of whichever is there.
+        """
+        accepted: list[str] = []
+        if self.place.is_file():
+            content = self.read_digest()
+            if content is not None:
+                accepted = digest.from_text(content)
+            else:
+                # A file from elsewhere has no digest yet, and needs one until it is replaced.
+                with self.place.open() as file:
+                    accepted = [digest.of_file(file)]
+        self.write_digest([*accepted, new])
+
+    def settle_digest(self, new: str, *, is_sealed: bool) -> None:
+        """Name the new content only, once it is in its place."""
+        if is_sealed:
+            self.digest_place.delete()
+        else:
+            self.write_digest([new])
 
 
 def location_of(path: PathLike) -> Location:
     """The location that a local path or a URL names."""
-    found = path_of(path)
-    return LocalLocation(found) if isinstance(found, Path) else RemoteLocation(found)
+    place = place_of(path)
+    return LocalLocation(place.path) if isinstance(place, LocalPlace) else RemoteLocation(place)
 
 
 class LocalLocation(Location):
     """A file that the operating system reaches."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(LocalPlace(path))
         self.path = path
         self.folder = path.parent
-        self.digest_path = Path(digest.name_of(str(path)))
 
     def open(self) -> BinaryIO:
         """The content. What is saved from now on is newer."""
-        file = plain_file.open_file(self.path)
+        file = self.place.open()
         manifest.note_time(os.fstat(file.fileno()).st_mtime_ns)
         return file
 
-    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
+    def replace(self, write: Write, *, is_sealed: bool = False) -> None:
         """Replace the content: temporary file beside it, flush, rename."""
         disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
@@ -109,51 +131,31 @@ class LocalLocation(Location):
             # newer one all the same.
             disk.set_time(file, manifest.next_time_ns())
             disk.sync(file)
-            self._read_back(temporary, new)
+            self.read_back(LocalPlace(temporary), new)
             # The writing above is not under the lock: it takes long, and others may save to the
             # same folder.
             with locks.held(self.folder):
                 if not is_sealed:
-                    self._write_digest([*self._accepted(), new])
+                    self.write_both_digests(new)
                 disk.rename(temporary, self.path)
                 with messages.in_place():
                     disk.sync_folder(self.folder)
                 with contextlib.suppress(OSError):  # the next save does it
-                    disk.unlink(self.digest_path) if is_sealed else self._write_digest([new])
+                    self.settle_digest(new, is_sealed=is_sealed)
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
-        # A symbolic link has none of its own: the digest stands beside the file.
-        path = (
-            LocalLocation(self.path.resolve()).digest_path
-            if self.path.is_symlink()
-            else self.digest_path
-        )
-        with contextlib.suppress(FileNotFoundError):
-            return plain_file.read_file(path, digest.MAX_BYTES)
-        return None
+        if self.path.is_symlink():  # the digest stands beside the file
+            return LocalLocation(self.path.resolve()).read_digest()
+        return super().read_digest()
 
-    def exists(self) -> bool:
-        """True if a file is there."""
-        return self.path.is_file()
-
-    def remove(self) -> None:
-        """Delete the file, then its digest."""
-        disk.unlink(self.path)
-        disk.unlink(self.digest_path)
-
-    def _read_back(self, temporary: Path, new: str) -> None:
-        """Check that what is to replace something can be read."""
-        if self.exists():
-            with temporary.open("rb", buffering=0) as file:
-                if digest.of_file(file) != new:
-                    raise messages.not_as_written(temporary.name)
-
-    def _write_digest(self, digests: list[str]) -> None:
-        with self._temporary(self.digest_path) as (file, temporary):
+    def write_digest(self, digests: list[str]) -> None:
+        """Replace the digest file."""
+        path = self.folder / self.digest_place.name
+        with self._temporary(path) as (file, temporary):
             file.write(digest.to_text(digests))
             disk.sync(file)
-            disk.rename(temporary, self.digest_path)
+            disk.rename(temporary, path)
             disk.sync_folder(self.folder)
 
     @contextlib.contextmanager
@@ -198,17 +200,14 @@ class RemoteLocation(Location):
     from a live one.
     """
 
-    def __init__(self, path: RemotePath) -> None:
-        self.path = path
-        self.filesystem = path.filesystem
-        self.name = path.name
-        self.digest_name = digest.name_of(path.name)
+    place: RemotePlace
+    digest_place: RemotePlace
 
     def open(self) -> BinaryIO:
         """The content, in a temporary local copy: it is read twice, and not in order."""
         local = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
         try:
-            with self.filesystem.open(self.name, "rb") as remote:
+            with self.place.open() as remote:
                 shutil.copyfileobj(remote, local, 1 << 20)
             local.seek(0)
         except BaseException:
@@ -216,60 +215,37 @@ class RemoteLocation(Location):
             raise
         return local
 
-    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
+    def replace(self, write: Write, *, is_sealed: bool = False) -> None:
         """Replace the content: write under another name, then move. An object appears whole in the
         stores we know.
         """
-        self.filesystem.makedirs(self.path.parent, exist_ok=True)
-        temporary = f"{self.name}.{secrets.token_hex(4)}.partial"
+        filesystem, folder = self.place.filesystem, self.place.parent
+        filesystem.makedirs(folder.path, exist_ok=True)
+        temporary = folder.child(f"{self.place.name}.{secrets.token_hex(4)}.partial")
         try:
-            with self.filesystem.open(temporary, "wb") as file:
+            with filesystem.open(temporary.path, "wb") as file:
                 new = write(file)
-            self._read_back(temporary, new)
-            if not is_sealed:  # first: a reader must find the digest of whichever is there
-                self._write_digest([*self._accepted(), new])
+            self.read_back(temporary, new)
+            if not is_sealed:
+                self.write_both_digests(new)
             # Move a file. Many stores copy and then delete: a call that fails may have moved it
             # nevertheless.
             try:
-                self.filesystem.mv(temporary, self.name)
+                filesystem.mv(temporary.path, self.place.path)
             except Exception as error:
                 if not has_happened(lambda: self._holds(new), error):
                     raise
         finally:
             # whatever fails here, the save has ended as it has
             with contextlib.suppress(Exception):
-                self.path.delete(temporary)
+                temporary.delete()
         with contextlib.suppress(Exception):  # the next save does it
-            self.path.delete(self.digest_name) if is_sealed else self._write_digest([new])
-
-    def _read_back(self, temporary: str, new: str) -> None:
-        """Check that what is to replace something can be read."""
-        if self.exists():
-            with self.filesystem.open(temporary, "rb") as file:
-                if digest.of_file(file) != new:
-                    raise messages.not_as_written(temporary.rpartition("/")[2])
+            self.settle_digest(new, is_sealed=is_sealed)
 
     def _holds(self, new: str) -> bool:
         with self.open() as file:
             return digest.of_file(file) == new
 
-    def read_digest(self) -> bytes | None:
-        """Content of the digest file, None if there is none."""
-        with contextlib.suppress(FileNotFoundError):
-            return bytes(self.filesystem.cat_file(self.digest_name))
-        return None
-
-    def exists(self) -> bool:
-        """True if a file is there."""
-        return bool(self.filesystem.isfile(self.name))
-
-    def remove(self) -> None:
-        """Delete the file, then its digest."""
-        self.path.delete(self.name)
-        self.path.delete(self.digest_name)
-
-    def _stream(self) -> BinaryIO:
-        return self.filesystem.open(self.name, "rb")  # type: ignore[no-any-return]  # fsspec has no types
-
-    def _write_digest(self, digests: list[str]) -> None:
-        self.filesystem.pipe_file(self.digest_name, digest.to_text(digests))
+    def write_digest(self, digests: list[str]) -> None:
+        """Replace the digest file."""
+        self.digest_place.write(digest.to_text(digests))

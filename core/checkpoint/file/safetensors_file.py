@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -51,13 +50,10 @@ def write(state: dict[str, Any], path: PathLike) -> None:
         )
     # A single entry keeps the names that other programs look for.
     prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
-    tensors = _apart(
-        {
-            prefixes[key] + name: value
-            for key, part in entries.items()
-            for name, value in part.items()
-        }
-    )
+    named = {
+        prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()
+    }
+    tensors = _apart(named)
     metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode_state(rest)})}
 
     def fill(file: HashingWriter) -> None:
@@ -91,11 +87,7 @@ def begins(file: BinaryIO) -> bool:
     start = file.read(9)
     file.seek(0)
     # The length of the header in 8 bytes, then the header, a JSON object.
-    return (
-        len(start) == 9
-        and start[8:] == b"{"
-        and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
-    )
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
 
 
 def load(file: BinaryIO, path: str) -> dict[str, Any]:
@@ -110,9 +102,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     try:
         tensors = library.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {
-            "prefixes": {"model": ""}
-        }
+        ours = json.loads(header.get("__metadata__", {}).get(_OURS, '{"prefixes": {"model": ""}}'))
         state = _apart_by(ours["prefixes"], tensors)
         rest = Decoder(_no_tensor, _no_tensor).decode(ours.get("rest", {}))
         return {**state, **rest}
@@ -127,15 +117,10 @@ def _apart_by(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Group them by the entries that they came from; one entry's name may begin as another's."""
     state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
-    owners = {prefix: key for key, prefix in prefixes.items()}
-    lengths = sorted({len(prefix) for prefix in owners})
     for name, tensor in tensors.items():
-        # Each length once, the longest first: a file may hold very many prefixes.
-        fitting = reversed(lengths[: bisect.bisect_right(lengths, len(name))])
-        length = next((length for length in fitting if name[:length] in owners), None)
-        if length is None:
-            raise ValueError(f"no entry begins as {name!r:.80}")
-        state[owners[name[:length]]][name[length:]] = tensor
+        fitting = [key for key, prefix in prefixes.items() if name.startswith(prefix)]
+        key = max(fitting, key=lambda key: len(prefixes[key]))
+        state[key][name.removeprefix(prefixes[key])] = tensor
     return state
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint.file.location import Location, location_of
-from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.format import digest
 from core.checkpoint.format.digest import name_of
 from core.checkpoint.storage import messages
+from core.checkpoint.storage.place import place_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.text.plain_file import NotAFileError
 
@@ -75,7 +75,7 @@ def read(
     except NotAFileError as error:
         raise CheckpointCorruptedError(f"{os.fspath(path)!r} can't be read: {error}.") from error
     except FileNotFoundError as error:
-        raise messages.not_found(os.fspath(path), folder_of(path).siblings()) from error
+        raise messages.not_found(os.fspath(path), place_of(path)) from error
     except Exception as error:
         raise messages.cannot_read(os.fspath(path), error) from error
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from core.checkpoint.folder.local_folder import LocalFolder
-from core.checkpoint.storage.remote_path import path_of
+from core.checkpoint.storage.place import LocalPlace, Place, place_of
 
 if TYPE_CHECKING:
     from core.checkpoint.folder.remote_folder import RemoteFolder
@@ -17,8 +16,13 @@ if TYPE_CHECKING:
 
 def folder_of(path: PathLike) -> Folder:
     """The folder that a local path or a URL names."""
-    if isinstance(found := path_of(path), Path):
-        return LocalFolder(found)
+    return folder_at(place_of(path))
+
+
+def folder_at(place: Place) -> Folder:
+    """The folder at a place."""
+    if isinstance(place, LocalPlace):
+        return LocalFolder(place.path)
     from core.checkpoint.folder.remote_folder import RemoteFolder  # most are local
 
-    return RemoteFolder(found)
+    return RemoteFolder(place)

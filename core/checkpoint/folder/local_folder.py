@@ -18,35 +18,28 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint.format import digest, manifest
+from core.checkpoint.folder.any_folder import AnyFolder
+from core.checkpoint.format import manifest
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.storage import disk, locks, messages
 from core.checkpoint.storage.disk import is_partial, partial_path
+from core.checkpoint.storage.place import LocalPlace
 from core.contract.errors import CheckpointError
 from core.text import plain_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from core.checkpoint.format.digest import Blocks
-    from core.checkpoint.format.manifest import FileEntry
 
 
-class LocalFolder:
+class LocalFolder(AnyFolder):
     """One checkpoint folder that the operating system reaches."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.place = LocalPlace(path)
         self.manifest_path = path / manifest.NAME
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def name_of(self, file: str) -> str:
-        """Path of a file in it, for messages."""
-        return str(self.path / file)
-
-    # writing --------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[str]:
@@ -92,16 +85,9 @@ class LocalFolder:
             yield file
             disk.sync(file)
 
-    def read_back(self, token: str, files: Mapping[str, FileEntry]) -> None:
-        """All ranks. Read files that were created.
-
-        Raises:
-            CheckpointError: one isn't what was written.
-        """
-        for name, entry in files.items():
-            with (partial_path(self.path, token) / name).open("rb", buffering=0) as file:
-                if not digest.is_content(file, entry.size_bytes, entry.digest):
-                    raise messages.not_as_written(name)
+    def written(self, token: str, name: str) -> LocalPlace:
+        """The place of a file that was created."""
+        return LocalPlace(partial_path(self.path, token) / name)
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
         """Rank 0, when all files are there. Move them into place, and the manifest last.
@@ -207,25 +193,6 @@ class LocalFolder:
                 f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it."
             )
 
-    # reading --------------------------------------------------------------------------------------
-
-    def read_manifest(self) -> bytes:
-        """Content of the manifest.
-
-        Raises:
-            FileNotFoundError: there is none.
-            NotAFileError: something else is there, or more.
-        """
-        return self.read(manifest.NAME, manifest.MAX_BYTES)
-
-    def read(self, name: str, max_bytes: int) -> bytes:
-        """Content of a small file.
-
-        Raises:
-            NotAFileError: something else is there, or more.
-        """
-        return plain_file.read_file(self.path / name, max_bytes)
-
     def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
         """A large file, whose blocks are verified before their bytes are used."""
         path = self.path / name
@@ -238,25 +205,6 @@ class LocalFolder:
             # Private: what is written to a tensor on this memory stays in the process.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
-
-    def exists(self) -> bool:
-        """True if a complete checkpoint is there, in any form."""
-        return self.manifest_path.is_file() or self.path.is_file()
-
-    def is_file(self) -> bool:
-        """True if a file is there: a checkpoint of another form."""
-        return self.path.is_file()
-
-    def names(self) -> list[str] | None:
-        """Names of what lies in it; None if no folder is there."""
-        return os.listdir(self.path) if self.path.is_dir() else None
-
-    def siblings(self) -> list[str] | None:
-        """Names of what lies beside it; None if its own folder doesn't exist."""
-        try:
-            return [entry.name for entry in self.path.parent.iterdir()]
-        except OSError:
-            return None
 
 
 def sweep(folder: Path) -> None:

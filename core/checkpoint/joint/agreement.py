@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from core.contract.checkpoint_io import Collectives
 
+    Failure = tuple[int, type[Exception], str]
+    """A rank, and the type and the message of its error."""
+
 T = TypeVar("T")
 
 
@@ -26,19 +29,28 @@ def together(collectives: Collectives, work: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # there was no error
 
 
-def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, list[T]]:
-    """The own result of `work`, and on rank 0 those of all ranks, once it has succeeded on all of
-    them.
+def gather_results(collectives: Collectives, work: Callable[[], T]) -> list[T]:
+    """On rank 0 the results of `work` of all ranks, once it has succeeded on all of them.
 
     Args:
         collectives: the ranks that call this together.
         work: whose result is picklable and small.
     """
     result, error = _attempt(work)
-    return result, _share(collectives, error, result)  # type: ignore[return-value]  # there was no error
+    return _share(collectives, error, result)  # type: ignore[return-value]  # there was no error
 
 
-def _share(collectives: Collectives, error: Exception | None, result: object) -> list[object]:
+def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:
+    """On all ranks the result of `work`, which rank 0 alone does."""
+    result, error = None, None
+    if collectives.rank == 0:
+        result, error = _attempt(work)
+    failure, result = collectives.broadcast_object((_failure(0, error), result))
+    _raise(error, failure)
+    return result  # type: ignore[return-value]  # there was no error
+
+
+def _share(collectives: Collectives, error: Exception | None, result: T) -> list[T]:
     """On rank 0 the results of all ranks.
 
     Raises:
@@ -46,28 +58,10 @@ def _share(collectives: Collectives, error: Exception | None, result: object) ->
     """
     # Two messages, whatever has failed where: outcomes to rank 0, and the first failure back to
     # all.
-    gathered = collectives.gather_objects((_report(error), result if error is None else None))
-    failed = [(rank, *report) for rank, (report, _) in enumerate(gathered or []) if report]
-    first = collectives.broadcast_object(failed[0] if failed else None)
-    # The own error before that of another rank: it has a traceback.
-    if error is not None:
-        raise error
-    if first is not None:
-        raise _from_rank(*first)
-    return [other for _, other in gathered or []]
-
-
-def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:
-    """On all ranks the result of `work`, which rank 0 alone does."""
-    result, error = _attempt(work) if collectives.rank == 0 else (None, None)
-    report, result = collectives.broadcast_object(
-        (_report(error), result if error is None else None)
-    )
-    if error is not None:
-        raise error
-    if report is not None:
-        raise _from_rank(0, *report)
-    return result  # type: ignore[no-any-return]
+    gathered = collectives.gather_objects((_failure(collectives.rank, error), result)) or []
+    failures = [failure for failure, _ in gathered if failure is not None]
+    _raise(error, collectives.broadcast_object(next(iter(failures), None)))
+    return [other for _, other in gathered]
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -77,11 +71,16 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _report(error: Exception | None) -> tuple[type[Exception], str] | None:
-    return None if error is None else (type(error), str(error))
+def _failure(rank: int, error: Exception | None) -> Failure | None:
+    return None if error is None else (rank, type(error), str(error))
 
 
-def _from_rank(rank: int, kind: type[Exception], message: str) -> Exception:
-    return (kind if issubclass(kind, CheckpointError) else CheckpointError)(
-        f"On rank {rank}: {message}"
-    )
+def _raise(error: Exception | None, failure: Failure | None) -> None:
+    """Raise the own error, before that of another rank: it has a traceback."""
+    if error is not None:
+        raise error
+    if failure is not None:
+        rank, kind, message = failure
+        if not issubclass(kind, CheckpointError):
+            kind = CheckpointError
+        raise kind(f"On rank {rank}: {message}")

@@ -54,7 +54,7 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
 
         try:
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
-            _, written = gather_results(collectives, write)
+            written = gather_results(collectives, write)
             on_rank_zero(
                 collectives,
                 lambda: _explained(

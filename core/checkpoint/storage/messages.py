@@ -13,6 +13,8 @@ from core.text.spelling import near_names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from core.checkpoint.storage.place import Place
+
 FILE_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")
 """Names in a folder that are taken for checkpoints end so."""
 
@@ -103,14 +105,16 @@ def cannot_delete(path: str, error: BaseException) -> CheckpointError:
     return CheckpointError(f"The checkpoint {path!r} can't be deleted: {describe(error)}.")
 
 
-def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
+def not_found(path: str, place: Place) -> CheckpointNotFoundError:
     """The error for a checkpoint that doesn't exist.
 
     Args:
-        path: of the checkpoint.
-        names: of what lies beside it; None if its folder doesn't exist.
+        path: of the checkpoint, as the user wrote it.
+        place: the same.
     """
-    if names is None:
+    try:
+        names = [entry.name for entry in place.parent.entries()]
+    except OSError:
         return CheckpointNotFoundError(
             f"There is no checkpoint {path!r}, nor its folder. Check the path."
         )
@@ -118,9 +122,7 @@ def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
     suffixes = (*FILE_SUFFIXES, *filter(None, [os.path.splitext(wanted)[1]]))
     names = [name for name in names if not name.startswith(".") and name.endswith(suffixes)]
     near = near_names(wanted, names) or sorted(names)[:5]
-    beside = (
-        f"In that folder are: {', '.join(map(printable, near))}."
-        if near
-        else "No checkpoint is in that folder."
-    )
+    beside = "No checkpoint is in that folder."
+    if near:
+        beside = f"In that folder are: {', '.join(map(printable, near))}."
     return CheckpointNotFoundError(f"There is no checkpoint {path!r}. {beside}")

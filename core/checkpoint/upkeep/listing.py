@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint.any_form import formats
-from core.checkpoint.folder.folder import folder_of
-from core.checkpoint.folder.remote_folder import RemoteFolder
+from core.checkpoint.folder.folder import folder_at
 from core.checkpoint.format import manifest
 from core.checkpoint.format.verified_file import wrong_size
 from core.checkpoint.storage.messages import FILE_SUFFIXES
-from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
-from core.checkpoint.upkeep.stale import size_of
+from core.checkpoint.storage.place import names_in, place_of
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from core.checkpoint.folder.folder import Folder
     from core.checkpoint.folder.reader import FolderReader
+    from core.checkpoint.storage.place import Entry, Place
     from core.contract.checkpoint_io import PathLike
 
 
@@ -68,46 +65,45 @@ def list_checkpoints(
     Raises:
         FileNotFoundError: it isn't there.
     """
-    found = [_listed(path, verify, progress) for path in _candidates(folder)]
+    found = [_listed(place, verify, progress) for place in _candidates(folder)]
     return sorted(found, key=lambda listed: (-listed.saved_at_s, listed.path))
 
 
-def _candidates(folder: PathLike) -> Iterator[str]:
-    opened = folder_of(folder)
-    if opened.exists():
-        yield os.fspath(folder)
+def _candidates(folder: PathLike) -> Iterator[Place]:
+    place = place_of(folder)
+    if folder_at(place).exists():
+        yield place
         return
-    path = path_of(folder)
-    names = sorted(os.listdir(path) if isinstance(path, Path) else path.names_in(path.name))
-    for name in names:
-        place = str(path / name) if isinstance(path, Path) else f"{path.url.rstrip('/')}/{name}"
-        if not name.startswith(".") and _is_one(place, name):
-            yield place
+    for entry in sorted(place.entries()):
+        child = place.child(entry.name)
+        if not entry.name.startswith(".") and _is_one(child, entry):
+            yield child
 
 
-def _is_one(place: str, name: str) -> bool:
-    folder = folder_of(place)
-    if folder.is_file():
-        return name.endswith(FILE_SUFFIXES)
-    if folder.exists() or os.path.islink(place):
+def _is_one(place: Place, entry: Entry) -> bool:
+    if not entry.is_folder:
+        return entry.name.endswith(FILE_SUFFIXES)
+    if os.path.islink(str(place)) or folder_at(place).exists():
         return True
-    names = _sizes(folder)
-    return bool(names) and all(manifest.OWN_FILE.fullmatch(name) for name in names)
+    names = names_in(place)
+    return bool(names) and all(map(manifest.OWN_FILE.fullmatch, names or ()))
 
 
-def _listed(path: str, verify: bool, progress: Callable[[int, int], None] | None) -> Listed:
+def _listed(place: Place, verify: bool, progress: Callable[[int, int], None] | None) -> Listed:
+    path = str(place)
     if os.path.islink(path):
-        return Listed(
-            path, os.lstat(path).st_mtime, 0, None, "link", f"leads to {os.readlink(path)}"
-        )
-    folder = folder_of(path)
+        leads_to = f"leads to {os.readlink(path)}"
+        return Listed(path, os.lstat(path).st_mtime, 0, None, "link", leads_to)
+    folder = folder_at(place)
     size_bytes, saved_at_s, step, state, detail = 0, 0.0, None, "complete", ""
     try:
         if folder.is_file():
-            size_bytes, saved_at_s = _file_facts(path)
+            beside = {entry.name: entry for entry in place.parent.entries()}
+            _, _, size_bytes, saved_at_s = beside[place.name]
         else:
-            size_bytes = sum(_sizes(folder).values())
-            saved_at_s, step = formats.with_folder(folder, lambda reader: _facts(folder, reader))
+            sizes = {entry.name: entry.size_bytes for entry in place.entries()}
+            size_bytes = sum(sizes.values())
+            saved_at_s, step = formats.with_folder(folder, lambda reader: _facts(reader, sizes))
         if verify:
             formats.verify_checkpoint(path, progress)
             state = "verified"
@@ -116,36 +112,20 @@ def _listed(path: str, verify: bool, progress: Callable[[int, int], None] | None
     return Listed(path, saved_at_s, size_bytes, step, state, detail)
 
 
-def _facts(folder: Folder, reader: FolderReader) -> tuple[float, int | None]:
+def _facts(reader: FolderReader, sizes: dict[str, int]) -> tuple[float, int | None]:
     """The time at which it was saved, and the step, once all of its files have been found."""
-    sizes = _sizes(folder)
     for name, entry in reader.manifest.files.items():
         if name not in sizes:
             raise FileNotFoundError(2, "is missing", name)
         if sizes[name] != entry.size_bytes:
-            raise wrong_size(folder.name_of(name), entry.size_bytes)
+            raise wrong_size(reader.folder.name_of(name), entry.size_bytes)
     return reader.manifest.saved_at_ns / 1e9, _step_of(reader.describe())
 
 
 def _step_of(state: dict[str, Any]) -> int | None:
     progress = state.get("progress")
-    for place in (progress if isinstance(progress, dict) else {}, state):
+    for place in (progress, state):
         for name in ("global_step", "step"):
-            if type(place.get(name)) is int:
+            if isinstance(place, dict) and type(place.get(name)) is int:
                 return int(place[name])
     return None
-
-
-def _sizes(folder: Folder) -> dict[str, int]:
-    if isinstance(folder, RemoteFolder):
-        return {name: size for name, size, _ in folder.entries()}
-    return {entry.name: entry.stat().st_size for entry in folder.path.iterdir() if entry.is_file()}
-
-
-def _file_facts(path: str) -> tuple[int, float]:
-    """Bytes of a file, and seconds since 1970 at which it was changed last."""
-    found = path_of(path)
-    if isinstance(found, RemotePath):
-        details = found.filesystem.info(found.name)
-        return int(details["size"] or 0), modified_at(details)
-    return size_of(found), found.stat().st_mtime

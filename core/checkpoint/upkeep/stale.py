@@ -15,16 +15,20 @@ from core.checkpoint.folder.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.storage import disk, locks
 from core.checkpoint.storage.disk import is_partial
-from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
+from core.checkpoint.storage.place import LocalPlace, RemotePlace, place_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from core.checkpoint.folder.folder import Folder
+    from core.checkpoint.storage.place import Entry
     from core.contract.checkpoint_io import PathLike
 
 _UNNAMED = "a file of a save that did not end, which the manifest doesn't name"
+
+_UNFINISHED = "a file of a save that did not end, in a folder without a manifest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,11 @@ def sweep_folder(folder: PathLike) -> None:
     Args:
         folder: of checkpoints, local or a URL.
     """
-    path = path_of(folder)
-    if not isinstance(path, RemotePath) and path.is_dir():
-        with contextlib.suppress(OSError), locks.held(path) as is_locked:
+    place = place_of(folder)
+    if isinstance(place, LocalPlace) and place.path.is_dir():
+        with contextlib.suppress(OSError), locks.held(place.path) as is_locked:
             if is_locked:
-                for found in _local(path):
+                for found in _local(place.path):
                     with contextlib.suppress(OSError):
                         found.delete()
 
@@ -74,13 +78,13 @@ def stale_files(folder: PathLike, *, stopped: bool = False) -> Iterator[Removabl
         folder: of checkpoints.
         stopped: nothing saves there now, the caller knows: neither locks nor ages are asked.
     """
-    path = path_of(folder)
-    if isinstance(path, RemotePath):
-        yield from _remote(path, stopped)
+    place = place_of(folder)
+    if isinstance(place, RemotePlace):
+        yield from _remote(place, stopped)
         return
-    with locks.held(path) as is_locked:
+    with locks.held(place.path) as is_locked:
         if is_locked or stopped:
-            yield from _local(path, stopped)
+            yield from _local(place.path, stopped)
 
 
 def _local(folder: Path, stopped: bool = False) -> Iterator[Removable]:
@@ -91,17 +95,15 @@ def _local(folder: Path, stopped: bool = False) -> Iterator[Removable]:
             elif is_lonely_digest(path):
                 yield _at(path, "the digest of a file that is gone")
             elif path.is_dir() and not path.is_symlink():
-                yield from (
-                    _at(path / name, _UNNAMED)
-                    for name in _unnamed(LocalFolder(path), os.listdir(path))
-                )
+                for name in _unnamed(LocalFolder(path), os.listdir(path)):
+                    yield _at(path / name, _UNNAMED)
 
 
 def _at(path: Path, why: str) -> Removable:
-    def delete() -> None:
-        disk.remove_tree(path) if path.is_dir() and not path.is_symlink() else disk.unlink(path)
-
-    return Removable(str(path), size_of(path), why, delete)
+    delete = disk.unlink
+    if path.is_dir():
+        delete = disk.remove_tree
+    return Removable(str(path), size_of(path), why, partial(delete, path))
 
 
 def size_of(path: Path) -> int:
@@ -111,55 +113,44 @@ def size_of(path: Path) -> int:
     return path.lstat().st_size
 
 
-def _unnamed(folder: LocalFolder | RemoteFolder, names: list[str]) -> list[str]:
+def _unnamed(folder: Folder, names: list[str]) -> list[str]:
     """Files of the form of a checkpoint's in a folder with a manifest that doesn't name them."""
     own = [name for name in names if manifest.OWN_FILE.fullmatch(name)]
     if not own:
         return []
     try:
-        named = manifest.from_bytes(folder.read_manifest(), folder.name_of(manifest.NAME)).files
+        named = manifest.from_bytes(folder.read_manifest(), str(folder)).files
     except (FileNotFoundError, CheckpointCorruptedError, NotAFileError):
         return []  # it may be all that is left of a checkpoint
     return sorted(name for name in own if name not in named)
 
 
-def _remote(path: RemotePath, stopped: bool) -> Iterator[Removable]:
-    path.filesystem.invalidate_cache()
-    listed = path.filesystem.ls(path.name, detail=True)
-    folders = [
-        RemoteFolder(_within(path, entry)) for entry in listed if entry["type"] == "directory"
-    ]
-    contents = [(folder, folder.entries()) for folder in folders]
-    files = [entry for entry in listed if entry["type"] == "file"]
+def _remote(place: RemotePlace, stopped: bool) -> Iterator[Removable]:
+    listed = place.entries()
+    contents = {
+        entry.name: place.child(entry.name).entries() for entry in listed if entry.is_folder
+    }
+    files = [entry for entry in listed if not entry.is_folder]
     # The newest change anywhere in here is the store's own time, or nearly: this machine's clock
     # has no say.
-    times = [time for _, entries in contents for *_, time in entries]
-    now = max([*times, *map(modified_at, files)], default=0.0)
+    now = max((entry.changed_s for entry in sum(contents.values(), files)), default=0.0)
 
-    def is_stale(changed: float) -> bool:
-        return stopped or 0 < changed < now - STALE_S
+    def removable(entry: Entry, place: RemotePlace, why: str) -> Iterator[Removable]:
+        if stopped or 0 < entry.changed_s < now - STALE_S:
+            yield Removable(str(place), entry.size_bytes, why, place.delete)
 
     for entry in files:
-        if entry["name"].endswith(".partial") and is_stale(modified_at(entry)):
-            place, size_bytes = _within(path, entry), int(entry.get("size") or 0)
-            yield Removable(
-                place.url, size_bytes, "a save that did not end", partial(place.delete, place.name)
-            )
-    for folder, entries in contents:
-        sizes = {name: size for name, size, changed in entries if is_stale(changed)}
-        names = list(sizes)
-        if all(manifest.OWN_FILE.fullmatch(name) for name, *_ in entries):
+        if entry.name.endswith(".partial"):
+            yield from removable(entry, place.child(entry.name), "a save that did not end")
+    for name, entries in contents.items():
+        folder = RemoteFolder(place.child(name))
+        names = [entry.name for entry in entries]
+        unnamed, why = _unnamed(folder, names), _UNNAMED
+        if all(map(manifest.OWN_FILE.fullmatch, names)):
             unnamed, why = (
                 names,
                 "a file of a save that did not end, in a folder without a manifest",
             )
-        else:
-            unnamed, why = _unnamed(folder, names), _UNNAMED
-        for name in unnamed:
-            delete = partial(folder.path.delete, f"{folder.folder}/{name}")
-            yield Removable(folder.name_of(name), sizes[name], why, delete)
-
-
-def _within(path: RemotePath, entry: dict[str, object]) -> RemotePath:
-    name = str(entry["name"]).rstrip("/")
-    return RemotePath(path.filesystem, name, f"{path.url.rstrip('/')}/{name.rpartition('/')[2]}")
+        for entry in entries:
+            if entry.name in unnamed:
+                yield from removable(entry, folder.place.child(entry.name), why)

@@ -17,7 +17,9 @@ from core.contract.checkpoint_io import CheckpointIO
 from core.display import exit_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
 
     from core.contract.checkpoint_io import Collectives, PathLike
 
@@ -49,9 +51,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """
         self._during_forward = during_forward
         self._pending: list[tuple[str, bool, Future[None]]] = []
-        self.checkpoint_io = (
-            checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
-        )
+        self.checkpoint_io = checkpoint_io or DistributedCheckpointIO()
         self._stage = StagingMemory()
         self._executor: ThreadPoolExecutor | None = None
         self._background: Collectives | None = None
@@ -63,7 +63,8 @@ class AsyncCheckpointIO(CheckpointIO):
         pending, self._pending = self._pending, []
         # A fork copies the list and not the thread: a future that isn't done there never will be.
         for _, _, future in pending:
-            if future.done() and (error := future.exception()) is not None:
+            error = future.exception() if future.done() else None
+            if error is not None:
                 _warn_of_lost(error)
                 exit_code.fail()
 
@@ -83,19 +84,17 @@ class AsyncCheckpointIO(CheckpointIO):
             UnsupportedError: these ranks can't talk to each other in the background.
         """
         self._finish()
-        if self._background is None:
-            self._background = collectives.in_background()
-        background, sharded = self._background, self.layout == "sharded"
-        stepped = self.stepped_tensors if self._during_forward else None
+        background = self._in_background(collectives)
 
         def copy() -> dict[str, Any] | None:
             if state is None:
                 return None
+            stepped: Iterable[Tensor] = ()
+            if self._during_forward and self.stepped_tensors is not None:
+                stepped = self.stepped_tensors()
+            is_sharded = self.layout == "sharded"
             return self._stage.copy(
-                state,
-                rank=collectives.rank,
-                sharded=sharded,
-                stepped=stepped() if stepped is not None else (),
+                state, rank=collectives.rank, sharded=is_sharded, stepped=stepped
             )
 
         # Agreed on before anything is written: a rank that can't copy would leave the others
@@ -116,12 +115,9 @@ class AsyncCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: as `save_checkpoint`; that it can't be deleted, at the next save.
         """
-        if self._background is None:
-            self._background = collectives.in_background()
-        background = self._background
-        self._submit(
-            path, False, lambda: self.checkpoint_io.remove_checkpoint(path, collectives=background)
-        )
+        background = self._in_background(collectives)
+        remove = self.checkpoint_io.remove_checkpoint
+        self._submit(path, False, lambda: remove(path, collectives=background))
 
     def retire_checkpoint(
         self, path: PathLike, successor: PathLike, *, collectives: Collectives
@@ -132,14 +128,9 @@ class AsyncCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: as `remove_checkpoint`.
         """
-        if self._background is None:
-            self._background = collectives.in_background()
-        background = self._background
-        self._submit(
-            path,
-            False,
-            lambda: self.checkpoint_io.retire_checkpoint(path, successor, collectives=background),
-        )
+        background = self._in_background(collectives)
+        retire = self.checkpoint_io.retire_checkpoint
+        self._submit(path, False, lambda: retire(path, successor, collectives=background))
 
     def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
         """All ranks. Look for damage of what is at `path` when all that was asked for before is
@@ -197,6 +188,11 @@ class AsyncCheckpointIO(CheckpointIO):
             self._executor = self._background = None
             self._stage.close()
             self.checkpoint_io.teardown()
+
+    def _in_background(self, collectives: Collectives) -> Collectives:
+        if self._background is None:
+            self._background = collectives.in_background()
+        return self._background
 
     def _submit(self, path: PathLike, will_exist: bool, work: Callable[[], None]) -> None:
         if self._executor is None:

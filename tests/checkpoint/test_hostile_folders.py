@@ -21,7 +21,6 @@ from checkpoint.damaged_on_purpose import (
     write_index,
 )
 from core.checkpoint import load_checkpoint, newest_valid, verify_checkpoint
-from core.checkpoint.format import manifest
 from core.checkpoint.upkeep.summary import summarize
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import save_state
@@ -205,16 +204,6 @@ def test_files_with_terabytes_of_nothing_are_not_read(path, name):
     os.truncate(file, 2**40)
     with bounded_memory(64 * MIB), pytest.raises(CheckpointCorruptedError, match=name):
         verify_checkpoint(path)
-
-
-def test_what_nobody_would_read_is_not_written(path, monkeypatch):
-    monkeypatch.setattr(manifest, "MAX_INDEX_BYTES", 1000)
-    with pytest.raises(
-        CheckpointError,
-        match=r"takes 3,0\d\d bytes, and may take 1,000. Put large lists and texts into",
-    ):
-        save_state(path, {"x": "a" * 3000})
-    assert list(path.parent.iterdir()) == []
 
 
 # What isn't a file.

@@ -1,7 +1,5 @@
 """Folders that aren't whole checkpoints of core: what they are is said, and what reads them."""
 
-import re
-
 import fsspec
 import pytest
 import torch
@@ -27,22 +25,9 @@ def make(folder, *names):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (
-            ["notes.txt", "epoch=1.ckpt", "epoch=2.ckpt"],
-            "name that: epoch=1.ckpt, epoch=2.ckpt$",
-        ),
-        (list("gfedcba"), r"name that: a, b, c, d, e, \.\.\.$"),
-        (["latest", "zero_to_fp32.py"], "name that: latest, zero_to_fp32.py$"),
-        ([], "It is empty.$"),
-    ],
-)
-def test_what_was_meant_is_shown(tmp_path, names, said):
-    message = refused(make(tmp_path / "theirs", *names))
-    assert OURS in message
-    assert re.search(said, message)
+def test_what_was_meant_is_to_be_named(tmp_path):
+    message = refused(make(tmp_path / "theirs", "epoch=1.ckpt"))
+    assert message.endswith(f"{OURS}. If something in it was meant, name that.")
 
 
 def test_only_where_files_of_ours_are_a_save_did_not_end(tmp_path):
@@ -57,9 +42,7 @@ def test_only_where_files_of_ours_are_a_save_did_not_end(tmp_path):
 
 def test_a_folder_of_a_store():
     fsspec.filesystem("memory").pipe("/theirs/config.json", b"{}")
-    assert refused("memory://theirs").endswith(
-        f"{OURS}. If something in it was meant, name that: config.json"
-    )
+    assert OURS in refused("memory://theirs")
 
 
 class AcmeReader(CheckpointReader):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+Key = TypeVar("Key")
 
 ALIGNMENT_BYTES = 64
 """Alignment of each tensor in a file, so that it can be used where it is mapped."""
@@ -23,23 +25,23 @@ order.
 """
 
 
-def pieces(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, Any]]:
-    """The elements of tensors in order, as bytes, each piece with the number of its tensor.
+def pieces(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Any]]:
+    """The elements of tensors in order, as bytes, each piece with the key of its tensor.
 
     A contiguous tensor on the CPU comes whole, others in small copies: a CUDA device makes the next
     one while one is used. Each piece is to be used before the next one is asked for.
     """
     bounce = Bounce()
-    ahead: tuple[int, torch.Tensor] | None = None
+    ahead: list[tuple[Key, torch.Tensor]] = []
     try:
-        for number, tensor in enumerate(tensors):
+        for key, tensor in tensors.items():
             for part in _parts(tensor):
-                begun = number, _begin_copy(part, bounce)
-                if ahead is not None:
-                    yield _awaited(*ahead, bounce)
-                ahead = begun
-        if ahead is not None:
-            yield _awaited(*ahead, bounce)
+                ahead.append((key, _begin_copy(part, bounce)))
+                if len(ahead) > 1:
+                    yield _awaited(*ahead[0], bounce)  # its memory must live until it is used
+                    ahead.pop(0)
+        for begun in ahead:
+            yield _awaited(*begun, bounce)
     finally:
         bounce.finish()  # an error: no device may go on writing to memory that is given back
 
@@ -69,9 +71,9 @@ def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:
     return buffer
 
 
-def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, object]:
+def _awaited(key: Key, held: torch.Tensor, bounce: Bounce) -> tuple[Key, object]:
     bounce.await_copy(held)
-    return number, bytes_of(held)
+    return key, bytes_of(held)
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint.format import digest, manifest
-from core.checkpoint.storage import disk, locks, messages
-from core.checkpoint.storage.disk import is_partial, partial_path
+from core.checkpoint.storage import disk, left_over, locks, messages
+from core.checkpoint.storage.disk import partial_path
 from core.checkpoint.storage.place import LocalPlace, Place, RemotePlace, has_happened, place_of
 
 if TYPE_CHECKING:
@@ -119,12 +119,7 @@ class LocalLocation(Location):
         disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
             with locks.held(self.folder):
-                # Delete what writers that died have left, and digests whose file a remover that
-                # died has deleted.
-                for path in self.folder.iterdir():
-                    with contextlib.suppress(OSError):
-                        if self._is_left_over(path) or is_lonely_digest(path):
-                            disk.unlink(path)
+                left_over.sweep(self.folder)
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
             # A clock may jump back, and of two files the one that was saved later is to be the
@@ -174,25 +169,6 @@ class LocalLocation(Location):
             for end in (file.close, lambda: disk.unlink(path)):
                 with contextlib.suppress(OSError):
                     end()
-
-    def _is_left_over(self, path: Path) -> bool:
-        name = self.path.name  # of it and of its digest
-        is_ours = path.name.startswith((f".{name}.", f"..{name}.")) and is_partial(path.name)
-        return is_ours and locks.is_free(path)
-
-
-def is_lonely_digest(path: Path) -> bool:
-    """True if it is a digest whose file is gone. While the folder is locked, no writer is between
-    the two.
-    """
-    owner = path.name[1:].removesuffix(digest.SUFFIX)
-    if not owner or digest.name_of(owner) != path.name or os.path.lexists(path.with_name(owner)):
-        return False
-    return (
-        path.is_file()
-        and path.stat().st_size <= digest.MAX_BYTES
-        and bool(digest.from_text(path.read_bytes()))
-    )
 
 
 class RemoteLocation(Location):

@@ -88,11 +88,12 @@ def digests_of(path: Path) -> list[str]:
 
     with path.open("rb") as file:
         within = seal.read(file)
+    if within is not None:
+        return [within]
     beside = Path(name_of(path.as_posix()))
-    if within is not None or not beside.is_file():
-        return [] if within is None else [within]
-    with beside.open("rb") as file:
-        return digest.from_text(file.read(digest.MAX_BYTES))
+    if not beside.is_file():
+        return []
+    return digest.from_text(beside.read_bytes())
 
 
 def _verified(
@@ -103,35 +104,35 @@ def _verified(
     while True:
         content = location.read_digest()
         with location.open() as file:
-            if (within := seal.read(file)) is not None:
-                if not seal.is_right(file, within):
-                    raise _damaged(path)
-                file.seek(0)
-                return parse(file, path)
+            within = seal.read(file)
             file.seek(0)
-            if content is None:
+            if within is not None:
+                is_right = seal.is_right(file, within)
+            elif content is not None:
+                is_right = digest.of_file(file) in digest.from_text(content)
+            else:
+                is_right = True
                 if warns:
                     warnings.warn(
                         f"{path!r} has no digest beside it ({name_of(path)}), so damage to it "
                         "would not be seen. Save it again with core to get one.",
                         stacklevel=2,
                     )
-                return parse(file, path)
-            if digest.of_file(file) in digest.from_text(content):
+            if is_right:
                 file.seek(0)
                 return parse(file, path)
         # Another process may have replaced both between the two reads.
-        if location.read_digest() == content:
-            raise _damaged(path, content)
+        if within is not None or location.read_digest() == content:
+            raise _damaged(path, within, content)
 
 
-def _damaged(path: str, content: bytes | None = None) -> CheckpointCorruptedError:
-    if content is None:
+def _damaged(path: str, within: str | None, content: bytes | None) -> CheckpointCorruptedError:
+    if within is not None:
         return CheckpointCorruptedError(
             f"{path!r} is damaged: its content does not have the digest at its end. Load an "
             "earlier checkpoint."
         )
-    if not digest.from_text(content):
+    if not digest.from_text(content or b""):
         return CheckpointCorruptedError(
             f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} "
             "unverified."

@@ -8,12 +8,9 @@ pointers. torch's safe unpickler makes stand-ins instead; scalars come out right
 
 from __future__ import annotations
 
-import importlib
-import pickle
 import warnings
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
@@ -68,7 +65,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     Raises:
         CheckpointCorruptedError: it is something else.
     """
-    reader: CheckpointReader | None = None
+    reader = None
     try:
         loaded = unpickle(file)
     except (MemoryError, OSError, Warning):
@@ -76,7 +73,8 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise
     except Exception as error:
         reader = _reader_of(file, path)
-        if reader is None or (loaded := reader.read(file, path)) is None:
+        loaded = reader.read(file, path) if reader is not None else None
+        if loaded is None:
             raise CheckpointCorruptedError(
                 f"{path!r} is not a checkpoint that can be loaded without running code from it: "
                 f"{reason_of(error)}. Expected a file written by core, or by torch.save with plain "
@@ -86,7 +84,10 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise CheckpointCorruptedError(
             f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
         )
-    if _OWN in loaded or (reader := reader or _reader_of(file, path)) is None:
+    if _OWN in loaded:
+        return loaded
+    reader = reader or _reader_of(file, path)
+    if reader is None:
         return loaded
     try:
         return reader.translate(loaded)
@@ -122,17 +123,9 @@ def unpickle(
         # user's choice.
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
         source: Any = mapped_from or file
-        load = partial(
-            torch.load, source, map_location="cpu", weights_only=True, mmap=mapped_from is not None
+        loaded = torch.load(
+            source, map_location="cpu", weights_only=True, mmap=mapped_from is not None
         )
-        try:
-            loaded = load()
-        except pickle.UnpicklingError as error:
-            if "nested jagged tensors" not in str(error):
-                raise
-            importlib.import_module("torch._dynamo")  # torch asks for it, and it takes long
-            file.seek(0)
-            loaded = load()
     return unwrap(loaded)
 
 
@@ -215,19 +208,18 @@ def allowed(others: Sequence[Any]) -> Iterator[None]:
         others: what else it may make.
     """
     programs = serialization.get_safe_globals()
-    names = [each[1] if isinstance(each, tuple) else each.__module__ for each in programs]
-    kept = [
-        each
-        for each, name in zip(programs, names, strict=True)
-        if name.partition(".")[0] != "numpy"
-    ]
     serialization.clear_safe_globals()
-    serialization.add_safe_globals([*kept, *STAND_INS, *others])
+    serialization.add_safe_globals([*filter(_is_not_numpys, programs), *STAND_INS, *others])
     try:
         yield
     finally:
         serialization.clear_safe_globals()
         serialization.add_safe_globals(programs)
+
+
+def _is_not_numpys(allowed: Any) -> bool:
+    name = allowed[1] if isinstance(allowed, tuple) else allowed.__module__
+    return not f"{name}.".startswith("numpy.")
 
 
 def unwrap(value: Any) -> Any:
@@ -236,10 +228,12 @@ def unwrap(value: Any) -> Any:
     """
     if isinstance(value, _StandIn):
         return value.made
-    if (kind := type(value)) is tuple:
+    kind = type(value)
+    if kind is tuple:
         return tuple(map(unwrap, value))
-    if kind in (dict, OrderedDict, Counter, list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
+    if kind is list:
+        value[:] = map(unwrap, value)
+    elif kind in (dict, OrderedDict, Counter):
+        for key, item in value.items():
             value[key] = unwrap(item)
     return value

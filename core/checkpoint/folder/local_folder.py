@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from core.checkpoint.folder.any_folder import AnyFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.format.verified_file import MappedFile
-from core.checkpoint.storage import disk, locks, messages
-from core.checkpoint.storage.disk import is_partial, partial_path
+from core.checkpoint.storage import disk, left_over, locks, messages
+from core.checkpoint.storage.disk import partial_path
 from core.checkpoint.storage.place import LocalPlace
 from core.contract.errors import CheckpointError
 from core.text import plain_file
@@ -56,7 +56,7 @@ class LocalFolder(AnyFolder):
         token = secrets.token_hex(4)
         with contextlib.ExitStack() as stack:
             with locks.held(parent):
-                sweep(parent)
+                left_over.sweep(parent)
                 disk.make_folder(partial_path(self.path, token))
                 stack.enter_context(locks.held(partial_path(self.path, token), shared=True))
             yield token
@@ -205,13 +205,3 @@ class LocalFolder(AnyFolder):
             # Private: what is written to a tensor on this memory stays in the process.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
-
-
-def sweep(folder: Path) -> None:
-    """Delete what writers that died have left in a folder; what a living one holds a lock on
-    stays.
-    """
-    for path in folder.iterdir():
-        if is_partial(path.name) and locks.is_free(path):
-            with contextlib.suppress(OSError):
-                disk.remove_tree(path) if path.is_dir() else disk.unlink(path)

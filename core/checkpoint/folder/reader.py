@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,26 +115,15 @@ class FolderReader:
         self.files: dict[str, File] = {}
         self.tree: Any = None
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
-        ranks = {
-            name: int(name.partition("-")[2].removesuffix(".json"))
-            for name in self.manifest.indexes[1:]
-        }
-        self._unread = sorted(ranks, key=lambda name: -abs(ranks[name] - place))
-        for name in self.manifest.indexes[:1]:
-            self._take_index(name)
-
-    def _take_indexes(self, number: int | None = None) -> bool:
-        """Read so many more indexes, or all; True if there was one."""
-        left = len(self._unread)
-        for _ in range(left if number is None else min(number, left)):
-            self._take_index(self._unread.pop())
-        return left > 0
+        first, *others = self.manifest.indexes
+        ranks = {name: int(name.partition("-")[2].removesuffix(".json")) for name in others}
+        self._unread = dict.fromkeys(sorted(ranks, key=lambda name: abs(ranks[name] - place)))
+        self._take_index(first)
 
     def _take_index(self, name: str) -> None:
         entry, path = self.manifest.files[name], self.folder.name_of(name)
         content = self.folder.read(name, entry.size_bytes)
-        blocks = digest.blocks_of(content, self.manifest.block_bytes)
-        if len(content) != entry.size_bytes or digest.of_blocks(blocks) != entry.digest:
+        if not digest.is_content(BytesIO(content), entry.digest, self.manifest.block_bytes):
             raise CheckpointCorruptedError(
                 f"{path!r} is damaged: its content does not have the digest in the manifest. "
                 "Load an earlier checkpoint."
@@ -249,10 +239,10 @@ class FolderReader:
         """
         first, step = share or (0, 1)
         indexes = self.manifest.indexes[first::step]
-        taken = set(indexes).intersection(self._unread)
-        self._unread = [name for name in self._unread if name not in taken]
-        for name in sorted(taken):
-            self._take_index(name)
+        for name in indexes:
+            if name in self._unread:
+                del self._unread[name]
+                self._take_index(name)
         # Skip files that were opened only to locate chunks.
         names = [name.replace(".json", ".data") for name in indexes]
         files = [self.files[name] for name in names if name in self.files]
@@ -292,14 +282,17 @@ class FolderReader:
             # The usual case, the same chunks as were saved, needs no intersections.
             if saved.keys() >= set(wanted) or all(covers(place, list(saved)) for place in wanted):
                 return saved
-            # Twice as many each time, so that looking whether it is enough costs little where all
-            # are needed.
-            if not self._take_indexes(num_more):
+            if not self._unread:
                 raise CheckpointCorruptedError(
                     f"{str(self.folder)!r} is incomplete: the parts of "
                     f"{readable(tuple(json.loads(name)))!r} in its files don't cover its shape, "
                     "each element once. Load an earlier checkpoint."
                 )
+            # Twice as many each time, so that looking whether it is enough costs little where all
+            # are needed.
+            for index in list(self._unread)[:num_more]:
+                del self._unread[index]
+                self._take_index(index)
             num_more *= 2
 
 

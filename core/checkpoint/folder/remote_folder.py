@@ -27,11 +27,6 @@ STALE_S = 24 * 3600.0
 writer's.
 """
 
-_not_deleted: dict[str, set[str]] = {}
-"""By the URL of a checkpoint the files that a manifest named which this process has replaced, and
-couldn't delete.
-"""
-
 
 class RemoteFolder(AnyFolder):
     """One checkpoint folder. Nothing distinguishes a dead writer from a live one, so its remains
@@ -66,8 +61,8 @@ class RemoteFolder(AnyFolder):
         named.
 
         Raises:
-            CheckpointError: another program has deleted some of them; or the store has not kept the
-                manifest as it is, and has that of before again.
+            CheckpointError: another program has deleted some of them.
+            UnsettledError: the store has not kept the manifest as it is.
         """
         kept = set(files)
         missing = sorted(kept.difference(self._names()))
@@ -75,27 +70,25 @@ class RemoteFolder(AnyFolder):
             raise CheckpointError(
                 f"its file {missing[0]!r} is gone: another program deletes in {self}."
             )
-        before = self._manifest_before()
-        replaced = self._named(before)
+        replaced = self._named(self._manifest_before())
         try:
             self._manifest.write(content)
         except Exception as error:  # an answer that was lost leaves open whether it is written
             if not has_happened(lambda: self.read_manifest() == content, error):
                 raise
-        self._read_manifest_back(content, before)
-        replaced |= _not_deleted.pop(str(self), set())
+        # While the files of the one before are there. It may be another run's, just as whole.
         try:
+            is_whole = bool(self._named(self.read_manifest()))
+        except Exception as error:
+            raise messages.UnsettledError("is in its place, and can't be read back") from error
+        if not is_whole:
+            raise messages.UnsettledError("is in its place, and its manifest is damaged")
+        with contextlib.suppress(Exception):  # a save on another day does it
             for name in self._unneeded(kept, replaced):
                 self.place.child(name).delete()
-        except Exception:
-            # the next save of this process does it: the next manifest to be replaced doesn't name
-            # them
-            _not_deleted[str(self)] = replaced
 
     def _manifest_before(self) -> bytes | None:
-        """The manifest that will be replaced; None if there is none, nothing if it can't be read
-        now.
-        """
+        """The manifest that is there; None if there is none, nothing if it can't be read now."""
         try:
             return self.read_manifest()
         except FileNotFoundError:
@@ -104,34 +97,13 @@ class RemoteFolder(AnyFolder):
             return b""
 
     def _named(self, content: bytes | None) -> set[str]:
-        """The files that a manifest names."""
+        """The files that a manifest names; none if it can't be read, and so nothing may be deleted
+        for it.
+        """
         try:
             return set(manifest.from_bytes(content or b"", str(self._manifest)).files)
         except CheckpointError:
-            # nothing that can be read, and so nothing that may be deleted for it
             return set()
-
-    def _read_manifest_back(self, content: bytes, before: bytes | None) -> None:
-        """Check that the manifest is what was written, while the files of the one before are
-        there.
-        """
-        try:
-            found = self.read_manifest()
-        except Exception as error:
-            raise messages.UnsettledError("is in its place, and can't be read back") from error
-        # It may be another run's, just as whole.
-        if found == content or self._named(found):
-            return
-        try:
-            if before == b"":
-                raise FileNotFoundError("the one before could not be read")
-            if before is None:
-                self._manifest.delete()
-            else:
-                self._manifest.write(before)
-        except Exception as error:
-            raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
-        raise messages.not_as_written(manifest.NAME)
 
     def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
         """Files that the last manifest named, and those a day older than this one. A live writer

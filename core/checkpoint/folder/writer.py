@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES, pieces
-from core.checkpoint.format import digest, manifest
+from core.checkpoint.format import digest
 from core.checkpoint.format.coverage import lie_apart
 from core.checkpoint.format.manifest import FileEntry
 from core.checkpoint.state.shards import chunks_to_write
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from core.checkpoint.folder.folder import Folder
     from core.contract.sharded_leaf import Chunk
+
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class PartWriter:
@@ -102,17 +104,16 @@ class PartWriter:
     def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
         # Tied weights are leaves on the same memory: their bytes are written once, and loading ties
         # them again.
-        memories = [_memory_of(chunk.tensor) or number for number, (_, chunk) in enumerate(parts)]
-        tensors = {memory: chunk.tensor for memory, (_, chunk) in zip(memories, parts, strict=True)}
-        starts: list[int] = []
-        for number, piece in pieces(tensors.values()):
-            if number == len(starts):
+        tensors = {_memory_of(chunk.tensor): chunk.tensor for _, chunk in parts}
+        positions: dict[object, int] = {}
+        for memory, piece in pieces(tensors):
+            if memory not in positions:
                 writer.align(ALIGNMENT_BYTES)
-                starts.append(writer.position)
+                positions[memory] = writer.position
             writer.write(piece)
-        positions = dict(zip(tensors, starts, strict=True))
-        for memory, (name, chunk) in zip(memories, parts, strict=True):
-            place = [list(chunk.offsets), list(chunk.sizes), positions[memory]]
+        for name, chunk in parts:
+            position = positions[_memory_of(chunk.tensor)]
+            place = [list(chunk.offsets), list(chunk.sizes), position]
             self._index.setdefault(name, []).append(place)
 
     def _write_index(self, folder: Folder, token: str, stem: str, blocks: list[str]) -> FileEntry:
@@ -121,24 +122,9 @@ class PartWriter:
             content = {"tree": self.tree, **content}
         with folder.create(token, f"{stem}.json") as file:
             writer = digest.BlockWriter(file)
-            writer.write(_encoded(content))
+            writer.write(_TO_JSON(content).encode())
             writer.finish()
         return FileEntry(writer.position, digest.of_blocks(writer.blocks))
-
-
-def _encoded(content: Mapping[str, object]) -> bytes:
-    """Encode an index as it is written.
-
-    Raises:
-        CheckpointError: it is larger than a reader accepts.
-    """
-    encoded = json.dumps(content, separators=(",", ":")).encode()
-    if len(encoded) > manifest.MAX_INDEX_BYTES:
-        raise CheckpointError(
-            f"what isn't in tensors or arrays takes {len(encoded):,} bytes, and may take "
-            f"{manifest.MAX_INDEX_BYTES:,}. Put large lists and texts into tensors or arrays."
-        )
-    return encoded
 
 
 def _evenness(part: tuple[str, Chunk]) -> int:
@@ -149,9 +135,9 @@ def _evenness(part: tuple[str, Chunk]) -> int:
     return min(num_bytes & -num_bytes, digest.BLOCK_BYTES)
 
 
-def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Address and size of a tensor's elements, if they are in order: tensors that share memory are
-    written once.
-    """
-    # Not the dtype: a view of the same bytes in another one is the same bytes.
-    return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
+def _memory_of(tensor: torch.Tensor) -> object:
+    """A key that tensors have in common whose elements are the same memory in the same order."""
+    if tensor.is_contiguous():
+        # Not the dtype: a view of the same bytes in another one is the same bytes.
+        return tensor.data_ptr(), tensor.nbytes
+    return id(tensor)

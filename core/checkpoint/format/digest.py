@@ -6,6 +6,7 @@ It finds damage, not malice: write access to a checkpoint is write access to its
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,21 +51,15 @@ def of_bytes(content: Any) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def of_file(file: BinaryIO, size_bytes: int | None = None) -> str:
+def of_file(file: BinaryIO, size_bytes: int = sys.maxsize) -> str:
     """Digest of what is left to read in `file`: all, or so many bytes at most."""
     digest = new_hash()
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while size := file.readinto(buffer[:size_bytes]):  # type: ignore[attr-defined]  # every binary file has it
-        digest.update(buffer[:size])
-        size_bytes = None if size_bytes is None else size_bytes - size
+    piece = file.read(min(size_bytes, _CHUNK_BYTES))
+    while piece:
+        digest.update(piece)
+        size_bytes -= len(piece)
+        piece = file.read(min(size_bytes, _CHUNK_BYTES))
     return str(digest.hexdigest())
-
-
-def blocks_of(content: bytes, block_bytes: int) -> list[str]:
-    """Digests of the blocks of something in memory."""
-    view = memoryview(content)
-    starts = range(0, len(view), block_bytes)
-    return [of_bytes(view[start : start + block_bytes]) for start in starts]
 
 
 def of_blocks(digests: Iterable[str]) -> str:
@@ -72,25 +67,10 @@ def of_blocks(digests: Iterable[str]) -> str:
     return of_bytes("".join(digests).encode())
 
 
-def is_content(
-    file: BinaryIO, size_bytes: int, expected: str, block_bytes: int = BLOCK_BYTES
-) -> bool:
-    """True if what is left to read in a file is what a manifest says: read once, through a small
-    buffer.
-
-    Args:
-        file: to read.
-        size_bytes: that it is to have.
-        expected: the digest, made of those of its blocks.
-        block_bytes: of a block.
-    """
-    buffer = memoryview(bytearray(max(1, min(block_bytes, size_bytes))))
-    blocks: list[str] = []
-    left = size_bytes
-    while left >= 0 and (size := file.readinto(buffer)):  # type: ignore[attr-defined]  # every binary file has it
-        blocks.append(of_bytes(buffer[:size]))
-        left -= size
-    return not left and of_blocks(blocks) == expected
+def is_content(file: BinaryIO, expected: str, block_bytes: int = BLOCK_BYTES) -> bool:
+    """True if what is left to read in a file has the digest that is made of those of its blocks."""
+    blocks = iter(lambda: file.read(block_bytes), b"")
+    return of_blocks(map(of_bytes, blocks)) == expected
 
 
 def to_text(digests: list[str]) -> bytes:
@@ -100,8 +80,11 @@ def to_text(digests: list[str]) -> bytes:
 
 def from_text(content: bytes) -> list[str]:
     """The digests in a digest file; none if it isn't one."""
-    lines = [_LINE.fullmatch(line) for line in content.decode("ascii", "replace").splitlines()]
-    return [match[1] for match in lines if match] if all(lines) else []
+    lines = content.decode("ascii", "replace").splitlines()
+    digests = [match[1] for match in map(_LINE.fullmatch, lines) if match]
+    if len(digests) < len(lines):
+        return []
+    return digests
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,17 +14,11 @@ from core._version import __version__
 from core.checkpoint.format import digest
 from core.contract.errors import CheckpointCorruptedError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 NAME = "manifest.json"
 FORMAT = 2
 """1 had blocks of 4 MiB, and said nothing of them."""
 MAX_BYTES = 64 << 20
 """The largest size of a manifest, which names two files of each rank."""
-MAX_INDEX_BYTES = 1 << 30
-"""The largest size of an index, which holds all of the state but tensors and arrays. More isn't
-written: as objects it takes many times the memory."""
 _TITLE = "core checkpoint"
 _FIRST_BLOCK_BYTES = 4 << 20
 
@@ -34,8 +28,6 @@ common.
 """
 
 
-_LATEST_NS = 1 << 62
-"""In the year 2116: what claims to be later is no time to go on from."""
 _STEP_NS = 1_000_000
 """Times of two saves differ by so much at least: as seconds in a float, and on a file system, they
 still do.
@@ -46,8 +38,7 @@ _seen_ns = 0
 def note_time(saved_at_ns: int) -> None:
     """Date what this process saves from now on later than a checkpoint that it has seen."""
     global _seen_ns
-    if saved_at_ns < _LATEST_NS:
-        _seen_ns = max(_seen_ns, saved_at_ns)
+    _seen_ns = max(_seen_ns, saved_at_ns)
 
 
 def next_time_ns() -> int:
@@ -116,56 +107,43 @@ def from_bytes(raw: bytes, path: str) -> Manifest:
     """
     try:
         content = json.loads(raw)
-        if content.pop("title") != _TITLE:
+        if content["title"] != _TITLE:
             raise ValueError("it is something else")
+        content.pop("checksum", None)
+        # Written again and compared: any changed byte shows, even white space.
+        is_sealed = raw == _sealed(content)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorruptedError(
             f"{path!r} is damaged, or not the manifest of a checkpoint: {error!r}."
         ) from None
-    content.pop("checksum", None)
-    number = content.get("format")
     # Before the format: a newer release seals its manifest in the same way, so a wrong seal is
     # damage.
-    if not _is_sealed(content, raw):
+    if not is_sealed:
         raise CheckpointCorruptedError(
             f"{path!r} is damaged: its content does not have the checksum in its last line."
         )
-    if not isinstance(number, int) or number > FORMAT:
-        versions = content.get("versions")
-        release = versions.get("core", "?") if isinstance(versions, dict) else "?"
-        raise CheckpointCorruptedError(
-            f"{path!r} has format {number!r}, written by core {release!r}; this is core "
-            f"{__version__}, which reads up to {FORMAT}. Install that release, or a later one."
-        )
-    return _parse(content, path)
-
-
-def _parse(content: Mapping[str, Any], path: str) -> Manifest:
     try:
-        if foreign := [name for name in content["files"] if not OWN_FILE.fullmatch(name)]:
+        if content["format"] > FORMAT:
             raise CheckpointCorruptedError(
-                f"{path!r} names a file outside of its folder, or not of core: {foreign[0]!r}."
+                f"{path!r} has format {content['format']!r}, written by core "
+                f"{content['versions']['core']!r}; this is core {__version__}, which reads up to "
+                f"{FORMAT}. Install that release, or a later one."
             )
+        files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
+        if not all(map(OWN_FILE.fullmatch, files)):
+            raise ValueError("it names a file outside of its folder, or not of core")
         return Manifest(
-            files={name: FileEntry(**entry) for name, entry in content["files"].items()},
-            world_size=content["world_size"],
-            writer=content["writer"],
-            saved_at_ns=content["saved_at_ns"],
-            versions=content["versions"],
-            block_bytes=_FIRST_BLOCK_BYTES if content["format"] == 1 else content["block_bytes"],
+            files,
+            content["world_size"],
+            content["writer"],
+            content["saved_at_ns"],
+            content["versions"],
+            content.get("block_bytes", _FIRST_BLOCK_BYTES),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointCorruptedError(
             f"{path!r} is not a manifest that core has written: {error!r}."
         ) from None
-
-
-def _is_sealed(content: Mapping[str, object], raw: bytes) -> bool:
-    try:
-        # Written again and compared: any changed byte shows, even white space.
-        return raw == _sealed({"title": _TITLE, **content})
-    except (RecursionError, ValueError):  # nested more deeply than it can be written
-        return False
 
 
 def _sealed(content: dict[str, object]) -> bytes:

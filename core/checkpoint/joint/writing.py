@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint.any_form import dates
@@ -13,12 +13,13 @@ from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from core.checkpoint.folder.folder import Folder
     from core.contract.checkpoint_io import Collectives
 
-    Written = tuple[list[tuple[str, int, bytes]], int]
-    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and
-    digest; the number of elements that were written."""
+    Written = tuple[dict[str, FileEntry], int]
+    """The files of a part, and the number of elements that were written."""
 
 _CURE = "Save DTensors, or ShardedLeafs whose chunks lie side by side."
 
@@ -40,37 +41,34 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
     part = together(collectives, lambda: PartWriter(state, collectives.rank))
     with ExitStack() as stack:
         # What rank 0 enters here stays locked until the checkpoint is in place.
-        token, replaces = on_rank_zero(
-            collectives, lambda: _explained(folder, lambda: _begin(folder, stack))
-        )
+        def begin() -> tuple[str, bool]:
+            with _explained(folder):
+                dates.look_beside(str(folder))
+                return stack.enter_context(folder.begin()), _is_there(folder)
+
+        token, replaces = on_rank_zero(collectives, begin)
         committed = False
 
         def write() -> Written:
-            _explained(folder, lambda: stack.enter_context(folder.stage(token)))
-            entries = _explained(folder, lambda: part.write(folder, token))
-            if replaces:  # what is there goes only for what can be read
-                _explained(folder, lambda: folder.read_back(token, entries))
-            return _packed(entries), part.num_written
+            with _explained(folder):
+                stack.enter_context(folder.stage(token))
+                entries = part.write(folder, token)
+                if replaces:  # what is there goes only for what can be read
+                    folder.read_back(token, entries)
+            return entries, part.num_written
+
+        def commit() -> None:
+            with _explained(folder):
+                _commit(folder, token, part, written, collectives)
 
         try:
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
             written = gather_results(collectives, write)
-            on_rank_zero(
-                collectives,
-                lambda: _explained(
-                    folder, lambda: _commit(folder, token, part, written, collectives)
-                ),
-            )
+            on_rank_zero(collectives, commit)
             committed = True
         finally:
             if collectives.rank == 0 and not committed:
                 folder.discard(token)
-
-
-def _begin(folder: Folder, stack: ExitStack) -> tuple[str, bool]:
-    """Rank 0. The save's own name, and whether a checkpoint would be replaced."""
-    dates.look_beside(str(folder))
-    return stack.enter_context(folder.begin()), _is_there(folder)
 
 
 def _commit(
@@ -82,16 +80,13 @@ def _commit(
 ) -> None:
     """Rank 0. Check that nothing is missing, and make it a checkpoint."""
     expected = "The chunks of all ranks must cover each tensor, and each of its elements once."
-    if (total := sum(number for _, number in written)) != part.num_elements:
+    total = sum(number for _, number in written)
+    if total != part.num_elements:
         raise CheckpointError(
             f"The ranks have {total} elements of tensors to save, and the state has "
             f"{part.num_elements}. {expected} {_CURE}"
         )
-    files = {
-        f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())
-        for rank, (entries, _) in enumerate(written)
-        for end, size, content in entries
-    }
+    files = {name: entry for entries, _ in written for name, entry in entries.items()}
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
     folder.commit(token, content, files)
 
@@ -109,15 +104,9 @@ def _is_there(folder: Folder) -> bool:
     return True
 
 
-def _packed(entries: dict[str, FileEntry]) -> list[tuple[str, int, bytes]]:
-    return [
-        (name.rpartition(".")[2], entry.size_bytes, bytes.fromhex(entry.digest))
-        for name, entry in entries.items()
-    ]
-
-
-def _explained(folder: Folder, work: Any) -> Any:
+@contextmanager
+def _explained(folder: Folder) -> Iterator[None]:
     try:
-        return work()
+        yield
     except Exception as error:
         raise messages.cannot_write(str(folder), error) from error

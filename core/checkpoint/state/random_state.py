@@ -23,13 +23,15 @@ def collect_random_state(accelerator: Accelerator, device: torch.device) -> dict
         device: the rank's own.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
         state["numpy"] = saved = numpy.random.get_state(legacy=False)
         # As a tensor, so that torch.load(weights_only=True) reads the file without knowing NumPy's
         # types. And not of uint32, as it is: torch 2.13 pickles a tensor of that type, and can't
         # read it again.
         saved["state"]["key"] = torch.from_numpy(saved["state"]["key"].astype(numpy.int64))
-    if (own := accelerator.get_rng_state(device)) is not None:
+    own = accelerator.get_rng_state(device)
+    if own is not None:
         state["device"] = own
     return state
 
@@ -78,7 +80,5 @@ def _of_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _of_numpy(state: Mapping[str, Any]) -> dict[str, Any]:
     saved = state["numpy"]
-    return {
-        **saved,
-        "state": {**saved["state"], "key": saved["state"]["key"].numpy().astype("uint32")},
-    }
+    words = saved["state"]
+    return {**saved, "state": {**words, "key": words["key"].numpy().astype("uint32")}}

@@ -49,10 +49,8 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
     if isinstance(leaf, ShardedLeaf):
         return leaf.chunks
     if hasattr(leaf, "global_offsets"):  # a plain tensor as torch 2.15's CheckpointableTensor
-        own, boxes = (
-            leaf.detach(),
-            zip(leaf.global_offsets, leaf.local_offsets, leaf.local_sizes, strict=True),
-        )
+        own = leaf.detach()
+        boxes = zip(leaf.global_offsets, leaf.local_offsets, leaf.local_sizes, strict=True)
         return [
             Chunk(tuple(there), tuple(sizes), own[Chunk(here, sizes, own).box])
             for there, here, sizes in boxes
@@ -63,19 +61,21 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
         local = leaf.to_local().detach()
     if not local.numel():
         return []
-    known = known if known is not None else {}
+    if known is None:
+        known = {}
     layout = (leaf.shape, leaf.placements, id(leaf.device_mesh), local.shape)
-    if (place := known.get(layout)) is None:
+    if layout not in known:
         # what torch's own checkpoints ask, of strided shards too
         (found,) = leaf.__create_chunk_list__()
-        known[layout] = place = (tuple(found.offsets), tuple(found.sizes))
-    offsets, sizes = place
-    return [Chunk(offsets, sizes, local)]
+        known[layout] = (tuple(found.offsets), tuple(found.sizes))
+    return [Chunk(*known[layout], local)]
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
     """The shape of the whole tensor."""
-    return tuple(leaf.global_shape if hasattr(leaf, "global_shape") else leaf.shape)
+    if hasattr(leaf, "global_shape"):
+        return tuple(leaf.global_shape)
+    return tuple(leaf.shape)
 
 
 def _whole(tensor: torch.Tensor) -> Chunk:

@@ -83,13 +83,13 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all in it, if it is there. Of a link, only the link."""
-    if path.is_symlink():
-        unlink(path)
-    elif path.is_dir():
+    """Delete a file, or a folder with all in it, if it is there. Of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
         for entry in path.iterdir():
-            remove_tree(entry) if entry.is_dir() else unlink(entry)
+            remove_tree(entry)
         remove_folder(path)
+    else:
+        unlink(path)
 
 
 def partial_path(path: Path, token: str) -> Path:

@@ -47,5 +47,6 @@ def _parts(reader: FolderReader) -> Iterator[torch.Tensor]:
 def _is_finite(leaf: object) -> bool:
     if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
         return True
-    known = leaf.float() if leaf.element_size() == 1 else leaf  # `isfinite` lacks formats of 8 bits
-    return bool(known.isfinite().all())
+    if leaf.element_size() == 1:  # `isfinite` lacks formats of 8 bits
+        leaf = leaf.float()
+    return bool(leaf.isfinite().all())

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.checkpoint.file.location import is_lonely_digest
 from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.storage import disk, locks
 from core.checkpoint.storage.disk import is_partial
+from core.checkpoint.storage.left_over import is_lonely_digest
 from core.checkpoint.storage.place import LocalPlace, RemotePlace, place_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
@@ -100,17 +100,10 @@ def _local(folder: Path, stopped: bool = False) -> Iterator[Removable]:
 
 
 def _at(path: Path, why: str) -> Removable:
-    delete = disk.unlink
-    if path.is_dir():
-        delete = disk.remove_tree
-    return Removable(str(path), size_of(path), why, partial(delete, path))
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a local file, or of all files in a folder."""
+    size_bytes = path.lstat().st_size
     if path.is_dir() and not path.is_symlink():
-        return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
-    return path.lstat().st_size
+        size_bytes = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    return Removable(str(path), size_bytes, why, partial(disk.remove_tree, path))
 
 
 def _unnamed(folder: Folder, names: list[str]) -> list[str]:

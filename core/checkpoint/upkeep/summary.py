@@ -67,13 +67,6 @@ class Summary:
         return dict(counted)
 
 
-def _shape_of(leaf: torch.Tensor | TensorDescription) -> tuple[int, ...]:
-    """Of a nested tensor, which has none, the number of its parts."""
-    return (
-        (leaf.size(0),) if isinstance(leaf, torch.Tensor) and leaf.is_nested else tuple(leaf.shape)
-    )
-
-
 def summarize(path: PathLike) -> Summary:
     """Summarize the checkpoint at `path`; of a folder, no tensor is read.
 
@@ -92,7 +85,7 @@ def summarize(path: PathLike) -> Summary:
         TensorRow(
             readable(key_path),
             str(key_path[0]),
-            _shape_of(leaf),
+            tuple(leaf.shape),
             str(leaf.dtype).removeprefix("torch."),
         )
         for key_path, leaf in leaves_of(state)

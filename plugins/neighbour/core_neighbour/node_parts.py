@@ -132,7 +132,7 @@ def _is_whole(folder: Path, part: Part) -> bool:
 def _has(path: Path, entry: FileEntry) -> bool:
     try:
         with path.open("rb", buffering=0) as file:
-            return is_content(file, entry.size_bytes, entry.digest)
+            return is_content(file, entry.digest)
     except OSError:
         return False
 

@@ -106,14 +106,14 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         # they were.
         share = (collectives.rank, collectives.size)
         known, self._described = self._described, None
-        load = together(
+        has_targets, fill = together(
             collectives,
             lambda: formats.prepare_load(
                 path, state, share, verifies_first=self.verifies_first, known=known
             ),
         )
-        with messages.overwriting(load.has_targets):
-            return together(collectives, load.fill)
+        with messages.overwriting(has_targets):
+            return together(collectives, fill)
 
     def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
         """All ranks. The damage that ranks find, each in what it wrote, or as many ranks would

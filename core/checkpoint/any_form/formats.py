@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from core.checkpoint.file import safetensors_file, single_file, torch_file
@@ -42,22 +41,9 @@ def load_checkpoint(
         CheckpointError: it can't be read. `overwritten` is True if targets hold something of it by
             then.
     """
-    load = prepare_load(path, targets, share)
-    with messages.overwriting(load.has_targets):
-        return load.fill()
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A load that has begun, and hasn't touched anything yet.
-
-    Attributes:
-        has_targets: whether `fill` fills tensors that the caller has given.
-        fill: gives the state.
-    """
-
-    has_targets: bool
-    fill: Callable[[], dict[str, Any]]
+    has_targets, fill = prepare_load(path, targets, share)
+    with messages.overwriting(has_targets):
+        return fill()
 
 
 def prepare_load(
@@ -67,7 +53,7 @@ def prepare_load(
     *,
     verifies_first: bool = False,
     known: FolderReader | None = None,
-) -> Load:
+) -> tuple[bool, Callable[[], dict[str, Any]]]:
     """This rank. Find out whether a checkpoint can be loaded into `targets`, which are left alone.
 
     Args:
@@ -78,13 +64,17 @@ def prepare_load(
         known: the folder, if it was opened before. What has been replaced meanwhile is opened
             again.
 
+    Returns:
+        Whether tensors that the caller has given are filled, and a function that fills them and
+        gives the state.
+
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
     folder = open_folder(path)
     if folder.is_file():
         state = single_file.read(path, _parse)
-        return Load(False, lambda: state)
+        return False, lambda: state
 
     def prepare(reader: FolderReader) -> tuple[FolderReader, Plan]:
         plan = reader.plan(targets)
@@ -101,7 +91,7 @@ def prepare_load(
     def fill(reader: FolderReader) -> Any:
         return (plan if reader is first else reader.plan(targets)).fill()
 
-    return Load(plan.has_targets, lambda: with_folder(folder, fill, share, first=first))
+    return plan.has_targets, lambda: with_folder(folder, fill, share, first=first)
 
 
 def describe(

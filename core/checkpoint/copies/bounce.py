@@ -27,7 +27,7 @@ class Bounce:
         """
         is_pinned = device.type == "cuda"
         buffers = self._buffers.setdefault(is_pinned, [])
-        if len(buffers) < (2 if is_pinned else 1):
+        if len(buffers) < 1 + is_pinned:
             buffers.append(torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=is_pinned))
         else:
             buffers.append(buffers.pop(0))
@@ -42,7 +42,8 @@ class Bounce:
 
     def await_copy(self, buffer: torch.Tensor) -> None:
         """Wait until the copy is done that was noted for a buffer."""
-        if (event := self._events.pop(buffer.data_ptr(), None)) is not None:
+        event = self._events.pop(buffer.data_ptr(), None)
+        if event is not None:
             event.synchronize()
 
     def finish(self) -> None:

@@ -139,7 +139,8 @@ _running: weakref.WeakSet[DeviceCopies] = weakref.WeakSet()
 
 
 def _call(method: weakref.WeakMethod[Any]) -> None:
-    if (own := method()) is not None:
+    own = method()
+    if own is not None:
         own()
 
 
@@ -171,7 +172,8 @@ class _Arena:
         self._memory = memory = torch.empty(num_bytes, dtype=torch.uint8)
         address, runtime = memory.data_ptr(), torch.cuda.cudart()
         # 1 is cudaHostRegisterPortable: for all devices.
-        if error := int(runtime.cudaHostRegister(address, num_bytes, 1)):
+        error = int(runtime.cudaHostRegister(address, num_bytes, 1))
+        if error:
             raise CheckpointError(
                 f"{num_bytes:,} bytes of memory can't be locked for copies from the device, CUDA's "
                 f"error {error}. Save without AsyncCheckpointIO, or in more processes."
@@ -189,7 +191,10 @@ def _by_device(copies: Sequence[Copy], stepped: set[int]) -> Iterable[_Batch]:
     batches: dict[torch.device, _Batch] = {}
     for copy in copies:
         batch = batches.setdefault(copy[1].device, _Batch(copy[1].device))
-        (batch.later if _address(copy[1]) in stepped else batch.at_once).append(copy)
+        if _address(copy[1]) in stepped:
+            batch.later.append(copy)
+        else:
+            batch.at_once.append(copy)
     for batch in batches.values():
         if batch.later:
             sums = torch.stack([_sum(source) for _, source in batch.later])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import threading
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -159,7 +157,7 @@ def copy_all(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         copies: each a target and what it gets, of one type and shape, and both as `can_copy` wants
             them.
     """
-    left = deque(
+    pieces = [
         (
             target.data_ptr() + start,
             source.data_ptr() + start,
@@ -167,22 +165,11 @@ def copy_all(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         )
         for target, source in copies
         for start in range(0, source.nbytes, _PIECE_BYTES)
-    )
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                ctypes.memmove(*left.popleft())
-
-    num_bytes = sum(source.nbytes for _, source in copies)
-    num_threads = min(torch.get_num_threads(), _MAX_THREADS, 1 + num_bytes // _BYTES_A_THREAD)
-    others = [threading.Thread(target=work, daemon=True) for _ in range(num_threads - 1)]
-    try:
-        for thread in others:
-            thread.start()
-        work()
-    finally:
-        left.clear()  # Ctrl-C: no thread may go on with memory that is given back
-        for thread in others:
-            if thread.ident is not None:
-                thread.join()
+    ]
+    if pieces:
+        most = 1 + sum(source.nbytes for _, source in copies) // _BYTES_A_THREAD
+        num_threads = min(torch.get_num_threads(), _MAX_THREADS, most)
+        # Its end waits for all pieces, also after Ctrl-C: no thread may go on with memory that is
+        # given back.
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(lambda piece: ctypes.memmove(*piece), pieces))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 Key = TypeVar("Key")
+
+Shape: TypeAlias = tuple[int, ...]
+"""Sizes of a tensor, or offsets in it."""
 
 ALIGNMENT_BYTES = 64
 """Alignment of each tensor in a file, so that it can be used where it is mapped."""
@@ -84,28 +87,6 @@ def bytes_of(tensor: torch.Tensor) -> Any:
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def chunk_span(
-    sizes: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]
-) -> tuple[int, int]:
-    """First element, and the one after the last, of a chunk in a contiguous tensor of shape
-    `sizes`.
-    """
-    strides = strides_of(sizes)
-    start = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
-    return start, start + 1 + sum(
-        (length - 1) * stride for length, stride in zip(lengths, strides, strict=True)
-    )
-
-
-def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+def strides_of(sizes: Shape) -> Shape:
     """The strides of a contiguous tensor."""
     return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
-
-
-def chunk_of(
-    content: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]
-) -> torch.Tensor:
-    """A chunk of a contiguous tensor of shape `sizes`, on bytes that begin with the chunk's first
-    element.
-    """
-    return content.view(dtype).as_strided(lengths, strides_of(sizes))

@@ -8,14 +8,13 @@ those that the digest file names.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import os
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.storage import disk, left_over, locks, messages
@@ -31,27 +30,16 @@ if TYPE_CHECKING:
     """Writes the content, and returns its digest."""
 
 
-class Location(abc.ABC):
-    """One checkpoint file and its digest. Paths that don't exist raise FileNotFoundError."""
+class AnyLocation:
+    """One checkpoint file and its digest: what local and remote ones do alike. Meant to be
+    subclassed. Paths that don't exist raise FileNotFoundError.
+
+    What `replace` writes with `is_sealed` has its digest within, and none beside it.
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.digest_place = place.parent.child(digest.name_of(place.name))
-
-    @abc.abstractmethod
-    def open(self) -> BinaryIO:
-        """The content, seekable."""
-
-    @abc.abstractmethod
-    def replace(self, write: Write, *, is_sealed: bool = False) -> None:
-        """Replace the content by what `write` writes.
-
-        What `is_sealed` has its digest within, and none beside it.
-        """
-
-    @abc.abstractmethod
-    def write_digest(self, digests: list[str]) -> None:
-        """Replace the digest file."""
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
@@ -71,36 +59,20 @@ class Location(abc.ABC):
                 if digest.of_file(file) != new:
                     raise messages.not_as_written(temporary.name)
 
-    def write_both_digests(self, new: str) -> None:
-        """Name the content that is about to be replaced, and the new one, in the digest file: a
-        reader must find the digest of whichever is there.
-        """
-        accepted: list[str] = []
-        if self.place.is_file():
-            content = self.read_digest()
-            if content is not None:
-                accepted = digest.from_text(content)
-            else:
-                # A file from elsewhere has no digest yet, and needs one until it is replaced.
-                with self.place.open() as file:
-                    accepted = [digest.of_file(file)]
-        self.write_digest([*accepted, new])
-
-    def settle_digest(self, new: str, *, is_sealed: bool) -> None:
-        """Name the new content only, once it is in its place."""
-        if is_sealed:
-            self.digest_place.delete()
-        else:
-            self.write_digest([new])
+    def accepted(self) -> list[str]:
+        """Digests that the content that is about to be replaced may have."""
+        if not self.place.is_file():
+            return []
+        content = self.read_digest()
+        if content is not None:
+            return digest.from_text(content)
+        # A file from elsewhere has no digest yet, and needs one until it is replaced: a reader may
+        # still get it.
+        with self.place.open() as file:
+            return [digest.of_file(file)]
 
 
-def location_of(path: PathLike) -> Location:
-    """The location that a local path or a URL names."""
-    place = place_of(path)
-    return LocalLocation(place.path) if isinstance(place, LocalPlace) else RemoteLocation(place)
-
-
-class LocalLocation(Location):
+class LocalLocation(AnyLocation):
     """A file that the operating system reaches."""
 
     def __init__(self, path: Path) -> None:
@@ -131,12 +103,12 @@ class LocalLocation(Location):
             # same folder.
             with locks.held(self.folder):
                 if not is_sealed:
-                    self.write_both_digests(new)
+                    self.write_digest([*self.accepted(), new])
                 disk.rename(temporary, self.path)
                 with messages.in_place():
                     disk.sync_folder(self.folder)
                 with contextlib.suppress(OSError):  # the next save does it
-                    self.settle_digest(new, is_sealed=is_sealed)
+                    self.write_digest([] if is_sealed else [new])
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
@@ -145,7 +117,10 @@ class LocalLocation(Location):
         return super().read_digest()
 
     def write_digest(self, digests: list[str]) -> None:
-        """Replace the digest file."""
+        """Replace the digest file, or delete it if there are none."""
+        if not digests:
+            self.digest_place.delete()
+            return
         path = self.folder / self.digest_place.name
         with self._temporary(path) as (file, temporary):
             file.write(digest.to_text(digests))
@@ -171,7 +146,7 @@ class LocalLocation(Location):
                     end()
 
 
-class RemoteLocation(Location):
+class RemoteLocation(AnyLocation):
     """A file behind an fsspec file system. A dead writer's remains stay: nothing distinguishes it
     from a live one.
     """
@@ -181,14 +156,11 @@ class RemoteLocation(Location):
 
     def open(self) -> BinaryIO:
         """The content, in a temporary local copy: it is read twice, and not in order."""
-        local = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
-        try:
-            with self.place.open() as remote:
-                shutil.copyfileobj(remote, local, 1 << 20)
+        with self.place.open() as remote, contextlib.ExitStack() as stack:
+            local = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(remote, local, 1 << 20)
             local.seek(0)
-        except BaseException:
-            local.close()
-            raise
+            stack.pop_all()  # the caller closes it
         return local
 
     def replace(self, write: Write, *, is_sealed: bool = False) -> None:
@@ -203,7 +175,7 @@ class RemoteLocation(Location):
                 new = write(file)
             self.read_back(temporary, new)
             if not is_sealed:
-                self.write_both_digests(new)
+                self.write_digest([*self.accepted(), new])
             # Move a file. Many stores copy and then delete: a call that fails may have moved it
             # nevertheless.
             try:
@@ -216,12 +188,26 @@ class RemoteLocation(Location):
             with contextlib.suppress(Exception):
                 temporary.delete()
         with contextlib.suppress(Exception):  # the next save does it
-            self.settle_digest(new, is_sealed=is_sealed)
+            self.write_digest([] if is_sealed else [new])
 
     def _holds(self, new: str) -> bool:
         with self.open() as file:
             return digest.of_file(file) == new
 
     def write_digest(self, digests: list[str]) -> None:
-        """Replace the digest file."""
+        """Replace the digest file, or delete it if there are none."""
+        if not digests:
+            self.digest_place.delete()
+            return
         self.digest_place.write(digest.to_text(digests))
+
+
+Location: TypeAlias = LocalLocation | RemoteLocation
+
+
+def location_of(path: PathLike) -> Location:
+    """The location that a local path or a URL names."""
+    place = place_of(path)
+    if isinstance(place, LocalPlace):
+        return LocalLocation(place.path)
+    return RemoteLocation(place)

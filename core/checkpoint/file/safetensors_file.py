@@ -41,7 +41,8 @@ def write(state: dict[str, Any], path: PathLike) -> None:
             "is a dict of tensors."
         )
     rest = {key: value for key, value in plain.items() if key not in entries}
-    if lost := _with_tensors(rest):
+    lost = _with_tensors(rest)
+    if lost:
         raise CheckpointError(
             f"A file of safetensors holds weights and plain values: {', '.join(map(repr, lost))} "
             "would be lost, with tensors or arrays that aren't a module's weights. Save the module "
@@ -70,16 +71,13 @@ def weights_in(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {key: value for key, value in state.items() if key not in lost}, lost
 
 
-def _with_tensors(value: Any) -> list[str]:
+def _with_tensors(state: dict[str, Any]) -> list[str]:
     """Keys of a dict below which tensors or arrays are."""
-    return [key for key, item in value.items() if _has_tensors(item)]
+    return [key for key, item in state.items() if any(map(_is_array, leaves_of(item)))]
 
 
-def _has_tensors(value: object) -> bool:
-    return any(
-        isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray"
-        for _, leaf in leaves_of(value)
-    )
+def _is_array(leaf: tuple[object, Any]) -> bool:
+    return isinstance(leaf[1], torch.Tensor) or type(leaf[1]).__name__ == "ndarray"
 
 
 def begins(file: BinaryIO) -> bool:
@@ -125,12 +123,10 @@ def _apart_by(
 
 
 def _is_weights(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(
-            type(name) is str and isinstance(item, torch.Tensor) for name, item in value.items()
-        )
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(type(name) is str for name in value) and all(
+        isinstance(item, torch.Tensor) for item in value.values()
     )
 
 

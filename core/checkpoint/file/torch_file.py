@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
@@ -25,6 +26,7 @@ from core.contract.errors import CheckpointCorruptedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from core.checkpoint.format.digest import HashingWriter
     from core.contract.checkpoint_io import PathLike
     from core.contract.checkpoint_reader import CheckpointReader
 
@@ -46,17 +48,17 @@ def write(state: dict[str, Any], path: PathLike, *, is_sealed: bool = False) -> 
             tensors and arrays.
     """
     plain = to_plain(state)
-    # It needs `write` and `flush` only.
-    if is_sealed:
+
+    def fill(file: HashingWriter) -> None:
+        save: Any = partial(torch.save, plain)  # it needs `write` and `flush` only
+        if not is_sealed:
+            save(file)
+            return
         from core.checkpoint.format import seal  # few write such files
 
-        single_file.replace(
-            path,
-            lambda file: seal.write(file, lambda held: torch.save(plain, held)),
-            is_sealed=True,
-        )
-    else:
-        single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
+        seal.write(file, save)
+
+    single_file.replace(path, fill, is_sealed=is_sealed)
 
 
 def load(file: BinaryIO, path: str) -> dict[str, Any]:

@@ -196,12 +196,11 @@ class LocalFolder(AnyFolder):
     def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
         """A large file, whose blocks are verified before their bytes are used."""
         path = self.path / name
+        content = memoryview(b"")
         with plain_file.open_file(path) as file:
-            actual = file.seek(0, 2)
             # A file of another size is damaged: without content, its first read raises an error
             # that names it.
-            if actual != size_bytes:
-                return MappedFile(str(path), memoryview(b""), size_bytes, blocks)
-            # Private: what is written to a tensor on this memory stays in the process.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
+            if os.fstat(file.fileno()).st_size == size_bytes:
+                # Private: what is written to a tensor on this memory stays in the process.
+                content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        return MappedFile(str(path), content, size_bytes, blocks)

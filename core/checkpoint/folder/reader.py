@@ -21,6 +21,7 @@ from core.contract.sharded_leaf import TensorDescription
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from core.checkpoint.copies.tensor_bytes import Shape
     from core.checkpoint.folder.folder import Folder
     from core.checkpoint.format.coverage import Place
     from core.checkpoint.format.verified_file import File
@@ -166,7 +167,7 @@ class FolderReader:
             return self._decode(None)
 
         def take(
-            key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: object
+            key_path: KeyPath, dtype: torch.dtype, shape: Shape, _: object
         ) -> TensorDescription:
             self._chunks_of(leaf_name(key_path), [whole_place(shape)])
             return TensorDescription(shape, dtype)
@@ -187,7 +188,7 @@ class FolderReader:
         wholes: dict[Any, torch.Tensor] = {}
         has_targets = False
 
-        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
+        def take(key_path: KeyPath, dtype: torch.dtype, shape: Shape, target: Any) -> Any:
             nonlocal has_targets
             name = leaf_name(key_path)
             if isinstance(target, torch.Tensor) or is_sharded(target):
@@ -296,13 +297,13 @@ class FolderReader:
             num_more *= 2
 
 
-def _mapped(saved: SavedChunk, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _mapped(saved: SavedChunk, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
     """A tensor on the memory that is mapped from the file, where it lies as in memory."""
     stop = saved.position + math.prod(shape) * dtype.itemsize
     return torch.frombuffer(saved.file.view(saved.position, stop), dtype=dtype).view(shape)
 
 
-def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _empty(dtype: torch.dtype, shape: Shape) -> torch.Tensor:
     try:
         return torch.empty(shape, dtype=dtype)
     except RuntimeError as error:

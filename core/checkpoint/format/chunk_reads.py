@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from core.checkpoint.copies.tensor_bytes import bytes_of, chunk_of, chunk_span, strides_of
+from core.checkpoint.copies.tensor_bytes import bytes_of, strides_of
 from core.checkpoint.format.coverage import overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from core.checkpoint.copies.tensor_bytes import Shape
     from core.checkpoint.format.coverage import Place
     from core.checkpoint.format.verified_file import File
 
@@ -22,8 +24,8 @@ _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 class SavedChunk(NamedTuple):
     """A chunk of a tensor, and where its bytes are."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    offsets: Shape
+    sizes: Shape
     file: File
     position: int
 
@@ -44,7 +46,7 @@ class ChunkRead(NamedTuple):
 
     saved: SavedChunk
     dtype: torch.dtype
-    offsets: tuple[int, ...]
+    offsets: Shape
     target: torch.Tensor
     start: int
     stop: int
@@ -57,7 +59,8 @@ class ChunkRead(NamedTuple):
             content: the bytes from `start` to `stop`, as a tensor.
             in_background: a device may go on copying after this has returned.
         """
-        elements = chunk_of(content, self.dtype, self.saved.sizes, tuple(self.target.shape))
+        strides = strides_of(self.saved.sizes)
+        elements = content.view(self.dtype).as_strided(self.target.shape, strides)
         self.target.copy_(elements, non_blocking=in_background)
 
     def parts(self, max_bytes: int) -> Iterator[ChunkRead]:
@@ -78,7 +81,7 @@ class ChunkRead(NamedTuple):
 
 
 def chunk_read(
-    saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor
+    saved: SavedChunk, dtype: torch.dtype, offsets: Shape, target: torch.Tensor
 ) -> ChunkRead:
     """The read that fills `target` from the chunk of its shape that begins at `offsets` of the
     saved one.
@@ -87,7 +90,9 @@ def chunk_read(
     # The usual case, the whole chunk, has all of its bytes.
     first, last = 0, math.prod(lengths)
     if lengths != saved.sizes:
-        first, last = chunk_span(saved.sizes, offsets, lengths)
+        strides = strides_of(saved.sizes)
+        first = sum(map(mul, offsets, strides))
+        last = first + 1 + sum(map(mul, (length - 1 for length in lengths), strides))
     start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
     memory = None
     # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have

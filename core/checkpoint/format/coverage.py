@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    Place = tuple[tuple[int, ...], tuple[int, ...]]
+    from core.checkpoint.copies.tensor_bytes import Shape
+
+    Place = tuple[Shape, Shape]
     """Offsets and sizes of a chunk."""
 
 
-def whole_place(shape: tuple[int, ...]) -> Place:
+def whole_place(shape: Shape) -> Place:
     """The place of a whole tensor."""
     return (0,) * len(shape), shape
 
@@ -21,11 +23,11 @@ def covers(wanted: Place, chunks: Sequence[Place]) -> bool:
     """Whether chunks cover one that is wanted, each of its elements once; their parts that lie
     elsewhere don't count.
     """
-    parts = [part for chunk in chunks if (part := overlap(wanted, chunk)) is not None]
+    parts = [part for part in (overlap(wanted, chunk) for chunk in chunks) if part is not None]
     return sum(math.prod(sizes) for _, sizes in parts) == math.prod(wanted[1]) and _are_apart(parts)
 
 
-def lie_apart(shape: tuple[int, ...], chunks: Sequence[Place]) -> bool:
+def lie_apart(shape: Shape, chunks: Sequence[Place]) -> bool:
     """Whether chunks, of which none is empty, lie within a tensor of this shape, and no two of them
     overlap.
     """
@@ -52,10 +54,10 @@ def _are_apart(chunks: Sequence[Place]) -> bool:
     return True
 
 
-def overlap(one: Place, other: Place) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def overlap(one: Place, other: Place) -> tuple[Shape, Shape] | None:
     """The part that two chunks have in common; None if nothing."""
-    starts: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    starts: Shape = ()
+    sizes: Shape = ()
     # Written out: a load asks it of each chunk of each tensor, and most have nothing in common.
     for first, first_size, second, second_size in zip(*one, *other, strict=False):
         start = first if first > second else second

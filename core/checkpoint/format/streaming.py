@@ -17,14 +17,14 @@ import torch
 from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
 from core.checkpoint.copies.tensor_bytes import bytes_of
 from core.checkpoint.format import digest
-from core.checkpoint.format.verified_file import WINDOW_BYTES, RemoteFile, damaged, wrong_size
+from core.checkpoint.format.verified_file import WINDOW_BYTES, MappedFile, damaged, wrong_size
 from core.text import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from core.checkpoint.format.chunk_reads import ChunkRead
-    from core.checkpoint.format.verified_file import File, MappedFile
+    from core.checkpoint.format.verified_file import File
 
 _PIECE_BYTES = 1 << 20
 """Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
@@ -37,8 +37,9 @@ def fill(file: File, reads: list[ChunkRead]) -> None:
         CheckpointCorruptedError: a block is damaged.
         OSError: it can't be read.
     """
-    left = reads if isinstance(file, RemoteFile) else _stream(file, reads)
-    for read in left:
+    if isinstance(file, MappedFile):
+        reads = _stream(file, reads)
+    for read in reads:
         start, stop, memory = read.start, read.stop, read.memory
         if memory is None:
             read.put(torch.frombuffer(file.view(start, stop), dtype=torch.uint8))

@@ -76,8 +76,8 @@ def check_text(text: str, key_path: KeyPath) -> str:
 
 
 def check_key(key: Value, key_path: KeyPath) -> Value:
-    """The key of the dict, or the item of the set, at `key_path`, which is refused unless it is a
-    scalar or a tuple of those.
+    """The key of the dict at `key_path`, which is refused unless it is a scalar or a tuple of
+    those.
     """
     if type(key) is str:
         check_text(key, key_path)

@@ -33,9 +33,10 @@ def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
     """
     if isinstance(leaf, ShardedLeaf) or hasattr(leaf, "global_offsets"):
         return chunks_to_fill(leaf)
-    if not hasattr(type(leaf), "__create_chunk_list__"):
-        return [_whole(leaf)] if rank == 0 else []
-    return chunks_to_fill(leaf) if _is_first_replica(name, leaf) else []
+    is_own = rank == 0
+    if hasattr(type(leaf), "__create_chunk_list__"):
+        is_own = _is_first_replica(name, leaf)
+    return chunks_to_fill(leaf) if is_own else []
 
 
 def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[Chunk]:
@@ -56,7 +57,7 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
             for there, here, sizes in boxes
         ]
     if not hasattr(type(leaf), "__create_chunk_list__"):
-        return [_whole(leaf)]
+        return [Chunk((0,) * leaf.dim(), tuple(leaf.shape), leaf.detach())]
     with torch.no_grad():  # autograd would make a node for it
         local = leaf.to_local().detach()
     if not local.numel():
@@ -76,10 +77,6 @@ def shape_of(leaf: Any) -> tuple[int, ...]:
     if hasattr(leaf, "global_shape"):
         return tuple(leaf.global_shape)
     return tuple(leaf.shape)
-
-
-def _whole(tensor: torch.Tensor) -> Chunk:
-    return Chunk((0,) * tensor.dim(), tuple(tensor.shape), tensor.detach())
 
 
 def _is_first_replica(name: str, leaf: Any) -> bool:

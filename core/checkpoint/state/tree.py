@@ -8,11 +8,11 @@ else is an object whose first key begins with `$`: `{"$tuple": [1, 2]}`, `{"$flo
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import math
 import sys
 from collections import Counter, OrderedDict
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -52,13 +52,16 @@ AT_ONCE: Any = object()
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
-# Names of the two index tensors, in the order in which torch's constructor takes them.
-_COMPRESSED = {
-    torch.sparse_csr: ("crow_indices", "col_indices"),
-    torch.sparse_csc: ("ccol_indices", "row_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+_PARTS = {
+    # torch refuses `indices()` of a tensor that isn't coalesced
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+"""The methods that give the parts of a sparse tensor, in the order in which torch's constructor
+takes them."""
 
 
 def leaf_name(key_path: KeyPath) -> str:
@@ -102,14 +105,14 @@ class Encoder:
         self.leaves: dict[str, Any] = {}
         self.num_elements = 0
 
-    def encode_state(self, state: object) -> dict[str, Json]:
+    def encode_state(self, state: Any) -> dict[str, Json]:
         """The whole state.
 
         Raises:
             CheckpointError: something in it can't be saved; its path is named, as
                 `state["callbacks"]["x"][3]`.
         """
-        if not isinstance(state, dict) or type(state) not in (dict, OrderedDict):
+        if type(state) not in (dict, OrderedDict):
             raise refusal(state, ())
         try:
             return self.mapping(state, ())
@@ -145,7 +148,7 @@ class Encoder:
         form = _BY_KIND.get(kind)
         if form is None:
             return self._other(value, key_path)
-        encoded = {form.tag: form.encode(self, value, key_path)}
+        encoded = {form.tag: self.encode(form.pack(value), key_path)}
         # A module's state_dict carries the versions of its submodules in an attribute.
         metadata = getattr(value, "_metadata", None)
         if metadata:
@@ -175,10 +178,6 @@ class Encoder:
             return [*values]
         return [self.encode(value, (*key_path, index)) for index, value in enumerate(values)]
 
-    def members(self, values: set[Any], key_path: KeyPath) -> list[Json]:
-        """The items of a set."""
-        return [self.encode(check_key(value, key_path), key_path) for value in values]
-
     def _tensor(self, tensor: torch.Tensor, key_path: KeyPath) -> Json:
         if hasattr(tensor, "global_shape"):  # a rank's part, by torch's protocol for plain tensors
             return self._leaf(tensor, key_path)
@@ -186,16 +185,14 @@ class Encoder:
         if tensor.layout == torch.strided:
             # A conjugated or negated view is a flag on another tensor's bytes.
             return self._leaf(tensor.detach().resolve_conj().resolve_neg(), key_path)
-        extra = []
+        parts = {}
+        for method in _PARTS[tensor.layout]:
+            name = method.strip("_")
+            parts[name] = self._tensor(getattr(tensor, method)(), (*key_path, name))
+        described = [_name_of(tensor.layout), list(tensor.shape), parts]
         if tensor.layout == torch.sparse_coo:
-            # torch refuses `indices()` of a tensor that isn't coalesced.
-            parts = {"indices": tensor._indices(), "values": tensor._values()}
-            extra = [tensor.is_coalesced()]
-        else:
-            names = (*_COMPRESSED[tensor.layout], "values")
-            parts = {name: getattr(tensor, name)() for name in names}
-        encoded = {name: self._tensor(part, (*key_path, name)) for name, part in parts.items()}
-        return {"$sparse": [_name_of(tensor.layout), list(tensor.shape), encoded, *extra]}
+            described.append(tensor.is_coalesced())
+        return {"$sparse": described}
 
     def _other(self, value: Any, key_path: KeyPath) -> Json:
         """A tensor of a class of its own, or something of NumPy's."""
@@ -265,7 +262,9 @@ class Decoder:
             return self.tensor(key_path, dtype, shape, target)
         if not tag.startswith("$"):
             return self._mapping(node.items(), key_path, target)
-        value = _BY_TAG[tag].decode(self, node[tag], key_path, target)
+        if tag in _METHODS:
+            return _METHODS[tag](self, node[tag], key_path, target)
+        value = _UNPACK[tag](self.decode(node[tag], key_path, target))
         if "metadata" in node:
             value._metadata = OrderedDict(self.decode(node["metadata"], (*key_path, "$metadata")))
         return value
@@ -288,9 +287,9 @@ class Decoder:
         targets = target if isinstance(target, dict) else {}
         return {key: self.decode(node, (*key_path, key), targets.get(key)) for key, node in nodes}
 
-    def sparse(self, described: list[Any], key_path: KeyPath) -> object:
+    def sparse(self, described: list[Any], key_path: KeyPath, _: object) -> object:
         """A sparse tensor, or its parts where they are only described."""
-        name, shape, encoded, *extra = described
+        name, shape, encoded, *is_coalesced = described
         layout = _of_torch(name, torch.layout)
         parts = {
             name: self.decode(part, (*key_path, name), AT_ONCE) for name, part in encoded.items()
@@ -299,20 +298,12 @@ class Decoder:
             return parts
         # Without the check, wrong indices are accesses to any memory.
         if layout == torch.sparse_coo:
-            (is_coalesced,) = extra
-            return torch.sparse_coo_tensor(
-                parts["indices"],
-                parts["values"],
-                shape,
-                is_coalesced=is_coalesced,
-                check_invariants=True,
-            )
-        first, second = (parts[name] for name in _COMPRESSED[layout])
-        return torch.sparse_compressed_tensor(
-            first, second, parts["values"], shape, layout=layout, check_invariants=True
-        )
+            make: Any = partial(torch.sparse_coo_tensor, is_coalesced=is_coalesced[0])
+        else:
+            make = partial(torch.sparse_compressed_tensor, layout=layout)
+        return make(*parts.values(), shape, check_invariants=True)
 
-    def numpy_array(self, described: list[Any], key_path: KeyPath) -> object:
+    def numpy_array(self, described: list[Any], key_path: KeyPath, _: object) -> object:
         """A NumPy array."""
         code, shape = described
         dtype = array_types.type_of(code)
@@ -324,31 +315,23 @@ class Decoder:
 
 
 class Form(NamedTuple):
-    """How values of a type stand in JSON: as an object whose key is the tag."""
+    """How values of a type stand in JSON: as an object whose key is the tag.
 
-    kind: type | None
+    Attributes:
+        kind: the type.
+        tag: of it.
+        pack: makes something of a value that has a form itself.
+        unpack: makes the value of that.
+    """
+
+    kind: type
     tag: str
-    encode: Callable[[Encoder, Any, KeyPath], Json]
-    decode: Callable[[Decoder, Any, KeyPath, Any], Any]
-
-
-def _value(kind: type, tag: str, pack: Callable[[Any], Json], unpack: Callable[[Any], Any]) -> Form:
-    """The form of a value that holds no others."""
-    return Form(kind, tag, lambda _, value, __: pack(value), lambda _, node, *__: unpack(node))
-
-
-def _only_read(tag: str, decode: Callable[[Decoder, Any, KeyPath, Any], Any]) -> Form:
-    """The form of values that aren't told by their exact type: `Encoder` has the other way."""
-    return Form(None, tag, lambda *_: None, decode)
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
 
 
 def _number(value: float) -> Json:
     return value if math.isfinite(value) else {"$float": str(value)}
-
-
-def _complex(parts: list[Any]) -> complex:
-    real, imaginary = (part if type(part) is float else float(part["$float"]) for part in parts)
-    return complex(real, imaginary)
 
 
 def _text(content: bytes | bytearray) -> str:
@@ -360,13 +343,13 @@ def _scalar(described: list[Any]) -> Any:
     return array_types.array_of(array_types.type_of(code), (), base64.b64decode(content))[()]
 
 
-@functools.cache
+@cache
 def _name_of(thing: torch.dtype | torch.layout) -> str:
     """`float32` for `torch.float32`."""
     return str(thing).removeprefix("torch.")
 
 
-@functools.cache
+@cache
 def _of_torch(name: str, kind: type) -> Any:
     """`torch.float32` for `float32`."""
     # Not by getattr, which imports parts of torch for some names.
@@ -377,31 +360,25 @@ def _of_torch(name: str, kind: type) -> Any:
 
 
 _FORMS = (
-    Form(
-        OrderedDict,
-        "$ordered",
-        Encoder.mapping,
-        lambda decoder, *place: OrderedDict(decoder.decode(*place)),
-    ),
-    Form(
-        Counter,
-        "$counter",
-        Encoder.mapping,
-        lambda decoder, *place: Counter(decoder.decode(*place)),
-    ),
-    Form(tuple, "$tuple", Encoder.items, lambda decoder, *place: tuple(decoder.items(*place))),
-    Form(set, "$set", Encoder.members, lambda decoder, nodes, *_: set(map(decoder.decode, nodes))),
-    _value(complex, "$complex", lambda value: [_number(value.real), _number(value.imag)], _complex),
-    _value(bytes, "$bytes", _text, base64.b64decode),
-    _value(bytearray, "$bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
-    _value(torch.Size, "$size", list, torch.Size),
-    _value(torch.dtype, "$dtype", _name_of, lambda name: _of_torch(name, torch.dtype)),
-    _value(torch.device, "$device", str, torch.device),
-    _only_read("$float", lambda _, text, *__: float(text)),
-    _only_read("$dict", Decoder.pairs),
-    _only_read("$sparse", lambda decoder, node, place, _: decoder.sparse(node, place)),
-    _only_read("$array", lambda decoder, node, place, _: decoder.numpy_array(node, place)),
-    _only_read("$scalar", lambda _, node, *__: _scalar(node)),
+    Form(OrderedDict, "$ordered", dict, OrderedDict),
+    Form(Counter, "$counter", dict, Counter),
+    Form(tuple, "$tuple", list, tuple),
+    Form(set, "$set", list, set),
+    Form(complex, "$complex", lambda value: [value.real, value.imag], lambda pair: complex(*pair)),
+    Form(bytes, "$bytes", _text, base64.b64decode),
+    Form(bytearray, "$bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
+    Form(torch.Size, "$size", list, torch.Size),
+    Form(torch.dtype, "$dtype", _name_of, lambda name: _of_torch(name, torch.dtype)),
+    Form(torch.device, "$device", str, torch.device),
 )
-_BY_KIND = {form.kind: form for form in _FORMS if form.kind is not None}
-_BY_TAG = {form.tag: form for form in _FORMS}
+_BY_KIND = {form.kind: form for form in _FORMS}
+_UNPACK: dict[str, Callable[[Any], Any]] = {
+    **{form.tag: form.unpack for form in _FORMS},
+    "$float": float,
+    "$scalar": _scalar,
+}
+_METHODS: dict[str, Callable[[Decoder, Any, KeyPath, Any], Any]] = {
+    "$dict": Decoder.pairs,
+    "$sparse": Decoder.sparse,
+    "$array": Decoder.numpy_array,
+}

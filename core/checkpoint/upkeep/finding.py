@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from core.checkpoint.any_form import formats
@@ -57,12 +58,13 @@ def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
     if storage is not None and not storage.exists(path):
         return False
     try:
-        (formats if storage is None else storage).verify_checkpoint(path)
+        (storage or formats).verify_checkpoint(path)
     except CheckpointCorruptedError as error:
-        passed = (
-            f"The search passes over what is no whole checkpoint: {error} Looking for an older one."
+        warnings.warn(
+            f"The search passes over what is no whole checkpoint: {error} Looking for an older "
+            "one.",
+            stacklevel=4,
         )
-        warnings.warn(passed, stacklevel=4)
         return False
     except FileNotFoundError:
         return False
@@ -84,10 +86,15 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
             continue
         if num_kept < keep and _verifies(listed):
             num_kept += 1
-        else:
-            why = f"older than the {keep} newest that verify" if num_kept >= keep else "damaged"
-            removable.append(_removable(listed, why))
-    return removable if num_kept >= keep else []
+            continue
+        why = "damaged"
+        if num_kept >= keep:
+            why = f"older than the {keep} newest that verify"
+        delete = partial(formats.remove, listed.path)
+        removable.append(Removable(listed.path, listed.size_bytes, why, delete))
+    if num_kept < keep:
+        return []
+    return removable
 
 
 def _verifies(listed: Listed) -> bool:
@@ -96,7 +103,3 @@ def _verifies(listed: Listed) -> bool:
             formats.verify_checkpoint(listed.path)
             return True
     return False
-
-
-def _removable(listed: Listed, why: str) -> Removable:
-    return Removable(listed.path, listed.size_bytes, why, lambda: formats.remove(listed.path))

@@ -16,7 +16,7 @@ from core.checkpoint.format.digest import of_bytes as digest_of
 from core.checkpoint.format.manifest import NAME as MANIFEST_NAME
 from core.checkpoint.format.manifest import FileEntry, Manifest
 from core.checkpoint.format.manifest import from_bytes as parse_manifest
-from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.format.verified_file import VerifiedFile
 from core.checkpoint.joint.agreement import together
 from core.checkpoint.state.shards import chunks_to_fill, shape_of
 from core.checkpoint.storage.messages import FILE_SUFFIXES, cannot_write, overwriting
@@ -30,9 +30,9 @@ __all__ = [
     "FolderReader",
     "LocalFolder",
     "Manifest",
-    "MappedFile",
     "PartWriter",
     "Plan",
+    "VerifiedFile",
     "cannot_write",
     "chunks_to_fill",
     "digest_of",

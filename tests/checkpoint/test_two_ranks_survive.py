@@ -19,7 +19,7 @@ from checkpoint.simulated_disk import Faults, attempt, patch_disk
 from checkpoint.steps import VALUES, Meanwhile, kill_before_call, loaded_step, names, save, state
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.checkpoint.any_form import formats
-from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.format.verified_file import VerifiedFile
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import together
@@ -324,13 +324,13 @@ def test_what_is_there_goes_only_for_what_was_read_back(part, place, memory, tmp
 @pytest.fixture
 def read_back(monkeypatch):
     """Ranks and the ends of the files that they have read back."""
-    seen, real = [], MappedFile.verify
+    seen, real = [], VerifiedFile.verify
 
     def verify(file, start, stop):
         seen.append((torch.distributed.get_rank(), file.path[-10:]))
         real(file, start, stop)
 
-    monkeypatch.setattr(MappedFile, "verify", verify)
+    monkeypatch.setattr(VerifiedFile, "verify", verify)
     return seen
 
 

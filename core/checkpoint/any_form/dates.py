@@ -5,11 +5,9 @@ it.
 from __future__ import annotations
 
 import contextlib
-import posixpath
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
-from core.checkpoint.folder.folder import folder_of
+from core.checkpoint.folder.folder import folder_at
 from core.checkpoint.format import manifest
 from core.checkpoint.storage.messages import FILE_SUFFIXES
 from core.checkpoint.storage.place import LocalPlace, place_of
@@ -19,6 +17,7 @@ from core.text.plain_file import NotAFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from core.checkpoint.storage.place import Place
     from core.contract.checkpoint_io import PathLike
 
 
@@ -51,25 +50,23 @@ def dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, f
     place = place_of(folder)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in place.entries():
-            name = quote(entry.name) if folder.startswith("file:") else entry.name
-            path = posixpath.join(folder, name)
+            child = place.child(entry.name)
             if entry.name.startswith(".") or not entry.name.endswith(suffix):
                 continue
             if entry.is_folder:
-                yield _saved_at(path), entry.changed_s, path
+                yield _saved_at(child), entry.changed_s, str(child)
             elif suffix or entry.name.endswith(FILE_SUFFIXES):
                 if isinstance(place, LocalPlace):  # a store's clock is its own
                     manifest.note_time(int(entry.changed_s * 1e9))
-                yield entry.changed_s, 0.0, path
+                yield entry.changed_s, 0.0, str(child)
 
 
-def _saved_at(path: str) -> float:
-    folder = folder_of(path)
+def _saved_at(place: Place) -> float:
     try:
-        found = manifest.from_bytes(folder.read_manifest(), folder.name_of(manifest.NAME))
-        manifest.note_time(found.saved_at_ns)
-        return found.saved_at_ns / 1e9
+        found = manifest.from_bytes(folder_at(place).read_manifest(), str(place))
     except FileNotFoundError:
         return 0.0  # some other folder, or a save that didn't end
     except (CheckpointCorruptedError, NotAFileError):
         return float("inf")
+    manifest.note_time(found.saved_at_ns)
+    return found.saved_at_ns / 1e9

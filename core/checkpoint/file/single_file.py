@@ -36,20 +36,12 @@ def replace(
     Raises:
         CheckpointError: it can't be written; says whether what was there is untouched.
     """
-    writer: digest.HashingWriter | None = None
-
-    def fill(file: BinaryIO) -> str:
-        nonlocal writer
-        writer = digest.HashingWriter(file)
-        write(writer)
-        return writer.hexdigest()
-
     try:
-        location_of(path).replace(fill, is_sealed=is_sealed)
+        location_of(path).replace(
+            lambda file: digest.HashingWriter(file).digest_of(write), is_sealed=is_sealed
+        )
     except Exception as error:
-        # torch raises an error of its own in the place of the write's.
-        cause = (writer and writer.error) or error
-        raise messages.cannot_write(os.fspath(path), cause) from cause
+        raise messages.cannot_write(os.fspath(path), error) from error
 
 
 def read(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint.folder.any_folder import AnyFolder
 from core.checkpoint.format import manifest
-from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.format.verified_file import VerifiedFile
 from core.checkpoint.storage import disk, left_over, locks, messages
 from core.checkpoint.storage.disk import partial_path
 from core.checkpoint.storage.place import LocalPlace
@@ -54,11 +54,12 @@ class LocalFolder(AnyFolder):
         parent = self.path.parent
         disk.make_parents(parent)
         token = secrets.token_hex(4)
+        stage = partial_path(self.path, token)
         with contextlib.ExitStack() as stack:
             with locks.held(parent):
                 left_over.sweep(parent)
-                disk.make_folder(partial_path(self.path, token))
-                stack.enter_context(locks.held(partial_path(self.path, token), shared=True))
+                disk.make_folder(stage)
+                stack.enter_context(locks.held(stage, shared=True))
             yield token
 
     @contextlib.contextmanager
@@ -123,14 +124,15 @@ class LocalFolder(AnyFolder):
         """Rename a link that is in a folder's way: no folder replaces it in one step. After a
         failure it is back.
         """
-        target = os.readlink(self.path) if self.path.is_symlink() else None
-        if target is not None:
-            disk.unlink(self.path)
+        if not self.path.is_symlink():
+            yield
+            return
+        target = os.readlink(self.path)
+        disk.unlink(self.path)
         try:
             yield
         except OSError:
-            if target is not None:
-                self.path.symlink_to(target)
+            self.path.symlink_to(target)
             raise
 
     def _move_in(self, stage: Path, files: Iterable[str]) -> None:
@@ -183,17 +185,14 @@ class LocalFolder(AnyFolder):
             )
         if not self.path.is_dir() or self.manifest_path.exists():
             return
-        foreign = sorted(
-            entry.name
-            for entry in self.path.iterdir()
-            if not manifest.OWN_FILE.fullmatch(entry.name)
-        )
+        names = sorted(entry.name for entry in self.path.iterdir())
+        foreign = [name for name in names if not manifest.OWN_FILE.fullmatch(name)]
         if foreign:
             raise CheckpointError(
                 f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it."
             )
 
-    def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> VerifiedFile:
         """A large file, whose blocks are verified before their bytes are used."""
         path = self.path / name
         content = memoryview(b"")
@@ -203,4 +202,6 @@ class LocalFolder(AnyFolder):
             if os.fstat(file.fileno()).st_size == size_bytes:
                 # Private: what is written to a tensor on this memory stays in the process.
                 content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        return MappedFile(str(path), content, size_bytes, blocks)
+        return VerifiedFile(
+            str(path), lambda start, stop: content[start:stop], size_bytes, blocks, is_local=True
+        )

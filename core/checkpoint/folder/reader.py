@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from core.checkpoint.copies.tensor_bytes import Shape
     from core.checkpoint.folder.folder import Folder
     from core.checkpoint.format.coverage import Place
-    from core.checkpoint.format.verified_file import File
+    from core.checkpoint.format.verified_file import VerifiedFile
     from core.checkpoint.state.checks import KeyPath
 
 _VERIFIED_BYTES = 4 << 20
@@ -113,7 +113,7 @@ class FolderReader:
         self.manifest = manifest.from_bytes(raw_manifest, folder.name_of(manifest.NAME))
         manifest.note_time(self.manifest.saved_at_ns)
         self.chunks: dict[str, dict[Place, SavedChunk]] = {}
-        self.files: dict[str, File] = {}
+        self.files: dict[str, VerifiedFile] = {}
         self.tree: Any = None
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
         first, *others = self.manifest.indexes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint.folder.any_folder import AnyFolder
 from core.checkpoint.format import manifest
-from core.checkpoint.format.verified_file import RemoteFile
+from core.checkpoint.format.verified_file import VerifiedFile
 from core.checkpoint.storage import messages
 from core.checkpoint.storage.place import RemotePlace, has_happened, names_in
 from core.contract.errors import CheckpointError
@@ -137,10 +137,16 @@ class RemoteFolder(AnyFolder):
         with contextlib.suppress(OSError, NotImplementedError):
             self.place.filesystem.rmdir(self.place.path)
 
-    def open(self, name: str, size_bytes: int, blocks: Blocks) -> RemoteFile:
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> VerifiedFile:
         """A large file, whose blocks are verified when they are fetched."""
         file = self.place.child(name)
-        return RemoteFile(str(file), file.fetch, size_bytes, blocks)
+        return VerifiedFile(
+            str(file),
+            lambda start, stop: memoryview(bytearray(file.fetch(start, stop))),
+            size_bytes,
+            blocks,
+            is_local=False,
+        )
 
     def _names(self) -> list[str]:
         return names_in(self.place) or []

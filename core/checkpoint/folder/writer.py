@@ -90,16 +90,22 @@ class PartWriter:
         self.num_written = sum([chunk.tensor.numel() for _, chunk in parts])
         if not parts and self._rank:  # rank 0's index also has what isn't in tensors
             return {}
-        entries, blocks = {}, []
+        files = {}
+        blocks: list[str] = []
         if parts:
             with folder.create(token, f"{stem}.data") as file:
                 writer = digest.BlockWriter(file)
                 self._write_chunks(writer, parts)
-                writer.finish()
+            files[f"{stem}.data"] = FileEntry(writer.position, writer.finish())
             blocks = writer.blocks
-            entries[f"{stem}.data"] = FileEntry(writer.position, digest.of_blocks(blocks))
-        entries[f"{stem}.json"] = self._write_index(folder, token, stem, blocks)
-        return entries
+        content = {"leaves": self._index, "blocks": blocks}
+        if self._rank == 0:
+            content = {"tree": self.tree, **content}
+        with folder.create(token, f"{stem}.json") as file:
+            writer = digest.BlockWriter(file)
+            writer.write(_TO_JSON(content).encode())
+        files[f"{stem}.json"] = FileEntry(writer.position, writer.finish())
+        return files
 
     def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
         # Tied weights are leaves on the same memory: their bytes are written once, and loading ties
@@ -115,16 +121,6 @@ class PartWriter:
             position = positions[_memory_of(chunk.tensor)]
             place = [list(chunk.offsets), list(chunk.sizes), position]
             self._index.setdefault(name, []).append(place)
-
-    def _write_index(self, folder: Folder, token: str, stem: str, blocks: list[str]) -> FileEntry:
-        content = {"leaves": self._index, "blocks": blocks}
-        if self._rank == 0:
-            content = {"tree": self.tree, **content}
-        with folder.create(token, f"{stem}.json") as file:
-            writer = digest.BlockWriter(file)
-            writer.write(_TO_JSON(content).encode())
-            writer.finish()
-        return FileEntry(writer.position, digest.of_blocks(writer.blocks))
 
 
 def _evenness(part: tuple[str, Chunk]) -> int:

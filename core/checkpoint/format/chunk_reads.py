@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from core.checkpoint.copies.tensor_bytes import Shape
     from core.checkpoint.format.coverage import Place
-    from core.checkpoint.format.verified_file import File
+    from core.checkpoint.format.verified_file import VerifiedFile
 
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -26,7 +26,7 @@ class SavedChunk(NamedTuple):
 
     offsets: Shape
     sizes: Shape
-    file: File
+    file: VerifiedFile
     position: int
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import BinaryIO
 
 SUFFIX = ".digest"
@@ -123,6 +123,20 @@ class HashingWriter:
     def flush(self) -> None:
         """Do nothing, for torch: the file is flushed when it is complete."""
 
+    def digest_of(self, write: Callable[[HashingWriter], None]) -> str:
+        """Digest of what `write` writes here.
+
+        Raises:
+            OSError: a write failed, whatever torch has made of it.
+        """
+        try:
+            write(self)
+        except Exception:
+            if self.error is not None:
+                raise self.error from None
+            raise
+        return self.hexdigest()
+
     def hexdigest(self) -> str:
         """Digest of all that was written."""
         return str(self._hash.hexdigest())
@@ -159,10 +173,11 @@ class BlockWriter:
         """Write zeros up to the next multiple of `num_bytes`."""
         self.write(bytes(-self.position % num_bytes))
 
-    def finish(self) -> None:
-        """Add the digest of the last block: the file is complete."""
+    def finish(self) -> str:
+        """The digest of the file, which is complete, made of those of its blocks."""
         if self.position % BLOCK_BYTES:
             self._end_block()
+        return of_blocks(self.blocks)
 
     def _end_block(self) -> None:
         self.blocks.append(self._hash.hexdigest())

@@ -17,27 +17,25 @@ import torch
 from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
 from core.checkpoint.copies.tensor_bytes import bytes_of
 from core.checkpoint.format import digest
-from core.checkpoint.format.verified_file import WINDOW_BYTES, MappedFile, damaged, wrong_size
+from core.checkpoint.format.verified_file import WINDOW_BYTES, damaged, wrong_size
 from core.text import plain_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from core.checkpoint.format.chunk_reads import ChunkRead
-    from core.checkpoint.format.verified_file import File
+    from core.checkpoint.format.verified_file import VerifiedFile
 
 _PIECE_BYTES = 1 << 20
 """Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
 
 
-def fill(file: File, reads: list[ChunkRead]) -> None:
+def fill(file: VerifiedFile, reads: list[ChunkRead]) -> None:
     """Read chunks of a file into their places: what was filled when it raises is no state.
 
     Raises:
         CheckpointCorruptedError: a block is damaged.
         OSError: it can't be read.
     """
-    if isinstance(file, MappedFile):
+    if file.is_local:
         reads = _stream(file, reads)
     for read in reads:
         start, stop, memory = read.start, read.stop, read.memory
@@ -50,11 +48,19 @@ def fill(file: File, reads: list[ChunkRead]) -> None:
             start = end
 
 
-def _stream(file: MappedFile, reads: list[ChunkRead]) -> list[ChunkRead]:
+def _stream(file: VerifiedFile, reads: list[ChunkRead]) -> list[ChunkRead]:
     """Read all but what is returned: those that overlap others, of tensors that share bytes in the
     file only.
     """
-    chosen, left = _apart(reads)
+    chosen: list[ChunkRead] = []
+    left = []
+    position = 0
+    for read in sorted(reads, key=operator.attrgetter("start", "stop")):
+        if read.start < position:
+            left.append(read)
+        else:
+            chosen.append(read)
+            position = read.stop
     if chosen:
         with plain_file.open_file(file.path) as opened:
             running = _Stream(opened.fileno(), file)
@@ -69,23 +75,10 @@ def _stream(file: MappedFile, reads: list[ChunkRead]) -> list[ChunkRead]:
     return left
 
 
-def _apart(reads: Iterable[ChunkRead]) -> tuple[list[ChunkRead], list[ChunkRead]]:
-    chosen: list[ChunkRead] = []
-    left: list[ChunkRead] = []
-    position = 0
-    for read in sorted(reads, key=operator.attrgetter("start", "stop")):
-        if read.start >= position:
-            chosen.append(read)
-            position = read.stop
-        else:
-            left.append(read)
-    return chosen, left
-
-
 class _Stream:
     """One pass over the blocks of a file that are needed."""
 
-    def __init__(self, descriptor: int, file: MappedFile) -> None:
+    def __init__(self, descriptor: int, file: VerifiedFile) -> None:
         self._descriptor = descriptor
         self._file = file
         self._block_bytes = file.blocks.block_bytes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import abc
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from core.checkpoint.format import digest
 from core.contract.errors import CheckpointCorruptedError
@@ -17,24 +16,33 @@ WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time for what is copied at once."""
 
 
-class File(abc.ABC):
-    """One file. Meant to be subclassed: only `fetch` differs.
+class VerifiedFile:
+    """One file, whose bytes are fetched with the rest of their blocks.
 
     Attributes:
-        is_kept: True if each fetch gives the same memory, so that a block is verified once.
+        path: of it, or a URL.
+        fetch: gives the bytes from a start to a stop as they are, in memory that may be written to.
+        size_bytes: that it is to have.
+        blocks: their digests.
+        is_local: True if the path is one of this machine's, and each fetch gives the same memory,
+            so that a block is verified once.
     """
 
-    is_kept: ClassVar[bool]
-
-    def __init__(self, path: str, size_bytes: int, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        path: str,
+        fetch: Callable[[int, int], memoryview],
+        size_bytes: int,
+        blocks: Blocks,
+        *,
+        is_local: bool,
+    ) -> None:
         self.path = path
+        self.fetch = fetch
         self.size_bytes = size_bytes
         self.blocks = blocks
+        self.is_local = is_local
         self._verified: set[int] = set()
-
-    @abc.abstractmethod
-    def fetch(self, start: int, stop: int) -> memoryview:
-        """The bytes as they are, in memory that may be written to."""
 
     def verify(self, start: int, stop: int) -> None:
         """Verify the blocks that the bytes from `start` to `stop` belong to.
@@ -64,41 +72,9 @@ class File(abc.ABC):
                 block = content[begin : begin + size]
                 if digest.of_bytes(block) != self.blocks.digests[index]:
                     raise damaged(self.path, index * size, index * size + len(block))
-                if self.is_kept:
+                if self.is_local:
                     self._verified.add(index)
         return content[start - origin : stop - origin]
-
-
-class MappedFile(File):
-    """A file in memory, mapped or read."""
-
-    is_kept = True
-
-    def __init__(self, path: str, content: memoryview, size_bytes: int, blocks: Blocks) -> None:
-        super().__init__(path, size_bytes, blocks)
-        self._content = content
-
-    def fetch(self, start: int, stop: int) -> memoryview:
-        """The bytes where they are."""
-        if len(self._content) != self.size_bytes:
-            raise wrong_size(self.path, self.size_bytes)
-        return self._content[start:stop]
-
-
-class RemoteFile(File):
-    """A file that is fetched in parts."""
-
-    is_kept = False
-
-    def __init__(
-        self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks
-    ) -> None:
-        super().__init__(path, size_bytes, blocks)
-        self._fetch = fetch
-
-    def fetch(self, start: int, stop: int) -> memoryview:
-        """A copy of the bytes: tensors are put on this memory."""
-        return memoryview(bytearray(self._fetch(start, stop)))
 
 
 def damaged(path: str, begin: int, end: int) -> CheckpointCorruptedError:

@@ -44,7 +44,7 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         def begin() -> tuple[str, bool]:
             with _explained(folder):
                 dates.look_beside(str(folder))
-                return stack.enter_context(folder.begin()), _is_there(folder)
+                return stack.enter_context(folder.begin()), folder.exists()
 
         token, replaces = on_rank_zero(collectives, begin)
         committed = False
@@ -89,19 +89,6 @@ def _commit(
     files = {name: entry for entries, _ in written for name, entry in entries.items()}
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
     folder.commit(token, content, files)
-
-
-def _is_there(folder: Folder) -> bool:
-    """True if a checkpoint would be replaced. By reading, which stores' clients try again when it
-    fails.
-    """
-    try:
-        folder.read_manifest()
-    except FileNotFoundError:
-        return False
-    except Exception:  # of any store's making
-        return folder.exists()
-    return True
 
 
 @contextmanager

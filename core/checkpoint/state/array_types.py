@@ -21,9 +21,7 @@ def is_plain(dtype: numpy.dtype[Any]) -> bool:
     """True if a type is one of numbers or strings, in this machine's byte order and without
     fields.
     """
-    return (
-        dtype.kind in _KINDS and dtype.isnative and dtype.names is None and dtype.subdtype is None
-    )
+    return dtype.kind in _KINDS and bool(dtype.isnative)
 
 
 def type_of(code: object) -> numpy.dtype[Any]:

@@ -60,7 +60,8 @@ def describe(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".rstrip(": .")
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}".rstrip(": .")
 
 
 def cannot_write(path: str, error: BaseException) -> CheckpointError:
@@ -119,7 +120,7 @@ def not_found(path: str, place: Place) -> CheckpointNotFoundError:
             f"There is no checkpoint {path!r}, nor its folder. Check the path."
         )
     wanted = os.path.basename(path.rstrip("/"))
-    suffixes = (*FILE_SUFFIXES, *filter(None, [os.path.splitext(wanted)[1]]))
+    suffixes = (*FILE_SUFFIXES, os.path.splitext(wanted)[1] or ".ckpt")
     names = [name for name in names if not name.startswith(".") and name.endswith(suffixes)]
     near = near_names(wanted, names) or sorted(names)[:5]
     beside = "No checkpoint is in that folder."

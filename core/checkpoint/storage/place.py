@@ -43,14 +43,10 @@ class LocalPlace:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = path.name
 
     def __str__(self) -> str:
         return str(self.path)
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.name
 
     @property
     def parent(self) -> LocalPlace:
@@ -108,15 +104,11 @@ class RemotePlace:
     def __init__(self, filesystem: Any, path: str, url: str) -> None:
         self.filesystem = filesystem
         self.path = path.rstrip("/")
+        self.name = self.path.rpartition("/")[2]
         self.url = url.rstrip("/")
 
     def __str__(self) -> str:
         return self.url
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePlace:

@@ -85,8 +85,8 @@ def _is_one(place: Place, entry: Entry) -> bool:
         return entry.name.endswith(FILE_SUFFIXES)
     if os.path.islink(str(place)) or folder_at(place).exists():
         return True
-    names = names_in(place)
-    return bool(names) and all(map(manifest.OWN_FILE.fullmatch, names or ()))
+    names = names_in(place) or [""]
+    return all(map(manifest.OWN_FILE.fullmatch, names))
 
 
 def _listed(place: Place, verify: bool, progress: Callable[[int, int], None] | None) -> Listed:

@@ -17,8 +17,8 @@ from core.checkpoint.building_blocks import (
     FileEntry,
     LocalFolder,
     Manifest,
-    MappedFile,
     PartWriter,
+    VerifiedFile,
     digest_of,
     is_content,
 )
@@ -195,12 +195,8 @@ class AbsentError(OSError):
     """
 
 
-class _AbsentFile(MappedFile):
+class _AbsentFile(VerifiedFile):
     """A file that is on another node."""
-
-    def fetch(self, start: int, stop: int) -> memoryview:
-        """Raise."""
-        raise AbsentError(os.path.basename(self.path))
 
 
 class NodeFolder(LocalFolder):
@@ -215,11 +211,15 @@ class NodeFolder(LocalFolder):
         super().__init__(path)
         self._names = names
 
-    def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> VerifiedFile:
         """A file with the bytes of tensors, here or elsewhere."""
         if name in self._names:
             return super().open(name, size_bytes, blocks)
-        return _AbsentFile(str(self.path / name), memoryview(b""), size_bytes, blocks)
+
+        def fail(start: int, stop: int) -> memoryview:
+            raise AbsentError(name)
+
+        return _AbsentFile(str(self.path / name), fail, size_bytes, blocks, is_local=True)
 
 
 def is_absent(file: Any) -> bool:

@@ -64,16 +64,14 @@ class DeviceCopies:
         """Begin to copy. The copies before these were awaited.
 
         Args:
-            copies: from CUDA devices. The targets have their memory when this returns, and their
-                elements when `finish` does.
+            copies: one or more, from CUDA devices. The targets have their memory when this returns,
+                and their elements when `finish` does.
             stepped: tensors that nothing but an optimizer's step changes, some of which are copied,
                 or parts of them.
 
         Raises:
             CheckpointError: there is no memory for them that a device can write to.
         """
-        if not copies:
-            return
         self._batches = list(_by_device(copies, {_address(tensor) for tensor in stepped}))
         sums = [batch.sums for batch in self._batches if batch.sums is not None]
         self._arena.lay_out([*copies, *sums])
@@ -82,8 +80,7 @@ class DeviceCopies:
         self._is_held_up = False
         if self._hook is None:
             # Not removed after the step: torch is going through its hooks then.
-            own = weakref.WeakMethod(self.hold_up)
-            self._hook = register_optimizer_step_pre_hook(lambda *_: _call(own))
+            self._hook = register_optimizer_step_pre_hook(lambda *_: await_copies())
             _running.add(self)
 
     def _begin(self, batch: _Batch) -> None:
@@ -136,12 +133,6 @@ class DeviceCopies:
 
 
 _running: weakref.WeakSet[DeviceCopies] = weakref.WeakSet()
-
-
-def _call(method: weakref.WeakMethod[Any]) -> None:
-    own = method()
-    if own is not None:
-        own()
 
 
 class _Arena:

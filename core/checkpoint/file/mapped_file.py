@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from core.checkpoint.file import torch_file
-from core.checkpoint.state.tree import leaves_of, readable
 from core.contract.errors import CheckpointCorruptedError
 from core.text import plain_file
 
@@ -23,16 +20,12 @@ def load_mapped(path: PathLike) -> Any:
     Its tensors are on mapped memory of the file, privately.
 
     Raises:
-        CheckpointCorruptedError: no file is there, or something else; or a tensor shows more than
-            the file holds.
+        CheckpointCorruptedError: no file is there, or something else.
     """
     name = os.fspath(path)
     try:
         with plain_file.open_file(path) as file:
-            loaded = torch_file.unpickle(file, mapped_from=name)
-        for key_path, leaf in leaves_of(loaded):
-            if isinstance(leaf, torch.Tensor):
-                _check_whole(readable(key_path), leaf)
+            return torch_file.unpickle(file, mapped_from=name)
     except (MemoryError, Warning):
         raise
     except (FileNotFoundError, plain_file.NotAFileError):
@@ -42,13 +35,3 @@ def load_mapped(path: PathLike) -> Any:
     except Exception as error:
         reason = torch_file.reason_of(error)
         raise CheckpointCorruptedError(f"{name!r} is missing or damaged: {reason:.300}.") from error
-    return loaded
-
-
-def _check_whole(name: str, tensor: torch.Tensor) -> None:
-    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    if not is_dense or tensor.untyped_storage().nbytes() < tensor.nbytes:
-        raise ValueError(
-            f"{name!r} of shape {tuple(tensor.shape)} is no dense tensor with a value for each "
-            "element"
-        )

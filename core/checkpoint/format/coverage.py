@@ -23,7 +23,7 @@ def covers(wanted: Place, chunks: Sequence[Place]) -> bool:
     """Whether chunks cover one that is wanted, each of its elements once; their parts that lie
     elsewhere don't count.
     """
-    parts = [part for part in (overlap(wanted, chunk) for chunk in chunks) if part is not None]
+    parts = list(filter(None, [overlap(wanted, chunk) for chunk in chunks]))
     return sum(math.prod(sizes) for _, sizes in parts) == math.prod(wanted[1]) and _are_apart(parts)
 
 

@@ -129,6 +129,8 @@ class Encoder:
             CheckpointError: it, or something in it, is of a type that can't be saved.
             RecursionError: it is nested too deeply.
         """
+        if len(key_path) > MAX_DEPTH:
+            raise RecursionError
         # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
         kind = type(value)
         if kind in _DENSE:
@@ -157,8 +159,6 @@ class Encoder:
 
     def mapping(self, values: Mapping[Any, Any], key_path: KeyPath) -> dict[str, Json]:
         """The items of a dict."""
-        if len(key_path) > MAX_DEPTH:
-            raise RecursionError
         encoded = {key: self.encode(value, (*key_path, key)) for key, value in values.items()}
         if are_names(encoded):
             return encoded
@@ -172,8 +172,6 @@ class Encoder:
 
     def items(self, values: list[Any] | tuple[Any, ...], key_path: KeyPath) -> list[Json]:
         """The items of a list or tuple."""
-        if len(key_path) > MAX_DEPTH:
-            raise RecursionError
         if are_plain(values):
             return [*values]
         return [self.encode(value, (*key_path, index)) for index, value in enumerate(values)]

@@ -99,7 +99,7 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
 
 def _verifies(listed: Listed) -> bool:
     with suppress(CheckpointError):
-        if listed.is_whole:
+        if listed.state == "complete":
             formats.verify_checkpoint(listed.path)
             return True
     return False

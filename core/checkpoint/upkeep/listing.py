@@ -45,11 +45,6 @@ class Listed:
     state: str
     detail: str = ""
 
-    @property
-    def is_whole(self) -> bool:
-        """True if nothing is known to be missing."""
-        return self.state in ("complete", "verified")
-
 
 def list_checkpoints(
     folder: PathLike, *, verify: bool = False, progress: Callable[[int, int], None] | None = None

@@ -24,10 +24,12 @@ BACKENDS = re.compile(
 TENANT_FILES = sorted(ROOT.glob("plugins/training/core_training/**/*.py"))
 STORAGE_FILES = sorted(ROOT.glob("core/checkpoint/**/*.py"))
 DIMENSION_FILES = sorted(ROOT.glob("plugins/parallel/core_parallel/**/*.py"))
+LIGHTNING_FILES = sorted(ROOT.glob("plugins/lightning/core_lightning/**/*.py"))
 ROOMS = {
     "core_training": (TENANT_FILES, "rooms"),
     "core.checkpoint": (STORAGE_FILES, "storage"),
     "core_parallel": (DIMENSION_FILES, "dimensions"),
+    "core_lightning": (LIGHTNING_FILES, "lightning"),
 }
 """By package its files, and import-linter's contract that says on which floor each room is."""
 INSIDES = {"core.checkpoint.building_blocks"}

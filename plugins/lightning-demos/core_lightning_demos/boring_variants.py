@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from core_lightning.boring_classes import BoringDataModule, BoringModel, RandomDataset
-from core_lightning.module import LightningDataModule, LightningModule
+from core_lightning.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
+from core_lightning.module.module import LightningDataModule, LightningModule
 
 
 class RandomDictDataset(RandomDataset):

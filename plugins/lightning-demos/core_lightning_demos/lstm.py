@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Sampler
 
-from core_lightning.module import LightningModule
+from core_lightning.module.module import LightningModule
 from core_lightning_demos.transformer import WikiText2
 
 Hidden = tuple[Tensor, Tensor]

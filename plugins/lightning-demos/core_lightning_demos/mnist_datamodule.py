@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from core import rank_zero_warn
-from core_lightning.module import LightningDataModule
+from core_lightning.module.module import LightningDataModule
 from core_lightning_demos.downloads import fetched
 
 _FOLDER = "./data"

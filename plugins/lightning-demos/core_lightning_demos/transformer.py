@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from core_lightning.module import LightningModule
+from core_lightning.module.module import LightningModule
 from core_lightning_demos.downloads import fetched
 
 _TEXT = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from core.lazy_exports import lazy_exports
 from core_lightning._version import __version__
-from core_lightning.installing import install, install_trusted
+from core_lightning.script.installing import install, install_trusted
 
 if TYPE_CHECKING:
-    from core_lightning.checkpoint_io import LightningCheckpointIO
-    from core_lightning.checkpoint_reader import LightningCheckpointReader
-    from core_lightning.objects import PickledObjects
+    from core_lightning.checkpoints.checkpoint_io import LightningCheckpointIO
+    from core_lightning.checkpoints.checkpoint_reader import LightningCheckpointReader
+    from core_lightning.checkpoints.objects import PickledObjects
 
 __all__ = [
     "LightningCheckpointIO",

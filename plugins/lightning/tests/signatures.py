@@ -4,9 +4,9 @@
     python plugins/lightning/tests/signatures.py diff      # core's; what differs, one a line
     python plugins/lightning/tests/signatures.py table     # core's
 
-The first writes `data/signatures.json`. The last writes `core_lightning/missing.txt`, which
+The first writes `data/signatures.json`. The last writes `core_lightning/decisions/missing.txt`, which
 `--explain` reads, and the tables of `docs/lightning-differences.md`, from the decisions in
-`core_lightning/differences.toml`: patterns of what differs, each with a reason.
+`core_lightning/decisions/differences.toml`: patterns of what differs, each with a reason.
 `test_signatures.py` fails on a difference without one, and on a pattern of nothing.
 """
 
@@ -25,7 +25,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "data" / "signatures.json"
 PACKAGE = HERE.parent / "core_lightning"
-DECISIONS, MISSING = PACKAGE / "differences.toml", PACKAGE / "missing.txt"
+DECISIONS = PACKAGE / "decisions" / "differences.toml"
+MISSING = PACKAGE / "decisions" / "missing.txt"
 PAGE = HERE.parents[2] / "docs" / "lightning-differences.md"
 BEGIN, END = "<!-- signatures.py writes this table -->", "<!-- the table ends -->"
 _PARTS = {
@@ -211,7 +212,7 @@ def looked_up(name):
 
 
 def is_stand_in(thing):
-    return getattr(thing, "__module__", "") == "core_lightning.stand_ins"
+    return getattr(thing, "__module__", "") == "core_lightning.decisions.stand_ins"
 
 
 def of_class(name, thing, by_name):

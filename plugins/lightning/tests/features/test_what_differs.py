@@ -11,7 +11,7 @@ pytestmark = pytest.mark.numbers
 
 
 def test_each_has_a_reason():
-    path = Path(__file__).parents[2] / "core_lightning" / "differences.toml"
+    path = Path(__file__).parents[2] / "core_lightning" / "decisions" / "differences.toml"
     behaviours = tomllib.loads(path.read_text(encoding="utf-8"))["behaviour"]
     named = [f"test_{name}" for each in behaviours for name in each["features"]]
     tests = {name for name in globals() if name.startswith("test_")}

@@ -1,0 +1,1 @@
+"""The callbacks with Lightning's arguments, moments and numbers."""

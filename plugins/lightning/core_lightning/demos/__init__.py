@@ -1,0 +1,1 @@
+"""The models and random data sets that reports of bugs begin with."""

@@ -1,0 +1,1 @@
+"""The loggers with Lightning's arguments."""

@@ -1,0 +1,1 @@
+"""The module and the data module, with Lightning's names and arguments."""

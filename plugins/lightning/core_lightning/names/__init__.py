@@ -1,0 +1,1 @@
+"""The table of Lightning's names, which the import hook offers."""

@@ -1,0 +1,1 @@
+"""Strategies, accelerators, environments and precisions, with Lightning's names."""

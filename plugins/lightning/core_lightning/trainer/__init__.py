@@ -1,0 +1,1 @@
+"""The Trainer with Lightning's arguments, attributes and loops."""

@@ -1,0 +1,1 @@
+"""Functions and types of Lightning's `utilities` that programs use."""

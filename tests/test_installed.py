@@ -63,7 +63,7 @@ def test_a_plugin_bounds_the_core_on_both_sides(name):
 @pytest.mark.parametrize("name", PLUGINS)
 def test_every_entry_point_names_a_public_attribute(name):
     entry_points = distribution(name).entry_points
-    assert entry_points or name in (TRAINING, "core-lightning-demos")  # imported by their names
+    assert entry_points or name == TRAINING  # imported by its name
     for entry_point in entry_points:
         assert callable(entry_point.load()), entry_point
         assert entry_point.attr in importlib.import_module(entry_point.module).__all__

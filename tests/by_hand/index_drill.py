@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIGHT = [
-    *("bagua", "ddp", "finetuning", "fsdp", "lightning-demos", "monitors", "neighbour", "parallel"),
+    *("bagua", "ddp", "finetuning", "fsdp", "monitors", "neighbour", "parallel"),
     *("predictions", "profilers", "report", "transformers"),
 ]
 """Plugins whose README's program needs neither a device nor a library that they don't require."""

@@ -146,15 +146,7 @@ class _NamedModule(ModuleType):
 
 def _look_up(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    try:
-        value = getattr(import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("core_lightning_demos"):
-            error.msg = (
-                f"{attribute} is in the package core-lightning-demos: `pip install "
-                "core-lightning-demos`."
-            )
-        raise
+    value = getattr(import_module(module), attribute)
     if any(base.__name__ == "Callback" for base in getattr(value, "__mro__", ())):
         import_module("core_lightning.decisions.overrides").take_pl_module(value)
     return value

@@ -41,6 +41,9 @@ class RichProgressBar(CoreRichProgressBar):
     ) -> None:
         from rich.console import Console
 
-        super().__init__(leave=leave, console=Console(**console_kwargs) if console_kwargs else None)
+        console = None
+        if console_kwargs:
+            console = Console(**console_kwargs)
+        super().__init__(leave=leave, console=console)
         if refresh_rate == 0:
             self.disable()

@@ -42,7 +42,8 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if (hook := cls.__dict__.get("on_train_start")) is not None:
+        hook = cls.__dict__.get("on_train_start")
+        if hook is not None:
             cls.on_train_start = _after_base(hook)  # type: ignore[method-assign]
 
     def __init__(
@@ -100,30 +101,31 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
         def fill(field: re.Match[str]) -> str:
             name, form = field.groups()
             value = metrics.get(name, 0)
-            shown = format(value.item() if isinstance(value, torch.Tensor) else value, form or "")
-            return (
-                f"{name}{self.CHECKPOINT_EQUALS_CHAR}{shown}"
-                if self.auto_insert_metric_name
-                else shown
-            )
+            if isinstance(value, torch.Tensor):
+                value = value.item()
+            shown = format(value, form)
+            if self.auto_insert_metric_name:
+                shown = f"{name}{self.CHECKPOINT_EQUALS_CHAR}{shown}"
+            return shown
 
         pattern = filename or self.filename or self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
-        parts = [
-            prefix,
-            re.sub(r"\{([^{}:]+):?([^{}]*)\}", fill, pattern),
-            None if ver is None else f"v{ver}",
-        ]
-        name = self.CHECKPOINT_JOIN_CHAR.join(part for part in parts if part) + self.FILE_EXTENSION
-        return os.path.join(self.dirpath, name) if self.dirpath else name
+        parts = [prefix, re.sub(r"\{([^{}:]+):?([^{}]*)\}", fill, pattern)]
+        if ver is not None:
+            parts.append(f"v{ver}")
+        name = self.CHECKPOINT_JOIN_CHAR.join(filter(None, parts)) + self.FILE_EXTENSION
+        return os.path.join(self.dirpath or "", name)
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
         """All ranks. True if a checkpoint with this score would be kept."""
         if current is None or self.save_top_k < 1:
             return self.save_top_k == -1
         worst = self.kth_value
-        is_kept = len(self.best_k_models) < self.save_top_k or worst is None
-        if worst is not None and not is_kept:
-            is_kept = bool(current < worst) if self.mode == "min" else bool(current > worst)
+        if worst is None or len(self.best_k_models) < self.save_top_k:
+            is_kept = True
+        elif self.mode == "min":
+            is_kept = bool(current < worst)
+        else:
+            is_kept = bool(current > worst)
         return trainer.strategy.reduce_boolean_decision(is_kept)
 
     def file_exists(self, filepath: PathLike, trainer: Trainer) -> bool:
@@ -190,8 +192,12 @@ class BasePredictionWriter(CoreBasePredictionWriter):
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
     """The values that each bar shows: the loggers' version, of a long one the end."""
-    versions = [logger.version for logger in trainer.loggers]
-    version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
+    versions = list(dict.fromkeys(logger.version for logger in trainer.loggers))
+    version: Any = "_".join(map(str, versions))
+    if len(versions) == 1:
+        version = versions[0]
     if version in ("", None):
         return {}
-    return {"v_num": version[-4:] if isinstance(version, str) else version}
+    if isinstance(version, str):
+        version = version[-4:]
+    return {"v_num": version}

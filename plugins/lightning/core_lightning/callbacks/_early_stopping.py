@@ -60,14 +60,18 @@ class EarlyStopping(CoreEarlyStopping):
             divergence_threshold=divergence_threshold,
             verbose=verbose,
         )
-        self.min_delta = min_delta * (1 if mode == "max" else -1)
+        self.min_delta = min_delta
+        if mode == "min":
+            self.min_delta = -min_delta
         self.log_rank_zero_only = log_rank_zero_only
         self._check_on_train_epoch_end = check_on_train_epoch_end
 
     def reset_for_fit(self) -> None:
         """No value was seen yet."""
         super().reset_for_fit()
-        self.best_score = torch.tensor(-torch.inf if self.mode == "max" else torch.inf)
+        self.best_score = torch.tensor(torch.inf)
+        if self.mode == "max":
+            self.best_score = -self.best_score
         self.stopping_reason: Any = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
 
@@ -111,12 +115,11 @@ class EarlyStopping(CoreEarlyStopping):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.wait_count, self.stopped_epoch = state["wait_count"], state["stopped_epoch"]
-        self.best_score, self.patience = (
-            torch.as_tensor(state["best_score"]),
-            state.get("patience", self.patience),
-        )
+        self.best_score = torch.as_tensor(state["best_score"])
+        self.patience = state.get("patience", self.patience)
         reason = state.get("stopping_reason")
-        self.stopping_reason = EarlyStoppingReason(reason if isinstance(reason, int) else 0)
+        if isinstance(reason, int):  # core's is a text
+            self.stopping_reason = EarlyStoppingReason(reason)
         self.stopping_reason_message = state.get("stopping_reason_message")
 
     def _should_skip_check(self, trainer: Any) -> bool:
@@ -126,12 +129,11 @@ class EarlyStopping(CoreEarlyStopping):
         if self.monitor in logs:
             return True
         if self.strict:
-            names = (
-                (", ".join(map(repr, logs)) or "nothing") + "." + did_you_mean(self.monitor, logs)
-            )
+            names = ", ".join(map(repr, logs)) or "nothing"
             raise ConfigurationError(
                 f"EarlyStopping monitors {self.monitor!r}, which was not logged; logged was "
-                f"{names} Log it, monitor one of those, or pass strict=False."
+                f"{names}.{did_you_mean(self.monitor, logs)} Log it, monitor one of those, or pass "
+                "strict=False."
             )
         return False
 
@@ -150,27 +152,17 @@ class EarlyStopping(CoreEarlyStopping):
             trainer.print(f"EarlyStopping: {reason}")
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        best, worst = self.stopping_threshold, self.divergence_threshold
+        said = f"{self.monitor} is {current:.4g},"
         if self.check_finite and not torch.isfinite(current):
             self.stopping_reason = EarlyStoppingReason.NON_FINITE_METRIC
-            return True, f"{self.monitor} is {current}, which is not a finite number."
-        if self.stopping_threshold is not None and self.monitor_op(
-            current, self.stopping_threshold
-        ):
+            return True, f"{said} which is not a finite number."
+        if best is not None and self.monitor_op(current, best):
             self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
-            return (
-                True,
-                f"{self.monitor} is {current:.4g}, better than the threshold "
-                f"{self.stopping_threshold:.4g}.",
-            )
-        if self.divergence_threshold is not None and self.monitor_op(
-            -current, -self.divergence_threshold
-        ):
+            return True, f"{said} better than the threshold {best:.4g}."
+        if worst is not None and self.monitor_op(-current, -worst):
             self.stopping_reason = EarlyStoppingReason.DIVERGENCE_THRESHOLD
-            return (
-                True,
-                f"{self.monitor} is {current:.4g}, worse than the threshold "
-                f"{self.divergence_threshold:.4g}.",
-            )
+            return True, f"{said} worse than the threshold {worst:.4g}."
         if self.monitor_op(current - self.min_delta, self.best_score.to(current.device)):
             message = self._improvement_message(current)
             self.best_score, self.wait_count = current, 0
@@ -180,10 +172,12 @@ class EarlyStopping(CoreEarlyStopping):
             return False, None
         self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
         return True, (
-            f"{self.monitor} is {current:.4g}, and did not get better than {self.best_score:.4g} "
-            f"in the last {self.wait_count} checks."
+            f"{said} and did not get better than {self.best_score:.4g} in the last "
+            f"{self.wait_count} checks."
         )
 
     def _improvement_message(self, current: Tensor) -> str:
-        before = f" from {self.best_score:.4g}" if torch.isfinite(self.best_score) else ""
-        return f"{self.monitor} improved{before} to {current:.4g}."
+        improved = f"{self.monitor} improved"
+        if torch.isfinite(self.best_score):
+            improved = f"{improved} from {self.best_score:.4g}"
+        return f"{improved} to {current:.4g}."

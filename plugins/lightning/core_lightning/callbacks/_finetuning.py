@@ -38,8 +38,10 @@ class ModelPruning(CoreModelPruning):
         super().setup(trainer, module, stage)
 
     def _is_first(self, epoch: int) -> bool:
-        wanted = not self._is_back and bool(
-            self._ticket(epoch) if callable(self._ticket) else self._ticket
-        )
-        self._is_back = self._is_back or wanted
-        return wanted
+        if self._is_back:
+            return False
+        wanted = self._ticket
+        if callable(wanted):
+            wanted = wanted(epoch)
+        self._is_back = bool(wanted)
+        return self._is_back

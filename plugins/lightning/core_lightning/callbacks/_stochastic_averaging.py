@@ -16,6 +16,7 @@ from torch.optim.swa_utils import SWALR
 
 from core import Callback, Capability, ConfigurationError, Trainer, UnsupportedError
 from core_lightning.decisions.overrides import RefusesOverrides
+from core_lightning.utilities.lists import as_list
 from core_lightning.utilities.types import LRSchedulerConfig
 
 Average = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,12 +43,12 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
     """
 
     uncalled = dict.fromkeys(
-        (
+        [
             "transfer_weights",
             "update_parameters",
             "reset_batch_norm_and_save_state",
             "reset_momenta",
-        ),
+        ],
         "Pass avg_fn.",
     )
 
@@ -60,14 +61,13 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         avg_fn: Average | None = None,
         device: torch.device | str | None = "cpu",
     ) -> None:
-        is_fraction = isinstance(swa_epoch_start, float)
-        if (is_fraction and not 0 <= swa_epoch_start <= 1) or (
-            not is_fraction and swa_epoch_start < 1
-        ):
+        is_whole = isinstance(swa_epoch_start, int) and swa_epoch_start >= 1
+        is_fraction = isinstance(swa_epoch_start, float) and 0 <= swa_epoch_start <= 1
+        if not is_whole and not is_fraction:
             raise ConfigurationError(
                 "swa_epoch_start should be a >0 integer or a float between 0 and 1."
             )
-        rates: list[Any] = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
+        rates = as_list(swa_lrs)
         if not rates or not all(isinstance(rate, float) and rate > 0 for rate in rates):
             raise ConfigurationError(
                 "swa_lrs should be a positive float, or a list of positive floats."
@@ -76,7 +76,7 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         self._annealing_epochs, self._annealing_strategy = annealing_epochs, annealing_strategy
         self._avg_fn, self._device = avg_fn or self.avg_fn, device
         self._max_epochs: int | None = None
-        self._has_batch_norm = False
+        self._adds_epoch = False
         self.reset_for_fit()
 
     def reset_for_fit(self) -> None:
@@ -111,11 +111,14 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
     @property
     def swa_end(self) -> float:
         """The last epoch that is averaged, counted from 0."""
-        return float("inf") if self._max_epochs is None else self._max_epochs - 1
+        if self._max_epochs is None:
+            return float("inf")
+        return self._max_epochs - 1
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse strategies whose weights aren't whole between two steps."""
-        if found := _IN_PARTS & trainer.strategy.capabilities:
+        found = _IN_PARTS & trainer.strategy.capabilities
+        if found:
             raise UnsupportedError(
                 f"StochasticWeightAveraging needs whole weights between two steps, and "
                 f"{type(trainer.strategy).__name__} has none. Use ddp, or EMAWeightAveraging.",
@@ -128,8 +131,9 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
             raise ConfigurationError(
                 "StochasticWeightAveraging works with one optimizer, and at most one scheduler."
             )
-        epochs = trainer.options.max_epochs
-        self._max_epochs = None if epochs in (None, -1) else epochs
+        self._max_epochs = trainer.options.max_epochs
+        if self._max_epochs == -1:
+            self._max_epochs = None
         if isinstance(self._swa_epoch_start, float):
             if self._max_epochs is None:
                 raise ConfigurationError(
@@ -137,8 +141,8 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
                     "which is not given. Pass an epoch (int)."
                 )
             self._swa_epoch_start = int(self._max_epochs * self._swa_epoch_start)
-        self._has_batch_norm = self.pl_module_contains_batch_norm(module)
-        if self._has_batch_norm and self._max_epochs is not None:
+        if self.pl_module_contains_batch_norm(module) and self._max_epochs is not None:
+            self._adds_epoch = True
             trainer.options = replace(trainer.options, max_epochs=self._max_epochs + 1)
         if not self._average:
             self._average = [
@@ -171,21 +175,19 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
 
     def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Give the module its average."""
-        is_through = trainer.current_epoch - 1 == self.swa_end + 1
-        if self._has_batch_norm and self._max_epochs is not None:
+        if self._adds_epoch:
+            self._adds_epoch = False
             trainer.options = replace(trainer.options, max_epochs=self._max_epochs)
             for part, momentum in self.momenta.items():
                 part.momentum = momentum
             self.momenta = {}
-        if not is_through and (
-            trainer.current_epoch - 1 == self.swa_end or self._max_epochs is None
-        ):
+        if self._max_epochs in (None, trainer.current_epoch):
             self._transfer(module)
 
     def state_dict(self) -> dict[str, Any]:
         """The average, the number of updates, and the learning rate's course."""
         return {
-            "n_averaged": 0 if self.n_averaged is None else int(self.n_averaged),
+            "n_averaged": int(self.n_averaged or 0),
             "latest_update_epoch": self._updated_in,
             "average": list(self._average),
         }
@@ -203,36 +205,31 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         checkpoint["leads"] = self._scheduler is not None
 
     def _lead(self, optimizer: Optimizer) -> LRSchedulerConfig:
-        rates = (
-            self._swa_lrs
-            if isinstance(self._swa_lrs, list)
-            else [self._swa_lrs] * len(optimizer.param_groups)
-        )
+        rates = self._swa_lrs
+        if not isinstance(rates, list):
+            rates = [rates] * len(optimizer.param_groups)
         for rate, group in zip(rates, optimizer.param_groups, strict=False):
             group["initial_lr"] = rate
         # As Lightning calls it: torch's SWALR warns of the last epoch otherwise.
-        last_epoch = (
-            -1
-            if self._annealing_strategy != "cos" or self._max_epochs is None
-            else self._max_epochs
-        )
-        options: Any = (
+        last_epoch = -1
+        if self._annealing_strategy == "cos" and self._max_epochs is not None:
+            last_epoch = self._max_epochs
+        self._scheduler = SWALR(
             optimizer,
-            rates,
+            rates,  # type: ignore[arg-type]  # which takes lists
             self._annealing_epochs,
             self._annealing_strategy,
             last_epoch,
         )
-        self._scheduler = SWALR(*options)
         return LRSchedulerConfig(self._scheduler)
 
     def _update(self, module: nn.Module) -> None:
         assert self.n_averaged is not None
         for average, parameter in zip(self._average, module.parameters(), strict=True):
             weight = parameter.detach().to(average.device)
-            average.copy_(
-                weight if self.n_averaged == 0 else self._avg_fn(average, weight, self.n_averaged)
-            )
+            if self.n_averaged > 0:
+                weight = self._avg_fn(average, weight, self.n_averaged)
+            average.copy_(weight)
         self.n_averaged += 1
 
     def _transfer(self, module: nn.Module) -> None:
@@ -250,10 +247,8 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         gradients.
         """
         step: Any = trainer.running_step
-        usual, hook = (
-            step.step_optimizer or trainer.strategy.optimizer_step,
-            step.before_optimizer_step,
-        )
+        usual = step.step_optimizer or trainer.strategy.optimizer_step
+        hook = step.before_optimizer_step
 
         def is_last() -> bool:
             return trainer.progress.batch + 1 >= trainer.num_training_batches
@@ -268,5 +263,10 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
         step_at_the_end.counts = False  # type: ignore[attr-defined]
         step.before_backward = step.after_backward = step.before_zero_grad = None
         step.backward, step.step_optimizer = lambda loss: None, step_at_the_end
+
+        def hook_at_the_end(optimizer: Optimizer) -> None:
+            if is_last():
+                hook(optimizer)
+
         if hook is not None:
-            step.before_optimizer_step = lambda optimizer: hook(optimizer) if is_last() else None
+            step.before_optimizer_step = hook_at_the_end

@@ -40,14 +40,13 @@ class LearningRateCurve(CoreLearningRateCurve):
         """The rate at which the smoothed loss falls most steeply by the rate itself; None for fewer
         than two losses.
         """
-        kept = range(len(self.results["lr"]))[skip_begin:-skip_end]
-        found = [index for index in kept if math.isfinite(self.results["loss"][index])]
+        pairs = list(zip(self.results["lr"], self.results["loss"], strict=True))
+        found = [pair for pair in pairs[skip_begin:-skip_end] if math.isfinite(pair[1])]
         if len(found) < 2:
             return None
-        losses, rates = (
-            torch.tensor([self.results[name][index] for index in found]) for name in ("loss", "lr")
-        )
-        return self.results["lr"][found[int(torch.gradient(losses, spacing=[rates])[0].argmin())]]
+        rates, losses = torch.tensor(found).unbind(1)
+        slopes = torch.gradient(losses, spacing=[rates])[0]
+        return found[int(slopes.argmin())][0]
 
 
 class LearningRateSearch(Callback):
@@ -80,35 +79,30 @@ class LearningRateSearch(Callback):
         """All ranks, after an optimizer step: note the loss of its last batch, and raise the
         rate.
         """
-        results, step = self.curve.results, len(self.curve.results["loss"]) + 1
+        rates, losses = self.curve.results["lr"], self.curve.results["loss"]
+        step = len(losses) + 1
         if trainer.global_step != step:
             return
-        results["lr"].append(self.curve.rate_at(step - 1))
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        window = trainer.accumulate_grad_batches  # what its losses are divided by under Lightning
-        results["loss"].append(
-            math.nan if loss is None else self._smoothed(float(loss) / window, step)
-        )
-        is_last = (
-            batch_idx + 1 == trainer.num_training_batches
-            and trainer.current_epoch + 1 == self._max_epochs
-        )
-        if trainer.strategy.broadcast(self._diverges(step) or is_last):
+        rates.append(self.curve.rate_at(step - 1))
+        loss = outputs
+        if isinstance(outputs, dict):
+            loss = outputs.get("loss")
+        smoothed = math.nan
+        if loss is not None:
+            # Under Lightning a window's losses are divided by its length.
+            self._average *= _SMOOTHING
+            self._average += (1 - _SMOOTHING) * (float(loss) / trainer.accumulate_grad_batches)
+            smoothed = self._average / (1 - _SMOOTHING ** (step + 1))
+        losses.append(smoothed)
+        is_last_epoch = trainer.current_epoch + 1 == self._max_epochs
+        ends = is_last_epoch and batch_idx + 1 == trainer.num_training_batches
+        if self._threshold is not None and step > 1:
+            ends = ends or smoothed > self._threshold * self._best
+        if trainer.strategy.broadcast(ends):
             trainer.should_stop = True
-        if results["loss"][-1] < self._best or step == 1:
-            self._best = results["loss"][-1]
+        if smoothed < self._best or step == 1:
+            self._best = smoothed
         self._set_rate(trainer)
-
-    def _smoothed(self, loss: float, step: int) -> float:
-        self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * loss
-        return self._average / (1 - _SMOOTHING ** (step + 1))
-
-    def _diverges(self, step: int) -> bool:
-        return (
-            self._threshold is not None
-            and step > 1
-            and self.curve.results["loss"][-1] > self._threshold * self._best
-        )
 
     def _set_rate(self, trainer: Trainer) -> None:
         rate = self.curve.rate_at(len(self.curve.results["loss"]))
@@ -159,7 +153,9 @@ class BatchSizeFinder(CoreBatchSizeFinder):
     def accepted(self, size: int) -> int:
         """The size that is written, for the one that was found."""
         size = min(size, self.max_val)
-        return max(1, int(size * (1 - self.margin))) if self.mode == "binsearch" else size
+        if self.mode == "binsearch":
+            size = max(1, int(size * (1 - self.margin)))
+        return size
 
 
 class Tuner(CoreTuner):

@@ -36,11 +36,12 @@ class WeightAveraging(CoreWeightAveraging):
         avg_fn: Average | None = None,
         multi_avg_fn: Callable[..., None] | None = None,
     ) -> None:
+        if avg_fn is not None:
+            multi_avg_fn = _one_by_one(avg_fn)
+        if isinstance(device, int):
+            device = torch.device(device)
         super().__init__(
-            _one_by_one(avg_fn) if avg_fn is not None else multi_avg_fn,
-            use_buffers=use_buffers,
-            device=torch.device(device) if isinstance(device, int) else device,
-            evaluates_in_fit=True,
+            multi_avg_fn, use_buffers=use_buffers, device=device, evaluates_in_fit=True
         )
         self.reset_for_fit()
 
@@ -110,10 +111,8 @@ class EMAWeightAveraging(WeightAveraging):
 
         super().__init__(device, use_buffers, avg_fn=get_ema_avg_fn(decay))
         self.update_every_n_steps = update_every_n_steps
-        self.update_starting_at_step, self.update_starting_at_epoch = (
-            update_starting_at_step,
-            update_starting_at_epoch,
-        )
+        self.update_starting_at_step = update_starting_at_step
+        self.update_starting_at_epoch = update_starting_at_epoch
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """True in the steps, and at the ends of the epochs, that the arguments name."""

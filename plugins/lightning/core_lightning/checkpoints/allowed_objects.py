@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from importlib import import_module, metadata
@@ -69,10 +70,23 @@ def from_bytes(content: bytes) -> Any:
     """
     file = io.BytesIO(content)
     found = {name: _find(name) for name in sorted(get_unsafe_globals_in_checkpoint(file))}
-    if refused := [name for name, each in found.items() if each is None]:
+    refused = [name for name, each in found.items() if each is None]
+    if refused:
         raise RefusedClassError(", ".join(refused))
     file.seek(0)
     return unpickle(file, [(each, name) for name, each in found.items()])
+
+
+def sorted_out(objects: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The objects that can be kept, by name; and of the others the names, each with its classes."""
+    kept, left_out = {}, []
+    for name, value in objects.items():
+        classes = refusal(value)
+        if classes is None:
+            kept[name] = value
+        else:
+            left_out.append(f"{name!r} (of {classes})")
+    return kept, left_out
 
 
 def refusal(value: Any) -> str | None:
@@ -95,17 +109,18 @@ def _find(name: str) -> Any:
     if name == _ARRAY_BEFORE:
         return make_array
     module, _, attribute = name.rpartition(".")
-    if f"{module}:{attribute}" in _allowed():
-        return getattr(import_module(module), attribute, None)
-    found = getattr(import_module(module), attribute, None) if module in _allowed() else None
-    return found if isinstance(found, type) and found.__module__ == module else None
+    is_allowed, is_in_module = f"{module}:{attribute}" in _allowed(), module in _allowed()
+    if not is_allowed and not is_in_module:
+        return None
+    found = getattr(import_module(module), attribute, None)
+    if is_allowed or (isinstance(found, type) and found.__module__ == module):
+        return found
+    return None
 
 
 def _check(kind: type) -> None:
-    if (
-        _find(name := f"{kind.__module__}.{kind.__qualname__}") is None
-        and kind not in get_safe_globals()
-    ):
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if _find(name) is None and kind not in get_safe_globals():
         raise RefusedClassError(name)
 
 
@@ -117,20 +132,17 @@ class _Pickler(pickle.Pickler):
             _check(type(value))
         if isinstance(value, Enum):  # Python 3.11.2 asks for getattr
             return type(value), (value.value,)
-        if (
-            type(value) is not np.ndarray and not isinstance(value, np.generic)
-        ) or value.dtype.kind == "V":
+        is_scalar = isinstance(value, np.generic)
+        if (not is_scalar and type(value) is not np.ndarray) or value.dtype.kind == "V":
             return NotImplemented
         array = np.asarray(value)
-        order: Literal["F", "C"] = "F" if array.flags.fnc else "C"
-        content = array.ravel(order).tolist() if array.dtype == object else array.tobytes(order)
-        return make_array, (
-            array.dtype.str,
-            array.shape,
-            content,
-            order,
-            isinstance(value, np.generic),
-        )
+        order: Literal["F", "C"] = "C"
+        if array.flags.fnc:
+            order = "F"
+        content: Any = array.tobytes(order)
+        if array.dtype == object:
+            content = array.ravel(order).tolist()
+        return make_array, (array.dtype.str, array.shape, content, order, is_scalar)
 
 
 def make_array(code: str, shape: tuple[int, ...], content: Any, order: Any, is_scalar: bool) -> Any:
@@ -142,4 +154,6 @@ def make_array(code: str, shape: tuple[int, ...], content: Any, order: Any, is_s
     else:
         array = np.frombuffer(content, code).copy()
     array = array.reshape(shape, order=order)
-    return array[()] if is_scalar else array
+    if is_scalar:
+        return array[()]
+    return array

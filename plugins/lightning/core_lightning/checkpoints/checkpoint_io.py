@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from core import PathLike
+from core import CheckpointIO, PathLike
 from core.checkpoint import TorchCheckpointIO
+from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning.names.modules import VERSION
 
 _BATCH = ("ready", "started", "processed", "completed")
@@ -36,9 +37,19 @@ class LightningCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
-        super().write_file(
-            to_lightning(state) if "format" in state and "model" in state else state, path
-        )
+        if "format" in state and "model" in state:
+            state = to_lightning(state)
+        super().write_file(state, path)
+
+
+def has_checkpoint_io(plugins: Iterable[Any]) -> bool:
+    """True if plugins, objects or names, choose a form of checkpoints."""
+    for plugin in plugins:
+        if isinstance(plugin, CheckpointIO):
+            return True
+        if isinstance(plugin, str) and plugin in CHECKPOINT_IO_REGISTRY:
+            return True
+    return False
 
 
 def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +77,8 @@ def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
             _by_position(each, own) for each, own in zip(named, names, strict=True)
         ]
         saved["lr_schedulers"] = list(state.get("lr_schedulers", ()))
-        if scaler := state.get("precision"):
+        scaler = state.get("precision")
+        if scaler:
             saved["MixedPrecision"] = scaler
     section = state.get("module_section", {})
     if "hyper_parameters" in section:

@@ -86,7 +86,9 @@ def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
     A list that holds one goes as a whole.
     """
     # Of a class or a function itself, the stand-in is there, and not an instance of it.
-    kind = value if isinstance(value, type) else type(value)
+    kind = type(value)
+    if kind is type:
+        kind = value
     if issubclass(kind, _StandIn):
         left[path] = kind.__name__
         return _LEFT_OUT
@@ -102,9 +104,7 @@ def _copy_dict(value: dict[Any, Any], path: str, left: dict[str, str]) -> dict[A
     copied = value.copy()  # keeps the class, and with it the order
     for key, item in value.items():
         inner = f"{path}[{key!r}]" if path else str(key)
-        part = _LEFT_OUT if _copy(key, inner, left) is _LEFT_OUT else _copy(item, inner, left)
-        if part is _LEFT_OUT:
+        copied[key] = _copy(item, inner, left)
+        if copied[key] is _LEFT_OUT or _copy(key, inner, left) is _LEFT_OUT:
             del copied[key]
-        else:
-            copied[key] = part
     return copied

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from core import Callback
-from core_lightning.checkpoints.allowed_objects import WAY, refusal
+from core_lightning.checkpoints.allowed_objects import WAY, sorted_out
 from core_lightning.checkpoints.objects import PickledObjects, is_plain
 from core_lightning.decisions.differences import NAMES_PAGE, note
 
@@ -15,13 +15,8 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
     """Rank 0. Warn, once, of hyperparameters that checkpoints of a module will lack."""
     if any(isinstance(callback, PickledObjects) for callback in callbacks):
         return
-    hparams: Mapping[str, Any] = getattr(module, "hparams", {})
-    refused = {
-        name: refusal(value) for name, value in sorted(hparams.items()) if not is_kept(value)
-    }
-    if left_out := [
-        f"{name!r} (of {named})" for name, named in refused.items() if named is not None
-    ]:
+    _, left_out = sorted_out(objects_among(getattr(module, "hparams", {})))
+    if left_out:
         note(
             f"The hyperparameters {', '.join(left_out)} of {type(module).__name__} are objects, or "
             "hold some, and are left out of checkpoints: a program that looks for them there gets "
@@ -31,6 +26,11 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
             page=NAMES_PAGE,
             stacklevel=3,
         )
+
+
+def objects_among(hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a checkpoint hasn't by itself, by name in order."""
+    return {name: value for name, value in sorted(hparams.items()) if not is_kept(value)}
 
 
 def is_kept(value: Any) -> bool:

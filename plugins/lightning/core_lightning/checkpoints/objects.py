@@ -15,7 +15,7 @@ from core import Callback, CheckpointError, Trainer
 from core.checkpoint import to_plain
 
 _KEY = "PickledObjects"
-_PICKLES = ("pickle", "pickle_of_hook")
+_NOTHING = pickle.dumps({})
 _ATTRIBUTE = "_objects_for_checkpoints"
 
 
@@ -48,7 +48,8 @@ class PickledObjects(Callback):
         kept = {name: value for name, value in hparams.items() if not is_plain(value)}
         if kept:
             checkpoint["pickle"] = pickle.dumps(kept)
-        if objects := objects_of(module):
+        objects = objects_of(module)
+        if objects:
             checkpoint["pickle_of_hook"] = pickle.dumps(objects)
 
     def before_restore(
@@ -91,7 +92,8 @@ def in_section(callbacks: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     The result is hyperparameters, and what the module's hook has added.
     """
     section = callbacks.get(_KEY, {}).get("section", {})
-    hparams, of_hook = (pickle.loads(section[key]) if key in section else {} for key in _PICKLES)
+    hparams = pickle.loads(section.get("pickle", _NOTHING))
+    of_hook = pickle.loads(section.get("pickle_of_hook", _NOTHING))
     return {**hparams, **of_hook.get("hyper_parameters", {})}, of_hook
 
 

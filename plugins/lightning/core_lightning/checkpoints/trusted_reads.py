@@ -61,7 +61,9 @@ def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
         of_hook = {**allowed_in(state.get("module_section", {})), **of_hook}
         hparams = {**of_hook.get(_HPARAMS, {}), **hparams}
         is_torchs = "lightning" in state.get("format", {}) or zipfile.is_zipfile(path)
-        saved = _load(path, map_location="cpu", weights_only=False) if is_torchs else {}
+        saved = {}
+        if is_torchs:
+            saved = _load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise CheckpointError(
             f"The objects in {str(path)!r} can't be unpickled: {error!r}."
@@ -88,7 +90,8 @@ def _allowed_hparams(path: PathLike) -> dict[str, Any]:
 
 def _as_arguments(hparams: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """The hyperparameters, or the one argument that is all of them."""
-    if hparams and (argument := state.get("hyper_parameters_argument")):
+    argument = state.get("hyper_parameters_argument")
+    if hparams and argument:
         return {argument: AttributeDict({**state[_HPARAMS], **hparams})}
     return hparams
 
@@ -129,15 +132,20 @@ def trust_checkpoints() -> None:
 @functools.wraps(_load)
 def _load_with_objects(*args: Any, **options: Any) -> Any:
     loaded = _load(*args, **options)
-    return _with_objects(loaded) if options.get("weights_only") is False else loaded
+    if options.get("weights_only") is False and isinstance(loaded, dict):
+        return _with_objects(loaded)
+    return loaded
 
 
-def _with_objects(loaded: Any) -> Any:
+def _with_objects(loaded: dict[str, Any]) -> dict[str, Any]:
     """The content of a file, with what `PickledObjects` has kept of it under Lightning's keys."""
-    own = loaded.get("core") if isinstance(loaded, dict) else None
+    own = loaded.get("core")
     if not isinstance(own, dict) or "format" not in own:
         return loaded
     hparams, of_hook = in_section(own.get("callbacks", {}))
+    found = {**of_hook, **loaded}
     # what a program has put there itself counts most
-    both = {**hparams, **loaded.get(_HPARAMS, {})}
-    return {**of_hook, **loaded, **({_HPARAMS: both} if both else {})}
+    hparams |= loaded.get(_HPARAMS, {})
+    if hparams:
+        found[_HPARAMS] = hparams
+    return found

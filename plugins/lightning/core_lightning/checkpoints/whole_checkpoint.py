@@ -8,8 +8,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from core_lightning.checkpoints.allowed_objects import KEY, WAY, from_bytes, refusal, to_bytes
-from core_lightning.checkpoints.left_out import is_kept
+from core_lightning.checkpoints.allowed_objects import (
+    KEY,
+    WAY,
+    from_bytes,
+    sorted_out,
+    to_bytes,
+)
+from core_lightning.checkpoints.left_out import objects_among
 from core_lightning.checkpoints.objects import PickledObjects, give_objects, is_plain, objects_of
 from core_lightning.decisions.differences import note
 from core_lightning.names.modules import VERSION
@@ -69,15 +75,13 @@ def _wrapped(
 
 def _save(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) -> None:
     whole = WholeCheckpoint.of(module)
-    before = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in whole.items()
-    }
+    before = dict(whole)
+    before |= {key: dict(value) for key, value in whole.items() if isinstance(value, dict)}
     hook(module, whole)
-    changed = {
-        key: value
-        for key, value in whole.items()
-        if key not in before or _differs(before[key], value)
-    }
+    changed = {}
+    for key, value in whole.items():
+        if key not in before or _differs(before[key], value):
+            changed[key] = value
     checkpoint.update(plain_part(module, changed))
 
 
@@ -91,9 +95,8 @@ def _load(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) ->
 def _differs(before: Any, after: Any) -> bool:
     """True if a hook has put something else there, itself or within."""
     if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() != after.keys() or any(
-            after[key] is not value for key, value in before.items()
-        )
+        ids = [{key: id(value) for key, value in each.items()} for each in (before, after)]
+        return ids[0] != ids[1]
     return before is not after
 
 
@@ -101,7 +104,10 @@ def allowed_in(section: dict[str, Any]) -> dict[str, Any]:
     """The objects of allowed classes that a checkpoint has, as sections; hyperparameters under
     their own key.
     """
-    return from_bytes(section[KEY]) if KEY in section else {}
+    if KEY not in section:
+        return {}
+    found: dict[str, Any] = from_bytes(section[KEY])
+    return found
 
 
 def plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
@@ -111,32 +117,39 @@ def plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
     left out.
     """
     hparams = changed.pop(_HPARAMS, {})
-    plain = {key: value for key, value in changed.items() if is_plain(value)}
-    plain_hparams = {key: value for key, value in hparams.items() if is_plain(value)}
-    objects = {key: value for key, value in changed.items() if key not in plain}
-    if others := {key: value for key, value in hparams.items() if key not in plain_hparams}:
+    plain, objects = _divided(changed)
+    plain_hparams, others = _divided(hparams)
+    if others:
         objects[_HPARAMS] = others
     give_objects(module, objects)
     if not any(isinstance(each, PickledObjects) for each in module.trainer.callbacks):
         plain |= _allowed_part(module, objects)
-    return {**plain, **({_HPARAMS: plain_hparams} if hparams else {})}
+    if hparams:
+        plain[_HPARAMS] = plain_hparams
+    return plain
+
+
+def _divided(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those that a checkpoint can hold by itself, and the others."""
+    plain = {key: value for key, value in values.items() if is_plain(value)}
+    return plain, {key: value for key, value in values.items() if key not in plain}
 
 
 def _allowed_part(module: Any, objects: dict[str, Any]) -> dict[str, bytes]:
     """The objects of a module that are allowed, and a warning of others that its hook has added."""
     added = objects.pop(_HPARAMS, {})
-    refused = {name: refusal(value) for name, value in [*added.items(), *objects.items()]}
-    if left_out := [
-        f"{name!r} (of {named})" for name, named in refused.items() if named is not None
-    ]:
+    hparams, _ = sorted_out({**objects_among(module.hparams), **added})
+    kept, _ = sorted_out(objects)
+    _, left_out = sorted_out({**added, **objects})
+    if left_out:
         note(
             f"on_save_checkpoint of {type(module).__name__} adds {', '.join(left_out)}, left out "
             f"of checkpoints. Nothing else that is read is executed. {WAY} "
             "core_lightning.install(trusted=True) keeps all.",
             stacklevel=6,
         )
-    own = {name: value for name, value in module.hparams.items() if not is_kept(value)}
-    hparams = {name: value for name, value in (own | added).items() if refusal(value) is None}
-    kept = {name: value for name, value in objects.items() if refused[name] is None}
-    kept |= {_HPARAMS: hparams} if hparams else {}
-    return {KEY: to_bytes(kept)} if kept else {}
+    if hparams:
+        kept[_HPARAMS] = hparams
+    if not kept:
+        return {}
+    return {KEY: to_bytes(kept)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -29,6 +30,7 @@ from core_lightning.cli.cli_parser import (
 from core_lightning.cli.saved_config import SaveConfigCallback
 from core_lightning.module.module import LightningDataModule, LightningModule
 from core_lightning.trainer.trainer import Trainer
+from core_lightning.utilities.lists import as_list
 from core_lightning.utilities.seeding import seed_everything
 
 OptimizerCallable = Callable[[Iterable], Optimizer]  # type: ignore[type-arg]  # jsonargparse looks at it
@@ -91,15 +93,11 @@ class LightningCLI:
             load_from_checkpoint_support: without effect: hyperparameters are what `__init__` of the
                 module receives.
         """
-        self.save_config_callback, self.save_config_kwargs = (
-            save_config_callback,
-            save_config_kwargs or {},
-        )
+        self.save_config_callback = save_config_callback
+        self.save_config_kwargs = save_config_kwargs or {}
         self.trainer_class, self.trainer_defaults = trainer_class, trainer_defaults or {}
-        self.seed_everything_default, self.parser_kwargs = (
-            seed_everything_default,
-            parser_kwargs or {},
-        )
+        self.seed_everything_default = seed_everything_default
+        self.parser_kwargs = parser_kwargs or {}
         self.parser_class, self.auto_configure_optimizers = parser_class, auto_configure_optimizers
         self.model_class, self.datamodule_class = model_class, datamodule_class
         self.subclass_mode_model = model_class is None or subclass_mode_model
@@ -183,10 +181,10 @@ class LightningCLI:
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
         """Link those optimizers and schedulers that were added with a `link_to`."""
         for key, (kind, link_to) in {**parser.optimizers, **parser.lr_schedulers}.items():
+            options = {}
+            if not isinstance(kind, tuple):
+                options["compute_fn"] = partial(described, kind)
             if link_to != AUTOMATIC:
-                options = (
-                    {} if isinstance(kind, tuple) else {"compute_fn": partial(described, kind)}
-                )
                 parser.link_arguments(key, link_to, **options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -196,7 +194,9 @@ class LightningCLI:
                 f"LightningCLI(args={args!r:.80}): the words after the program's name aren't "
                 "looked at."
             )
-        words: Any = sys.argv[1:] if args is None else args
+        words: Any = args
+        if args is None:
+            words = sys.argv[1:]
         if isinstance(words, list | tuple):
             self.config: Any = parser.parse_args(config_values.words_with_homes(words))
         else:
@@ -249,13 +249,10 @@ class LightningCLI:
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Make the Trainer, with arguments that override the config's."""
         options = {**_as_dict(self._get(self.config_init, "trainer")), **kwargs}
-        parser, given = self._own_parser(), options.get("callbacks")
-        if given is None:
-            given = []
-        callbacks = list(given) if isinstance(given, list | tuple) else [given]
+        parser = self._own_parser()
+        callbacks = as_list(options.get("callbacks"))
         callbacks += [self._get(self.config_init, key) for key in parser.callback_keys]
-        always = self.trainer_defaults.get("callbacks", [])
-        callbacks += always if isinstance(always, list) else [always]
+        callbacks += as_list(self.trainer_defaults.get("callbacks"))
         if self.save_config_callback and not options.get("fast_dev_run"):
             callbacks.append(
                 self.save_config_callback(parser, self._own(self.config), **self.save_config_kwargs)
@@ -278,34 +275,31 @@ class LightningCLI:
 
     def _give_optimizers(self) -> None:
         parser = self._own_parser()
-        optimizers, schedulers = (
-            {key: kind for key, (kind, link_to) in added.items() if link_to == AUTOMATIC}
-            for added in (parser.optimizers, parser.lr_schedulers)
-        )
-        if not self.auto_configure_optimizers or not optimizers:
+        if not self.auto_configure_optimizers:
             return
-        if len(optimizers) > 1 or len(schedulers) > 1:
-            raise ConfigurationError(
-                f"{type(self).__name__} has several optimizers or schedulers, "
-                f"{[*optimizers, *schedulers]}, and at most one of each is given to the module. "
-                "Link the others: add_optimizer_args(link_to='model...')."
-            )
-        optimizer, scheduler = map(self._described, (optimizers, schedulers))
+        optimizer = self._make(parser.optimizers, self.model.parameters())
         if optimizer is None:
             return
-        made = instantiate_class(self.model.parameters(), optimizer)
-        rates = None if scheduler is None else instantiate_class(made, scheduler)
-        answer = partial(self.configure_optimizers, optimizer=made, lr_scheduler=rates)
+        rates = self._make(parser.lr_schedulers, optimizer)
+        answer = partial(self.configure_optimizers, optimizer=optimizer, lr_scheduler=rates)
         self.model.configure_optimizers = MethodType(answer, self.model)
 
-    def _described(self, kinds: dict[str, Any]) -> dict[str, Any] | None:
-        """The class path and arguments of the only one of a kind; None if there is none."""
-        for key, kind in kinds.items():
-            found = self._get(self.config_init, key)
-            if isinstance(kind, tuple):
-                return _as_dict(found) if found else None
-            return described(kind, found)
-        return None
+    def _make(self, added: dict[str, tuple[Any, str]], argument: Any) -> Any:
+        """The only optimizer or scheduler that is the module's; None if the config has none."""
+        keys = [key for key, (_, link_to) in added.items() if link_to == AUTOMATIC]
+        if not keys:
+            return None
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"{type(self).__name__} has several optimizers or schedulers, {keys}, and at most "
+                "one of each is given to the module. Link the others: "
+                "add_optimizer_args(link_to='model...')."
+            )
+        kind, _ = added[keys[0]]
+        found = self._get(self.config_init, keys[0])
+        if not isinstance(kind, tuple):
+            found = described(kind, found)
+        return found and instantiate_class(argument, _as_dict(found))
 
     # what is run ----------------------------------------------------------------------------------
 
@@ -322,26 +316,26 @@ class LightningCLI:
         getattr(self, f"after_{subcommand}", lambda: None)()
 
     def _seed(self) -> None:
-        wanted = self._get(self.config, "seed_everything")
-        if wanted is False:
+        seed = self._get(self.config, "seed_everything")
+        if seed is False:
             return
-        seed = seed_everything(None if wanted is True else wanted, workers=True)
-        self._own(self.config)["seed_everything"] = seed
+        if seed is True:
+            seed = None
+        self._own(self.config)["seed_everything"] = seed_everything(seed, workers=True)
 
     def _take_hparams_of_checkpoint(self) -> None:
         """Set the module's arguments to a checkpoint's hyperparameters, as far as it is a file with
         plain ones.
         """
-        path = None if self.subcommand is None else self.config[self.subcommand].get("ckpt_path")
+        path = self.subcommand and self._own(self.config).get("ckpt_path")
         if not path or not Path(path).is_file():
             return
-        hparams = (
-            torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters") or {}
-        )
-        hparams = {name: value for name, value in hparams.items() if name != "_instantiator"}
+        hparams = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters")
         if not hparams:
             return
-        if (class_path := hparams.pop("_class_path", None)) is not None:
+        hparams.pop("_instantiator", None)
+        class_path = hparams.pop("_class_path", None)
+        if class_path is not None:
             hparams = {"class_path": class_path, "dict_kwargs": hparams}
         self.config = self.parser.parse_object({self.subcommand: {"model": hparams}}, self.config)
 
@@ -358,10 +352,13 @@ def instantiate_class(args: Any, init: dict[str, Any]) -> Any:
     in `init_args`.
     """
     home, _, name = init["class_path"].rpartition(".")
-    given = args if isinstance(args, tuple) else (args,)
-    kind = getattr(__import__(home, fromlist=[name]), name)
-    return kind(*given, **_as_dict(init.get("init_args")))
+    if not isinstance(args, tuple):
+        args = (args,)
+    kind = getattr(import_module(home), name)
+    return kind(*args, **_as_dict(init.get("init_args")))
 
 
 def _as_dict(values: Any) -> dict[str, Any]:
-    return dict(values.as_dict() if hasattr(values, "as_dict") else values or {})
+    if hasattr(values, "as_dict"):
+        values = values.as_dict()
+    return dict(values or {})

@@ -134,18 +134,14 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
     def _add_trainer(self, kind: type, key: str) -> list[str]:
         # The types of core's own arguments are those of Lightning's; the defaults are what
         # Lightning has.
-        plain = kind is Trainer
         options: dict[str, Any] = {"fail_untyped": False, "instantiate": False, "sub_configs": True}
-        added = self.add_class_arguments(CoreTrainer if plain else kind, key, **options)
-        if plain:
-            defaults = {
-                name: item.default for name, item in inspect.signature(Trainer).parameters.items()
-            }
-            known = {name.removeprefix(f"{key}.") for name in added}
-            self.set_defaults(
-                {f"{key}.{name}": value for name, value in defaults.items() if name in known}
-            )
-        return added  # type: ignore[no-any-return]
+        if kind is not Trainer:
+            return self.add_class_arguments(kind, key, **options)  # type: ignore[no-any-return]
+        added: list[str] = self.add_class_arguments(CoreTrainer, key, **options)
+        for name, item in inspect.signature(Trainer).parameters.items():
+            if f"{key}.{name}" in added:
+                self.set_defaults({f"{key}.{name}": item.default})
+        return added
 
 
 def described(kind: type, arguments: Any = None) -> dict[str, Any]:

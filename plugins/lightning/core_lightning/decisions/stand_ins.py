@@ -1,5 +1,5 @@
-"""Classes of Lightning that have no counterpart: programs import them, and making one says what to
-do instead.
+"""Classes and functions of Lightning that have no counterpart: programs import them, and a call
+says what to do instead.
 """
 
 from __future__ import annotations
@@ -15,19 +15,33 @@ _PRECISION = (
 _LOOPS = (
     "core has loops of its own, which can't be replaced. Use hooks, or write the loop with Fabric."
 )
+_COLLECTIVE = "Call torch.distributed, or a Fabric's all_reduce, all_gather and broadcast."
+_COMPILE = "Compile the module in place: module.compile()."
+_HPARAMS = "Look at the module, its hparams and trainer.datamodule."
+_SERVE = "Call the module's serve_step in a test of your own."
+_SYNC = "Pass sync_batchnorm=True to the Trainer, or replace the layers in configure_model."
+_THROUGHPUT = "core.callbacks.ThroughputMonitor measures it in a Trainer."
 _BAR = "core's bar has one look. Override get_metrics of RichProgressBar."
 _ADVICE = {
     "BitsandbytesPrecision": "Put layers of bitsandbytes, such as Linear4bit, into the model "
     "yourself.",
+    "Collective": _COLLECTIVE,
     "CustomProgress": _BAR,
     "DeepSpeedPrecision": _PRECISION.format("deepspeed"),
     "FSDPPrecision": _PRECISION.format("fsdp"),
+    "LayerSync": _SYNC,
     "LitLogger": "Take one of `core list-loggers`.",
     "MetricsTextColumn": _BAR,
-    "ServableModuleValidator": "Call the module's serve_step in a test of your own.",
+    "ServableModule": _SERVE,
+    "ServableModuleValidator": _SERVE,
+    "SingleDeviceCollective": _COLLECTIVE,
     "SpikeDetection": "EarlyStopping(check_finite=True) ends a run whose loss isn't finite.",
     "SingleTPUStrategy": "Name it instead: Trainer(strategy='single_xla').",
+    "Throughput": _THROUGHPUT,
+    "ThroughputMonitor": _THROUGHPUT,
     "TPUAccelerator": "Name it instead: Trainer(accelerator='xla').",
+    "TorchCollective": _COLLECTIVE,
+    "TorchSyncBatchNorm": _SYNC,
     "TransformerEnginePrecision": "Put layers of transformer_engine into the model yourself.",
     "XLAAccelerator": "Name it instead: Trainer(accelerator='xla').",
     "XLACheckpointIO": "Leave it out: core's checkpoints are the same on every device.",
@@ -39,7 +53,24 @@ _ADVICE = {
     "_Loop": _LOOPS,
     "_ManualOptimization": _LOOPS,
     "_TrainingEpochLoop": _LOOPS,
+    "from_compiled": _COMPILE,
+    "is_shared_filesystem": "Write a file on rank 0, call trainer.strategy.barrier(), and look for "
+    "it on the others.",
+    "lightning_getattr": _HPARAMS,
+    "lightning_hasattr": _HPARAMS,
+    "lightning_setattr": _HPARAMS,
+    "to_uncompiled": _COMPILE,
 }
+
+
+def refusing(name: str, text: str, base: type, error: type[Exception] = ConfigurationError) -> type:
+    """A class that programs can import, and that raises an error where one of it is made."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise error(text)
+
+    doc = "Something that isn't there: programs import it, and not all of them make one."
+    return type(name, (base,), {"__init__": refuse, "__doc__": doc, "__module__": __name__})
 
 
 @cache
@@ -48,11 +79,4 @@ def __getattr__(name: str) -> type:
     if name not in _ADVICE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def refuse(self: Any, *_: Any, **__: Any) -> None:
-        raise ConfigurationError(f"{type(self).__name__}: {name} is not on core. {_ADVICE[name]}")
-
-    doc = (
-        "A class of Lightning's that isn't on core: programs import it, and not all of them make "
-        "one."
-    )
-    return type(name, (), {"__init__": refuse, "__doc__": doc, "__module__": __name__})
+    return refusing(name, f"{name} is not on core. {_ADVICE[name]}", object)

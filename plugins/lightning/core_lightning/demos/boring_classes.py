@@ -13,12 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from core_lightning.module.module import LightningDataModule, LightningModule
 
 _FEATURES, _SAMPLES = 32, 64
-_PARTS_OF = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
+_PARTS = ("train", "val", "test", "predict")
 
 
 class RandomDataset(Dataset["Tensor"]):
@@ -48,7 +43,9 @@ class BoringModel(LightningModule):
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
         """The mean squared distance, from ones by default."""
-        return functional.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
+        if labels is None:
+            labels = torch.ones_like(preds)
+        return functional.mse_loss(preds, labels)
 
     def step(self, batch: Any) -> Tensor:
         """The loss of a batch."""
@@ -95,11 +92,9 @@ class BoringDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Divide the rows."""
-        for name in _PARTS_OF.get(stage, ()):
-            start = ("train", "val", "test", "predict").index(name) * _SAMPLES
-            setattr(
-                self, f"random_{name}", Subset(self.random_full, range(start, start + _SAMPLES))
-            )
+        for index, name in enumerate(_PARTS):
+            rows = range(index * _SAMPLES, (index + 1) * _SAMPLES)
+            setattr(self, f"random_{name}", Subset(self.random_full, rows))
 
     train_dataloader, val_dataloader = _loader_of("train"), _loader_of("val")
     test_dataloader, predict_dataloader = _loader_of("test"), _loader_of("predict")

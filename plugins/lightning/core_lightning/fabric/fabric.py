@@ -7,26 +7,18 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from core import CheckpointIO
 from core import Fabric as CoreFabric
 from core.fabric import FabricOptimizer
+from core_lightning.checkpoints.checkpoint_io import has_checkpoint_io
 from core_lightning.module.module import LightningModule
 from core_lightning.strategies._environments import listed
 from core_lightning.strategies._precisions import replace_half_on_cpu
+from core_lightning.utilities.lists import as_list
 from core_lightning.utilities.seeding import seed_everything
 
 _NAMES = list(inspect.signature(CoreFabric).parameters)
 _WHOLE = ("auto", "ddp", "single_device")
 """Strategies whose checkpoints are one file under Lightning."""
-
-
-def _with_one_file(given: list[Any]) -> list[Any]:
-    """The plugins, with one file for each checkpoint unless they have another form."""
-    has_form = any(
-        isinstance(each, CheckpointIO) or each in ("torch", "distributed", "lightning")
-        for each in given
-    )
-    return given if has_form else [*given, "torch"]
 
 
 class Fabric(CoreFabric):
@@ -36,8 +28,9 @@ class Fabric(CoreFabric):
         replace_half_on_cpu(options)
         given = dict(zip(_NAMES, arguments, strict=False)) | options
         given["plugins"] = listed(given.get("plugins"))
-        if given.get("strategy", "auto") in _WHOLE:
-            given["plugins"] = _with_one_file(given["plugins"])
+        is_whole = given.get("strategy", "auto") in _WHOLE
+        if is_whole and not has_checkpoint_io(given["plugins"]):
+            given["plugins"].append("torch")
         super().__init__(**given)
         self._waiting: list[FabricOptimizer] = []
 
@@ -71,9 +64,10 @@ class Fabric(CoreFabric):
         those that `call` calls.
         """
         made = super().setup(module, *optimizers, **options)
-        own = (made[0] if isinstance(made, tuple) else made).module
+        wrapped, *others = as_list(made)
+        own = wrapped.module
         if isinstance(own, LightningModule):
-            own.run_by(self, made[1 : 1 + len(optimizers)] if optimizers else ())
+            own.run_by(self, others[: len(optimizers)])
             if own not in self.callbacks:
                 self.callbacks.append(own)
         return made

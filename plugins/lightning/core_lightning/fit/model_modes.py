@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from torch import nn
 
 from core import Callback, Trainer
-from core_lightning.module.mode_hooks import ModeHooks
+from core_lightning.module.mode_hooks import MODE_HOOKS, ModeHooks
 
 
 class ModelModes(Callback):
@@ -29,7 +28,7 @@ class ModelModes(Callback):
         for name in ("on_train_batch_start", "on_train_batch_end"):
             vars(self).pop(name, None)
         self._note(module)
-        if any(map(partial(_own, module), dir(ModeHooks))):
+        if any(_own(module, name) for name in MODE_HOOKS):
             self.on_train_batch_start = lambda trainer, module, *_: self._restore()  # type: ignore[method-assign]
             self.on_train_batch_end = lambda trainer, module, *_: self._note(module)  # type: ignore[method-assign]
 
@@ -50,12 +49,9 @@ class ModelModes(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Before `on_validation_start` of the module."""
-        frees = (
-            trainer.stage == "fit"
-            and not trainer.sanity_checking
-            and not trainer.count_unfinished()
-        )
-        if frees and (hook := getattr(module, "on_validation_model_zero_grad", None)) is not None:
+        hook = getattr(module, "on_validation_model_zero_grad", None)
+        trains = trainer.stage == "fit" and not trainer.sanity_checking
+        if hook is not None and trains and not trainer.count_unfinished():
             hook()
         self._evaluate(module, "on_validation_model_eval")
 
@@ -68,7 +64,8 @@ class ModelModes(Callback):
         self._evaluate(module, "on_predict_model_eval")
 
     def _evaluate(self, module: nn.Module, name: str) -> None:
-        if (hook := _own(module, name)) is not None:
+        hook = _own(module, name)
+        if hook is not None:
             _set(self._before)
             hook()
 
@@ -76,12 +73,13 @@ class ModelModes(Callback):
         """Call a module's own `on_validation_model_train`, after all other hooks of a validation
         run.
         """
-        if (hook := _own(module, name)) is not None:
+        hook = _own(module, name)
+        if hook is not None:
             hook()
-            self._after = {part: part.training for part in module.modules()}
+            self._after = _modes(module)
 
     def _note(self, module: nn.Module) -> None:
-        self._before = {part: part.training for part in module.modules()}
+        self._before = _modes(module)
 
     def _restore(self) -> None:
         _set(self._after)
@@ -107,11 +105,14 @@ class ModesAfterwards(Callback):
 
 def _own(module: nn.Module, name: str) -> Callable[[], None] | None:
     """The hook, if the module has one of its own."""
-    hook = getattr(module, name, None) if "_model_" in name else None
-    is_own = hook is not None and getattr(hook, "__func__", hook) is not getattr(
-        ModeHooks, name, None
-    )
-    return hook if is_own else None
+    hook = getattr(module, name, None)
+    if getattr(hook, "__func__", hook) is getattr(ModeHooks, name, None):
+        return None
+    return hook
+
+
+def _modes(module: nn.Module) -> dict[nn.Module, bool]:
+    return {part: part.training for part in module.modules()}
 
 
 def _set(modes: dict[nn.Module, bool]) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from core import Callback, ModuleError, Trainer, rank_zero_warn
 from core.contract import empty_hook
+from core_lightning.utilities.lists import as_list
 
 _LOGS = ("log", "log_dict")
 _OF_CALLBACKS = ("on_exception", "on_sanity_check_start", "on_sanity_check_end")
@@ -26,6 +27,10 @@ _KEYS_OF_SCHEDULERS = (
     "reduce_on_plateau",
     "monitor",
     "strict",
+)
+_UNKNOWN_OF_SCHEDULER = (
+    "Found unsupported keys in the lr scheduler dict: {}. HINT: remove them from the output of "
+    "`configure_optimizers`."
 )
 
 
@@ -49,14 +54,13 @@ class ReplacedMethods(Callback):
                 if hasattr(module, name) and not hasattr(callback, name):
                     self._replace(callback, name, getattr(module, name))
         for name in _OF_CALLBACKS:
-            if (method := getattr(module, name, None)) is not None:
+            method = getattr(module, name, None)
+            if method is not None:
                 self._replace(module, name, empty_hook(partial(method)))
-        if stage == "fit" and (method := getattr(module, _MAKES, None)) is not None:
-            self._replace(
-                module,
-                _MAKES,
-                partial(_listed, method, getattr(module, "automatic_optimization", True)),
-            )
+        method = getattr(module, _MAKES, None)
+        if stage == "fit" and method is not None:
+            is_automatic = getattr(module, "automatic_optimization", True)
+            self._replace(module, _MAKES, partial(_listed, method, is_automatic))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
         if name not in vars(owner):
@@ -85,32 +89,27 @@ def _listed(method: Any, is_automatic: bool) -> Any:
     # in manual optimization Lightning refuses theirs
     known = partial(_known, of_schedulers=is_automatic)
     made = method()
-    if isinstance(made, dict):
-        return known(made)
     if not isinstance(made, list | tuple):
-        return made
-    if (
-        len(made) == 2
-        and isinstance(made[0], list)
-        and all(isinstance(each, Optimizer) for each in made[0])
-    ):
-        optimizers, schedulers = made
-        listed = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
-        return optimizers, [known({"lr_scheduler": each})["lr_scheduler"] for each in listed]
-    return [known(each) if isinstance(each, dict) else each for each in made]
+        return known(made)
+    first = made[0] if len(made) == 2 else None
+    if isinstance(first, list) and all(isinstance(each, Optimizer) for each in first):
+        return first, [known({"lr_scheduler": each})["lr_scheduler"] for each in as_list(made[1])]
+    return [known(each) for each in made]
 
 
-def _known(made: dict[str, Any], *, of_schedulers: bool) -> dict[str, Any]:
+def _known(made: Any, *, of_schedulers: bool) -> Any:
     """The keys of an optimizer's dict that mean something, and of its scheduler's."""
+    if not isinstance(made, dict):
+        return made
     found = _warned(made, _KEYS, "Found unsupported keys in the optimizer configuration: {}")
-    if of_schedulers and isinstance(scheduler := found.get("lr_scheduler"), dict):
-        hint = " HINT: remove them from the output of `configure_optimizers`."
-        said = f"Found unsupported keys in the lr scheduler dict: {{}}.{hint}"
-        found["lr_scheduler"] = _warned(scheduler, _KEYS_OF_SCHEDULERS, said)
+    scheduler = found.get("lr_scheduler")
+    if of_schedulers and isinstance(scheduler, dict):
+        found["lr_scheduler"] = _warned(scheduler, _KEYS_OF_SCHEDULERS, _UNKNOWN_OF_SCHEDULER)
     return found
 
 
 def _warned(made: dict[str, Any], known: Collection[str], said: str) -> dict[str, Any]:
-    if unknown := [key for key in made if key not in known]:
-        rank_zero_warn(said.format(f"{{{', '.join(map(repr, unknown))}}}"), category=RuntimeWarning)
+    unknown = ", ".join(repr(key) for key in made if key not in known)
+    if unknown:
+        rank_zero_warn(said.format(f"{{{unknown}}}"), category=RuntimeWarning)
     return {key: value for key, value in made.items() if key in known}

@@ -14,6 +14,7 @@ from core import Callback, Trainer
 from core.callbacks import ModelSummary
 from core.checkpoint import collect_random_state
 from core.data import to_device
+from core_lightning.utilities.lists import as_list
 from core_training.predictions import BasePredictionWriter
 
 _MAKES = "_get_iterator"
@@ -122,10 +123,7 @@ class SameDraws(Callback):
     def _open(self, loaders: list[Any]) -> None:
         """Make iterators of torch's loaders now, for whoever asks for them next."""
         for loader in loaders:
-            if (
-                not isinstance(loader, DataLoader)
-                or type(loader).__iter__ is not DataLoader.__iter__
-            ):
+            if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
                 continue
             iterator: Any = iter(loader)
             if loader.persistent_workers:
@@ -153,7 +151,7 @@ def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
             if isinstance(moved, dict):
                 module(**moved)
             else:
-                module(*moved) if isinstance(moved, list | tuple) else module(moved)
+                module(*as_list(moved))
     finally:
         for part, mode in modes.items():
             part.training = mode
@@ -172,5 +170,4 @@ def _ask(loaders: Any) -> None:
 def _leaves(loaders: Any) -> list[Any]:
     if isinstance(loaders, dict):
         loaders = list(loaders.values())
-    given = loaders if isinstance(loaders, list | tuple) else [loaders]
-    return [loader for loader in given if loader is not None]
+    return [loader for loader in as_list(loaders) if loader is not None]

@@ -37,7 +37,8 @@ class TellsStrategy(Callback):
 
 def _calling(name: str) -> Callable[..., None]:
     def hook(self: Any, trainer: Trainer, module: nn.Module) -> None:
-        if (own := getattr(trainer.strategy, name, None)) is not None:
+        own = getattr(trainer.strategy, name, None)
+        if own is not None:
             own()
 
     hook.__name__, hook.__doc__ = name, f"All ranks. Call the strategy's `{name}`, if it has one."

@@ -12,6 +12,7 @@ from typing import Any
 
 from core import ConfigurationError, Logger
 from core.loggers import CSVLogger as CoreCSVLogger
+from core_lightning.decisions.stand_ins import refusing
 
 _CORES: Any = object
 """Core's class of a logger, for those that stand before it."""
@@ -28,7 +29,9 @@ class Prefixes(_CORES):  # type: ignore[misc]
 
     def prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics under their full names."""
-        start = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        if not self._prefix:
+            return dict(metrics)
+        start = f"{self._prefix}{self.LOGGER_JOIN_CHAR}"
         return {f"{start}{name}": value for name, value in metrics.items()}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -113,18 +116,7 @@ def _of_service(name: str) -> type:
     try:
         return getattr(import_module("core.loggers"), name)  # type: ignore[no-any-return]
     except ImportError as error:
-        advice = str(error)
-
-    class Missing(DummyLogger):
-        """The logger of a package that isn't installed: programs import it, and not all of them
-        make one.
-        """
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            raise MissingPackageError(advice)
-
-    Missing.__name__ = Missing.__qualname__ = name
-    return Missing
+        return refusing(name, str(error), DummyLogger, MissingPackageError)
 
 
 _SERVICES = ("CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")

@@ -18,6 +18,9 @@ from torch import nn
 from core import ConfigurationError
 from core_lightning.loggers._loggers import MissingPackageError, Prefixes
 
+_SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only")
+"""Attributes of a ModelCheckpoint that are sent with what it has written."""
+
 
 class TensorBoardLogger(Prefixes):
     """Event files in `lightning_logs/version_n`; see core-tensorboard.
@@ -61,9 +64,11 @@ class TensorBoardLogger(Prefixes):
         super().log_hyperparams(params)
         if metrics is None and self._default_hp_metric:
             metrics = -1
-        if metrics is not None:
-            named = metrics if isinstance(metrics, Mapping) else {"hp_metric": metrics}
-            self.log_metrics(named, step or 0)
+        if metrics is None:
+            return
+        if not isinstance(metrics, Mapping):
+            metrics = {"hp_metric": metrics}
+        self.log_metrics(metrics, step or 0)
 
 
 class UploadsCheckpoints(Prefixes):
@@ -99,25 +104,25 @@ class UploadsCheckpoints(Prefixes):
         scores = {
             callback.last_model_path: callback.current_score,
             callback.best_model_path: callback.best_model_score,
+            **callback.best_k_models,
         }
-        scores |= callback.best_k_models
-        found = sorted(
-            (os.stat(path).st_mtime, path) for path in scores if path and os.path.exists(path)
-        )
+        found = sorted((os.stat(path).st_mtime, path) for path in scores if os.path.exists(path))
         for changed, path in found:
-            if self._uploaded.get(path, 0.0) < changed:
-                score, best = scores[path], ["best"] if path == callback.best_model_path else []
-                named = (
-                    name
-                    for name in ("monitor", "mode", "save_last", "save_top_k", "save_weights_only")
-                )
-                facts = {
-                    "score": None if score is None else float(score),
-                    "original_filename": Path(path).name,
-                    type(callback).__name__: {name: getattr(callback, name) for name in named},
-                }
-                self.upload(Path(path), facts, ["latest", *best])
-                self._uploaded[path] = changed
+            if self._uploaded.get(path, 0.0) >= changed:
+                continue
+            score = scores[path]
+            if score is not None:
+                score = float(score)
+            facts = {
+                "score": score,
+                "original_filename": Path(path).name,
+                type(callback).__name__: {name: getattr(callback, name) for name in _SETTINGS},
+            }
+            aliases = ["latest"]
+            if path == callback.best_model_path:
+                aliases.append("best")
+            self.upload(Path(path), facts, aliases)
+            self._uploaded[path] = changed
 
     def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
         """Send one checkpoint, a file or a folder, with what is known of it."""
@@ -253,15 +258,9 @@ class WandbLogger(UploadsCheckpoints):
             raise TypeError(
                 f"{key}: expected a list of {kind.lower()}s, got {type(items).__name__}."
             )
-        for name, values in options.items():
-            if len(values) != len(items):
-                raise ValueError(
-                    f"{key}: {len(items)} {kind.lower()}s, but {len(values)} of {name}."
-                )
-        make, each = getattr(wandb, kind), range(len(items))
-        made = [
-            make(items[at], **{name: values[at] for name, values in options.items()}) for at in each
-        ]
+        make, made = getattr(wandb, kind), []
+        for item, *values in zip(items, *options.values(), strict=True):
+            made.append(make(item, **dict(zip(options, values, strict=True))))
         self.log_metrics({key: made}, step)
 
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
@@ -284,7 +283,7 @@ class WandbLogger(UploadsCheckpoints):
             found = wandb.run.use_artifact(artifact)
         else:
             found = wandb.Api().artifact(artifact, type=artifact_type)
-        return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
+        return str(found.download(root=save_dir and os.fspath(save_dir)))
 
     def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
         """Send one checkpoint as an artifact of type `model`."""
@@ -292,7 +291,9 @@ class WandbLogger(UploadsCheckpoints):
 
         name = self._checkpoint_name or f"model-{self.version}"
         artifact = wandb.Artifact(name=name, type="model", metadata=facts)
-        add = artifact.add_dir if path.is_dir() else artifact.add_file
+        add = artifact.add_file
+        if path.is_dir():
+            add = artifact.add_dir
         add(str(path), name="model.ckpt", policy=self.add_file_policy)
         self.experiment.log_artifact(artifact, aliases=aliases)
 
@@ -320,9 +321,9 @@ class MLFlowLogger(UploadsCheckpoints):
         synchronous: bool | None = None,
     ) -> None:
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{save_dir}"
-        self.save_dir = (
-            tracking_uri.removeprefix("file:") if tracking_uri.startswith("file:") else None
-        )
+        self.save_dir = None
+        if tracking_uri.startswith("file:"):
+            self.save_dir = tracking_uri.removeprefix("file:")
         super().__init__(
             log_model=log_model,
             experiment_name=experiment_name,
@@ -351,7 +352,9 @@ class MLFlowLogger(UploadsCheckpoints):
 
     def upload(self, path: Path, facts: dict[str, Any], aliases: list[str]) -> None:
         """Send one checkpoint, with `metadata.yaml` and `aliases.txt` beside it."""
-        send = self.experiment.log_artifacts if path.is_dir() else self.experiment.log_artifact
+        send = self.experiment.log_artifact
+        if path.is_dir():
+            send = self.experiment.log_artifacts
         send(self.run_id, str(path), path.stem)
         with tempfile.TemporaryDirectory() as folder:
             # JSON is YAML

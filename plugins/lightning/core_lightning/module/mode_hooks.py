@@ -24,3 +24,7 @@ class ModeHooks:
     def on_validation_model_zero_grad(self) -> None:
         """Before a validation run within `fit`: free the memory of gradients."""
         self.zero_grad()  # type: ignore[attr-defined]
+
+
+MODE_HOOKS = tuple(name for name in vars(ModeHooks) if "_model_" in name)
+"""Their names."""

@@ -10,14 +10,14 @@ from core_lightning.checkpoints.trusted_reads import TRUSTS, as_path, objects_fo
 from core_lightning.checkpoints.whole_checkpoint import WholeCheckpoint, give_whole, plain_part
 from core_lightning.module.exporting import Exports
 from core_lightning.module.hyperparameters import HyperparametersMixin
-from core_lightning.module.mode_hooks import ModeHooks
+from core_lightning.module.mode_hooks import MODE_HOOKS, ModeHooks
 from core_lightning.module.under_fabric import UnderFabric
 
 
 class LightningModule(HyperparametersMixin, ModeHooks, Exports, UnderFabric):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
-    other_hooks = tuple(name for name in dir(ModeHooks) if "_model_" in name)
+    other_hooks = MODE_HOOKS
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
     CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"

@@ -16,10 +16,6 @@ from core import ConfigurationError
 from core_lightning.decisions.differences import NAMES_PAGE
 from core_lightning.names import modules as names
 
-_ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
-_SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
-"""Roots that are another name of a part of the first one."""
-
 
 def install(*, trusted: bool = False) -> None:
     """Make `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from
@@ -39,7 +35,8 @@ def install(*, trusted: bool = False) -> None:
             other.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        if imported := [name for name in _ROOTS if name in sys.modules]:
+        imported = [name for name in names.ROOTS if name in sys.modules]
+        if imported:
             raise ConfigurationError(
                 f"Lightning's own {imported[0]!r} has been imported in this process already. "
                 "Choose one of the two: call core_lightning.install() before the first import of "
@@ -78,9 +75,9 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in _ROOTS:
+        if not names.is_lightnings(fullname):
             return None
-        name = _full(fullname)
+        name = names.long_name(fullname)
         if name not in names.MODULES:
             raise ModuleNotFoundError(
                 f"core-lightning has no module {fullname!r}; {NAMES_PAGE} says which of "
@@ -91,7 +88,7 @@ class _Finder(MetaPathFinder):
 
     def find_distributions(self, context: Any) -> Iterator[metadata.Distribution]:
         """The metadata that `importlib.metadata.version("lightning")` asks for."""
-        if (context.name or "").replace("-", "_") in _ROOTS:
+        if (context.name or "").replace("-", "_") in names.ROOTS:
             yield _Distribution(context.name)
 
 
@@ -112,7 +109,7 @@ class _Loader(Loader):
     """Makes the modules: each looks a name up in the table when it is first asked for."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        name = _full(spec.name)
+        name = names.long_name(spec.name)
         # One object under both names, so that a class is the same wherever it is imported from.
         return import_module(name) if name != spec.name else _NamedModule(spec.name)
 
@@ -125,12 +122,12 @@ class _NamedModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
-        table = names.MODULES.get(_full(self.__name__), {})
+        table = names.MODULES[names.long_name(self.__name__)]
         if name == "__all__":
             return sorted(table)
-        if (target := table.get(name)) is not None:
-            value = _look_up(target)
-        elif _full(full) in names.MODULES:
+        if name in table:
+            value = _look_up(table[name])
+        elif names.long_name(full) in names.MODULES:
             value = import_module(full)
         else:
             raise AttributeError(
@@ -141,7 +138,7 @@ class _NamedModule(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *names.MODULES.get(_full(self.__name__), {})})
+        return sorted({*super().__dir__(), *self.__all__})
 
 
 def _look_up(target: str) -> Any:
@@ -150,8 +147,3 @@ def _look_up(target: str) -> Any:
     if any(base.__name__ == "Callback" for base in getattr(value, "__mro__", ())):
         import_module("core_lightning.decisions.overrides").take_pl_module(value)
     return value
-
-
-def _full(name: str) -> str:
-    root, dot, rest = name.partition(".")
-    return f"{_SHORT.get(root, root)}{dot}{rest}"

@@ -17,6 +17,7 @@ from core.cluster import LSFEnvironment as CoreLSFEnvironment
 from core.cluster import MPIEnvironment as CoreMPIEnvironment
 from core.cluster import SLURMEnvironment as CoreSLURMEnvironment
 from core.cluster import TorchElasticEnvironment as CoreTorchElasticEnvironment
+from core_lightning.utilities.lists import as_list
 
 
 class KnowsCores(abc.ABCMeta):
@@ -136,7 +137,5 @@ def listed(plugins: Any) -> list[Any]:
     """The argument `plugins` as a list, without a SLURMEnvironment outside of SLURM: programs for
     both have one.
     """
-    if plugins is None:
-        return []
-    given = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    given = as_list(plugins)
     return [each for each in given if type(each) is not SLURMEnvironment or each.detect()]

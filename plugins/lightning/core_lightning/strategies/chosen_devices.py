@@ -6,19 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from core import Fabric
-
-
-def num_cuda_devices() -> int:
-    """Number of CUDA devices."""
-    return torch.cuda.device_count()
-
-
-def is_cuda_available() -> bool:
-    """True if there is one."""
-    return num_cuda_devices() > 0
 
 
 class _AcceleratorConnector:
@@ -33,10 +21,9 @@ class _AcceleratorConnector:
     def __init__(self, *, accelerator: Any = "auto", devices: Any = "auto", **_: Any) -> None:
         found = Fabric(accelerator=accelerator, devices=devices).strategy.parallel_devices
         self._accelerator_flag = found[0].type
-        indices = [device.index or 0 for device in found]
-        self._devices_flag: int | list[int] = (
-            len(found) if self._accelerator_flag == "cpu" else indices
-        )
+        self._devices_flag: int | list[int] = len(found)
+        if self._accelerator_flag != "cpu":
+            self._devices_flag = [device.index or 0 for device in found]
 
     def _choose_auto_accelerator(self, *_: Any) -> str:
         return self._accelerator_flag

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-from core import ConfigurationError, Strategy
+from core import Strategy
+from core_lightning.decisions.stand_ins import refusing
 from core_lightning.strategies.strategy_names import named
 
 _OF_PACKAGES = {
@@ -25,27 +25,16 @@ _OF_PACKAGES = {
 
 
 @cache
-def _stand_in(name: str, advice: str) -> type:
-    def refuse(self: Any, *_: Any, **__: Any) -> None:
-        raise ConfigurationError(advice)
-
-    doc = (
-        "The strategy of a package that isn't installed: programs import it, and not all of them "
-        "make one."
-    )
-    return type(name, (Strategy,), {"__init__": refuse, "__doc__": doc, "__module__": __name__})
-
-
 def __getattr__(name: str) -> type:
     """The class of an installed package; else one that says what to install when it is made."""
     if name not in _OF_PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    package = _OF_PACKAGES[name]
+    advice = f"{name} is not there. The strategies of {package} are: pip install {package}."
     try:
         return named(getattr(import_module("core.strategies"), name))  # type: ignore[no-any-return]
     except ImportError as error:
-        return _stand_in(name, str(error))
+        advice = str(error)
     except AttributeError:
-        package = _OF_PACKAGES[name]
-        return _stand_in(
-            name, f"{name} is not there. The strategies of {package} are: pip install {package}."
-        )
+        pass
+    return refusing(name, advice, Strategy)

@@ -19,10 +19,14 @@ def _limit(name: str, doc: str, *, none: int | None = 0) -> Any:
 
     def get(self: Loop) -> int:
         value: int | None = getattr(self.trainer.options, name)
-        return -1 if value is None else value
+        if value is None:
+            return -1
+        return value
 
     def put(self: Loop, value: int | None) -> None:
-        options: dict[str, Any] = {name: none if value in (None, -1) else value}
+        if value in (None, -1):
+            value = none
+        options: dict[str, Any] = {name: value}
         self.trainer.options = dataclasses.replace(self.trainer.options, **options)
 
     return property(get, put, doc=doc)
@@ -118,5 +122,7 @@ class EvaluationLoop(Loop):
 def _has_loaders(trainer: Any, stage: str) -> bool:
     """True if loaders of this stage were passed to `fit`, or module or data module make them."""
     hook = f"{stage}_dataloader"
-    owner = trainer.module if trainer.datamodule is None else trainer.datamodule
+    owner = trainer.datamodule
+    if owner is None:
+        owner = trainer.module
     return trainer.passed.get(stage) is not None or is_overridden(hook, owner)

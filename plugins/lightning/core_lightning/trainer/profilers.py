@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from core import ConfigurationError, PathLike
 from core.profilers import Profiler
@@ -38,18 +39,16 @@ class AdvancedProfiler(CoreAdvancedProfiler):
         line_count_restriction: float = 1.0,
         dump_stats: bool = False,
     ) -> None:
-        is_fraction = isinstance(line_count_restriction, float)
-        if dump_stats or (is_fraction and line_count_restriction != 1.0):
+        num_lines: Any = line_count_restriction
+        if line_count_restriction == 1.0 and isinstance(line_count_restriction, float):
+            num_lines = sys.maxsize
+        if dump_stats or isinstance(num_lines, float):
             raise ConfigurationError(
                 f"AdvancedProfiler({line_count_restriction=}, {dump_stats=}): core shows a number "
                 "of functions, or all of them, and keeps no dump. Pass an int or 1.0, and "
                 "dump_stats=False."
             )
-        super().__init__(
-            dirpath,
-            filename or "profile",
-            num_lines=sys.maxsize if is_fraction else int(line_count_restriction),
-        )
+        super().__init__(dirpath, filename or "profile", num_lines=num_lines)
 
 
 class PassThroughProfiler(Profiler):

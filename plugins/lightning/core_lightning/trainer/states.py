@@ -46,7 +46,9 @@ class RunningStage(StrEnum):
     @property
     def dataloader_prefix(self) -> str:
         """The stage in the names of loaders."""
-        return "val" if self in (self.VALIDATING, self.SANITY_CHECKING) else self.value
+        if self in (self.VALIDATING, self.SANITY_CHECKING):
+            return "val"
+        return self.value
 
 
 @dataclass

@@ -6,17 +6,17 @@ import dataclasses
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from core import Callback, CheckpointIO, DataModule, PathLike
+from core import Callback, DataModule, PathLike
 from core import Trainer as CoreTrainer
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import ModelSummary
-from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning.callbacks._callbacks import ModelCheckpoint
-from core_lightning.checkpoints.checkpoint_io import LightningCheckpointIO
+from core_lightning.checkpoints.checkpoint_io import LightningCheckpointIO, has_checkpoint_io
 from core_lightning.checkpoints.left_out import note_objects
 from core_lightning.checkpoints.objects import PickledObjects
 from core_lightning.checkpoints.trusted_reads import TRUSTS
@@ -29,17 +29,16 @@ from core_lightning.fit.replaced_methods import ReplacedMethods
 from core_lightning.fit.same_draws import SameDraws
 from core_lightning.fit.strategy_hooks import Assigned, TellsStrategy
 from core_lightning.loggers._loggers import default_logger, save_after_logs
-from core_lightning.strategies._accelerators import SetsUpAccelerator
 from core_lightning.strategies._environments import listed
 from core_lightning.strategies._precisions import (
     keep_no_casts,
     replace_half_on_cpu,
     with_lightnings_class,
 )
-from core_lightning.strategies.layer_sync import LayerSync, SyncsLayers
 from core_lightning.strategies.strategy_names import named
-from core_lightning.trainer.outside import callbacks_of_packages, with_variables
+from core_lightning.trainer.outside import callbacks_of_packages
 from core_lightning.trainer.trainer_attributes import TrainerAttributes
+from core_lightning.utilities.lists import as_list
 
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""
@@ -53,7 +52,6 @@ class Trainer(TrainerAttributes):
     checkpoint of `fit`.
     """
 
-    @with_variables
     def __init__(
         self,
         *,
@@ -76,7 +74,7 @@ class Trainer(TrainerAttributes):
             callbacks: one or several.
             enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in
                 `callbacks`, one is there by default.
-            plugins: as `core.Trainer` takes them, or a LayerSync. With a CheckpointIO for another
+            plugins: as `core.Trainer` takes them. With a CheckpointIO for another
                 form of checkpoints: `"distributed"` is core's own.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             barebones: nothing but the loop.
@@ -97,29 +95,31 @@ class Trainer(TrainerAttributes):
             logger = default_logger(default_root_dir or os.getcwd())
         if options.get("log_every_n_steps") == 0:
             options["log_every_n_steps"] = sys.maxsize
-        if options.get("enable_model_summary") is False and _has(callbacks, ModelSummary):
+        own = as_list(callbacks)
+        has_summary = any(isinstance(each, ModelSummary) for each in own)
+        if has_summary and options.get("enable_model_summary") is False:
             options["enable_model_summary"] = True
-        saves = not barebones if enable_checkpointing is None else enable_checkpointing
-        callbacks = _with_default(callbacks, ModelCheckpoint) if saves else callbacks
-        if options.get("fast_dev_run"):
-            self.left_out = next(
-                (each for each in _listed(callbacks) if isinstance(each, CoreModelCheckpoint)), None
-            )
-        given = listed(plugins)
-        syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
+        savers = [each for each in own if isinstance(each, CoreModelCheckpoint)]
+        saves = enable_checkpointing
+        if saves is None:
+            saves = not barebones
+        if saves and not savers:
+            savers = [ModelCheckpoint()]  # programs look for it by its class
+            own += savers
+        if options.get("fast_dev_run") and savers:
+            self.left_out = savers[0]
+        for name in _OPTIONAL:
+            if options.get(name) is None:
+                options.pop(name, None)
         super().__init__(
             logger=logger,
-            callbacks=callbacks,
+            callbacks=own,
             enable_checkpointing=enable_checkpointing,
-            plugins=_with_checkpoint_io([plugin for plugin in given if plugin not in syncs]),
+            plugins=_with_checkpoint_io(listed(plugins)),
             default_root_dir=default_root_dir,
             barebones=barebones,
             use_distributed_sampler=use_distributed_sampler is not False,
-            **{
-                name: value
-                for name, value in options.items()
-                if value is not None or name not in _OPTIONAL
-            },
+            **options,
         )
         self.barebones = barebones
         self.gradient_clip_val = self.gradient_clip_val  # with Lightning's enum
@@ -133,10 +133,10 @@ class Trainer(TrainerAttributes):
             TellsStrategy(),
             modes,
             ModesAfterwards(modes),
-            SetsUpAccelerator(),
+            ReplacedMethods(),
+            LRSchedules(),
+            Assigned(),
         ]
-        observers += [ReplacedMethods(), LRSchedules(), Assigned()]
-        observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers = [SameDraws(), MadeLoaders(), *observers]
@@ -148,6 +148,7 @@ class Trainer(TrainerAttributes):
         )
         self.run.outputs_of = self._outputs_of
         self.passed: dict[str, Any] = {}
+        self.loaders_of: dict[str, set[int | None]] = {}
         for each in self.loggers:
             save_after_logs(each)
         self.callbacks += callbacks_of_packages()
@@ -191,12 +192,8 @@ class Trainer(TrainerAttributes):
         """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best
         weights of `fit`.
         """
-        self.loaders_of: dict[str, set[int | None]] = {}
-        finished = self.run.finished_fit
-        results = super().validate(
-            model, dataloaders, datamodule, self._best(model, ckpt_path), verbose
-        )
-        self._keep(finished)
+        path = self._best(model, ckpt_path)
+        results = self._after_fit(super().validate, model, dataloaders, datamodule, path, verbose)
         return self._by_loader(results)
 
     def test(  # type: ignore[override]  # Lightning's order
@@ -211,12 +208,8 @@ class Trainer(TrainerAttributes):
         """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of
         `fit`.
         """
-        self.loaders_of = {}
-        finished = self.run.finished_fit
-        results = super().test(
-            model, dataloaders, datamodule, self._best(model, ckpt_path), verbose
-        )
-        self._keep(finished)
+        path = self._best(model, ckpt_path)
+        results = self._after_fit(super().test, model, dataloaders, datamodule, path, verbose)
         return self._by_loader(results)
 
     def predict(
@@ -231,12 +224,10 @@ class Trainer(TrainerAttributes):
         """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of
         `fit`.
         """
-        finished = self.run.finished_fit
-        found = super().predict(
-            model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path)
+        path = self._best(model, ckpt_path)
+        return self._after_fit(  # type: ignore[no-any-return]
+            super().predict, model, dataloaders, datamodule, return_predictions, path
         )
-        self._keep(finished)
-        return found
 
     def save_checkpoint(
         self, filepath: PathLike, weights_only: bool | None = None, storage_options: Any = None
@@ -257,15 +248,27 @@ class Trainer(TrainerAttributes):
         for accumulation.
         """
         step = self.running_step
-        found = dict(output) if isinstance(output, dict) else {}
+        found: dict[str, Any] = {}
+        if isinstance(output, dict):
+            found.update(output)
         if step is not None and step.manual:
-            return (
-                found if isinstance(output, dict) or output is None else {"loss": output.detach()}
-            )
+            if isinstance(output, Tensor):
+                found["loss"] = output.detach()
+            return found
         if loss is None:
             return {}
-        divided = loss / step.num_accumulated if step is not None else loss
-        return {"loss": divided, **{name: value for name, value in found.items() if name != "loss"}}
+        if step is not None:
+            loss = loss / step.num_accumulated
+        found.pop("loss", None)
+        return {"loss": loss, **found}
+
+    def _after_fit(self, evaluate: Callable[..., Any], *given: Any) -> Any:
+        """Evaluate, and keep what there is of the last fit."""
+        self.loaders_of = {}
+        finished = self.run.finished_fit
+        found = evaluate(*given)
+        self._keep(finished)
+        return found
 
     def _keep(self, finished: Any) -> None:
         """Keep the optimizers of the last fit, which programs look at and save, until the next
@@ -273,69 +276,50 @@ class Trainer(TrainerAttributes):
         """
         if finished is not None:
             self.run.finished_fit = finished
-            self.strategy.optimizers, self.strategy.lr_schedulers = (
-                finished.optimizers,
-                finished.lr_schedulers,
-            )
+            self.strategy.optimizers = finished.optimizers
+            self.strategy.lr_schedulers = finished.lr_schedulers
 
     def _by_loader(self, results: list[dict[str, float]]) -> list[dict[str, float]]:
         """A dict a loader; a name without an index is in those of the loaders that have logged
         it.
         """
-        of = self.loaders_of
-        return [
-            {n: v for n, v in each.items() if index in of.get(n, {index})}
-            for index, each in enumerate(results)
-        ]
+        for name, indices in self.loaders_of.items():
+            for index, each in enumerate(results):
+                if index not in indices:
+                    each.pop(name, None)
+        return results
 
     def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
         """The path of what Lightning calls the best, which without a monitor is the newest."""
-        callbacks = self.checkpoint_callbacks
-        saver = next(
-            (callback for callback in callbacks if callback.monitor), self.checkpoint_callback
-        )
-        is_asked = ckpt_path == "best" or (model is None and ckpt_path is None)
-        if is_asked and saver is not None and saver.best_model_path:
-            return str(saver.best_model_path)
+        if ckpt_path == "best" or (model is None and ckpt_path is None):
+            monitoring = [each for each in self.checkpoint_callbacks if each.monitor]
+            saver: Any = (monitoring or [self.checkpoint_callback])[0]
+            if saver is not None and saver.best_model_path:
+                return str(saver.best_model_path)
         return ckpt_path
-
-
-def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:
-    """The user's callbacks, with one of this kind, which programs look for by its class, if they
-    have none.
-    """
-    given = _listed(callbacks)
-    return given if _has(callbacks, CoreModelCheckpoint) else [*given, kind()]
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    return [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
-
-
-def _has(callbacks: Any, kind: type[Callback]) -> bool:
-    return any(isinstance(item, kind) for item in _listed(callbacks))
 
 
 def _with_checkpoint_io(given: list[Any]) -> list[Any]:
     """The plugins, with Lightning's form of checkpoints as the default if they have none."""
-    named = (plugin in CHECKPOINT_IO_REGISTRY for plugin in given if isinstance(plugin, str))
-    if any(isinstance(plugin, CheckpointIO) for plugin in given) or any(named):
+    if has_checkpoint_io(given):
         return given
     default = LightningCheckpointIO()
     default.is_default = True
     return [*given, default]
 
 
-_OTHERS = inspect.signature(CoreTrainer.__init__).parameters
-Trainer.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what programs list the options by
-    [
-        *(
-            item.replace(default=None if name in _OPTIONAL else item.default, annotation=item.empty)
-            for name, item in _OTHERS.items()
-        ),
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in (("enable_autolog_hparams", True), ("model_registry", None))
-        ),
-    ]
-)
+def _signature() -> inspect.Signature:
+    """Core's arguments with Lightning's defaults, and two that core hasn't."""
+    signature = inspect.signature(CoreTrainer.__init__)
+    found = []
+    for name, item in signature.parameters.items():
+        item = item.replace(annotation=item.empty)
+        if name in _OPTIONAL:
+            item = item.replace(default=None)
+        found.append(item)
+    for name, default in (("enable_autolog_hparams", True), ("model_registry", None)):
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return signature.replace(parameters=found)
+
+
+Trainer.__init__.__signature__ = _signature()  # type: ignore[attr-defined]  # programs list the options by it

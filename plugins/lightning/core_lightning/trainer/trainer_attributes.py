@@ -23,7 +23,9 @@ def _option(name: str, doc: str, *, none: Any = None) -> Any:
 
     def get(self: TrainerAttributes) -> Any:
         value = getattr(self.options, name)
-        return none if value is None else value
+        if value is None:
+            return none
+        return value
 
     def put(self: TrainerAttributes, value: Any) -> None:
         self.options = dataclasses.replace(self.options, **{name: value})
@@ -88,29 +90,32 @@ class TrainerAttributes(CoreTrainer):
     def num_sanity_val_steps(self) -> int | float:
         """Validation batches before training; infinite for all."""
         steps = self.options.num_sanity_val_steps
-        return math.inf if steps < 0 else steps
+        if steps < 0:
+            return math.inf
+        return steps
 
     @num_sanity_val_steps.setter
     def num_sanity_val_steps(self, steps: int | float) -> None:
-        self.options = dataclasses.replace(
-            self.options, num_sanity_val_steps=-1 if steps in (-1, math.inf) else int(steps)
-        )
+        if steps == math.inf:
+            steps = -1
+        self.options = dataclasses.replace(self.options, num_sanity_val_steps=int(steps))
 
     @property
     def gradient_clip_val(self) -> float | None:
         """The limit of gradients, or None."""
-        return None if self.clipping is None else self.clipping.value
+        return getattr(self.clipping, "value", None)
 
     @gradient_clip_val.setter
     def gradient_clip_val(self, value: float | None) -> None:
-        algorithm = _algorithm("norm" if self.clipping is None else self.clipping.algorithm)
-        clipping = GradientClipping(value, algorithm) if value else None
+        clipping = None
+        if value:
+            clipping = GradientClipping(value, _algorithm(self.gradient_clip_algorithm or "norm"))
         self.options = dataclasses.replace(self.options, clipping=clipping)
 
     @property
     def gradient_clip_algorithm(self) -> str | None:
         """`"norm"`, `"value"`, or None."""
-        return None if self.clipping is None else self.clipping.algorithm
+        return getattr(self.clipping, "algorithm", None)
 
     @gradient_clip_algorithm.setter
     def gradient_clip_algorithm(self, algorithm: str) -> None:
@@ -139,17 +144,20 @@ class TrainerAttributes(CoreTrainer):
     def logger(self, logger: Logger | bool | None) -> None:
         if logger is True:
             raise ConfigurationError("trainer.logger = True: expected a logger, or None for none.")
-        self.loggers = [logger] if logger else []
+        self.loggers = []
+        if logger:
+            self.loggers = [logger]
 
     @property
     def state(self) -> TrainerState:  # type: ignore[override]  # with Lightning's enums
         """The activity of this Trainer: status, function, and the stage within it."""
         state = super().state
-        return TrainerState(
-            TrainerStatus(state.status),
-            None if state.fn is None else TrainerFn(state.fn),
-            None if state.stage is None else RunningStage(state.stage),
-        )
+        found = TrainerState(TrainerStatus(state.status))
+        if state.fn is not None:
+            found.fn = TrainerFn(state.fn)
+        if state.stage is not None:
+            found.stage = RunningStage(state.stage)
+        return found
 
     fit_loop = property(FitLoop, _refuse, doc="Limits and counters of training.")
     validate_loop = property(

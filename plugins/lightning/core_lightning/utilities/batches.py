@@ -19,15 +19,16 @@ def suggested_max_num_workers(local_world_size: int) -> int:
         raise ValueError(
             f"suggested_max_num_workers({local_world_size}): expected at least 1 process."
         )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     return max(1, cores // local_world_size - 1)
 
 
 def extract_batch_size(batch: Any) -> int:
     """Number of samples in a batch."""
-    if (size := size_of(batch)) is None:
+    size = size_of(batch)
+    if size is None:
         raise ModuleError(
             f"The number of samples in a {type(batch).__name__} is unknown. Log with self.log(..., "
             "batch_size=...)."

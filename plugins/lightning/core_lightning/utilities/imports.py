@@ -35,8 +35,10 @@ class InstalledPackage:
         return self._is_installed
 
     def __str__(self) -> str:
-        state = "is met" if self else f"is not met. Install it: pip install '{self.wanted}'"
-        return f"Requirement {self.wanted!r} {state}."
+        said = f"Requirement {self.wanted!r} is"
+        if self:
+            return f"{said} met."
+        return f"{said} not met. Install it: pip install '{self.wanted}'."
 
 
 def package_available(name: str) -> bool:

@@ -18,7 +18,10 @@ def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
     def detached(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return value.detach().cpu() if to_cpu else value.detach()
+        value = value.detach()
+        if to_cpu:
+            value = value.cpu()
+        return value
 
     return map_leaves(detached, in_dict)
 

@@ -1,5 +1,5 @@
-"""Questions about a model and its weights: overridden hooks, shared parameters, compilation,
-torchvision's models.
+"""Questions about a model and its weights: overridden hooks, shared parameters, torchvision's
+models.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from torch import nn
 from core import Callback, DataModule, Module
 from core_lightning.utilities.imports import _TORCHVISION_AVAILABLE
 
-_STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
-_PLAIN = "_plain_steps"
-
 
 def is_overridden(
     method_name: str, instance: object | None = None, parent: type[object] | None = None
@@ -27,14 +24,13 @@ def is_overridden(
     """
     if instance is None:
         return False
+    for kind in (Module, DataModule, Callback):
+        if parent is None and isinstance(instance, kind):
+            parent = kind
     if parent is None:
-        parent = next(
-            (kind for kind in (Module, DataModule, Callback) if isinstance(instance, kind)), None
+        raise ValueError(
+            f"is_overridden({method_name!r}, {type(instance).__name__}): expected a parent."
         )
-        if parent is None:
-            raise ValueError(
-                f"is_overridden({method_name!r}, {type(instance).__name__}): expected a parent."
-            )
     base = getattr(parent, method_name, None)
     if base is None:
         if parent is Module:  # hooks that a module may have, and that its base class hasn't
@@ -73,37 +69,4 @@ def set_shared_parameters(module: nn.Module, shared_params: list[list[str]]) -> 
         for name in others:
             owner, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, shared)
-    return module
-
-
-def from_compiled(model: Any) -> Any:
-    """The module within the result of `torch.compile`, with compiled steps."""
-    from torch._dynamo import OptimizedModule
-
-    if not isinstance(model, OptimizedModule):
-        raise ValueError(f"Expected the result of torch.compile; got a {type(model).__name__}.")
-    module: Any = model._orig_mod
-    if not isinstance(module, Module):
-        raise ValueError(
-            f"Expected a compiled LightningModule; got a compiled {type(module).__name__}."
-        )
-    plain = {name: getattr(module, name) for name in _STEPS if hasattr(module, name)}
-    module.__dict__[_PLAIN] = plain
-    for name, step in plain.items():
-        module.__dict__[name] = model.dynamo_ctx(step)
-    return module
-
-
-def to_uncompiled(model: Any) -> Any:
-    """The module without compiled steps, of a result of `torch.compile` or `from_compiled`."""
-    from torch._dynamo import OptimizedModule
-
-    module: Any = model._orig_mod if isinstance(model, OptimizedModule) else model
-    if module is model and _PLAIN not in getattr(module, "__dict__", {}):
-        raise ValueError(
-            f"Expected a compiled LightningModule; got a {type(model).__name__} that isn't "
-            "compiled."
-        )
-    for name in module.__dict__.pop(_PLAIN, ()):
-        del module.__dict__[name]
     return module

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 
@@ -23,30 +25,26 @@ class ModelSummary:
             for name, part in model.named_modules()
             if name and (max_depth < 0 or name.count(".") < max_depth)
         }
-        self.layer_names, self.layer_types = (
-            list(layers),
-            [type(part).__name__ for part in layers.values()],
-        )
-        self.param_nums = [_count(part) for part in layers.values()]
-        self.total_parameters, self.trainable_parameters = (
-            _count(model),
-            _count(model, trained_only=True),
+        self.layer_names = list(layers)
+        self.layer_types = [type(part).__name__ for part in layers.values()]
+        self.param_nums = [_count(part.parameters()) for part in layers.values()]
+        self.total_parameters = _count(model.parameters())
+        self.trainable_parameters = _count(
+            parameter for parameter in model.parameters() if parameter.requires_grad
         )
 
     def __str__(self) -> str:
-        rows = [*zip(self.layer_names, self.layer_types, map(str, self.param_nums), strict=True)]
-        rows = [("name", "type", "parameters"), *rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join(
-            [
-                *lines,
-                f"{self.trainable_parameters} of {self.total_parameters} parameters are trained",
-            ]
+        names = max(map(len, ["name", *self.layer_names]))
+        types = max(map(len, ["type", *self.layer_types]))
+        lines = [f"{'name':{names}}  {'type':{types}}  parameters"]
+        for name, kind, number in zip(
+            self.layer_names, self.layer_types, self.param_nums, strict=True
+        ):
+            lines.append(f"{name:{names}}  {kind:{types}}  {number}")
+        lines.append(
+            f"{self.trainable_parameters} of {self.total_parameters} parameters are trained"
         )
+        return "\n".join(lines)
 
 
 def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
@@ -54,9 +52,5 @@ def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
     return ModelSummary(lightning_module, max_depth)
 
 
-def _count(part: nn.Module, *, trained_only: bool = False) -> int:
-    return sum(
-        parameter.numel()
-        for parameter in part.parameters()
-        if parameter.requires_grad or not trained_only
-    )
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)

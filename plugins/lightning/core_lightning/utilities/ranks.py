@@ -85,7 +85,9 @@ def rank_zero_debug(*args: Any, **_: Any) -> None:
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
     """A message with the rank before it, if there is one."""
-    return message if rank is None else f"[rank: {rank}] {message}"
+    if rank is None:
+        return message
+    return f"[rank: {rank}] {message}"
 
 
 class _Ignored:
@@ -107,6 +109,8 @@ def rank_zero_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def experiment(self: Any) -> Any:
         made = rank_zero_only(function)(self)
-        return _Ignored() if made is None else made
+        if made is None:
+            return _Ignored()
+        return made
 
     return experiment

@@ -23,7 +23,9 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     """
     import numpy  # noqa: F401  (core seeds it where it is used; a program may import it later)
 
-    number = seed_all(int(os.environ.get(_VARIABLE, 0)) if seed is None else int(seed), workers)
+    if seed is None:
+        seed = int(os.environ.get(_VARIABLE, 0))
+    number = seed_all(int(seed), workers)
     os.environ[_VARIABLE] = str(number)
     return number
 
@@ -41,7 +43,10 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
     import torch
 
     states = random.getstate(), numpy.random.get_state()
-    with torch.random.fork_rng(enabled=True, devices=None if include_cuda else []):
+    devices: list[int] | None = []
+    if include_cuda:
+        devices = None
+    with torch.random.fork_rng(devices=devices):
         yield
     random.setstate(states[0])
     numpy.random.set_state(states[1])

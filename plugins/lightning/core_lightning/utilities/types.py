@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 _NUMBER = int | float
@@ -23,6 +22,8 @@ TRAIN_DATALOADERS = EVAL_DATALOADERS = Any
 LRSchedulerTypeUnion = LRSchedulerPLType = LRScheduler | ReduceLROnPlateau
 LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
 OptimizerLRScheduler = Any
+LRSchedulerConfigType = OptimizerConfig = OptimizerLRSchedulerConfig = dict[str, Any]
+"""The dicts that `configure_optimizers` may return."""
 
 
 @dataclass
@@ -47,28 +48,3 @@ class LRSchedulerConfig:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.scheduler.load_state_dict(state)
-
-
-class LRSchedulerConfigType(TypedDict, total=False):
-    """The dict of a scheduler that `configure_optimizers` may return."""
-
-    scheduler: LRScheduler | ReduceLROnPlateau
-    name: str | None
-    interval: str
-    frequency: int
-    reduce_on_plateau: bool
-    monitor: str | None
-    strict: bool
-
-
-class OptimizerConfig(TypedDict):
-    """The dict of an optimizer alone."""
-
-    optimizer: Optimizer
-
-
-class OptimizerLRSchedulerConfig(TypedDict):
-    """The dict of an optimizer and its scheduler."""
-
-    optimizer: Optimizer
-    lr_scheduler: LRScheduler | ReduceLROnPlateau | LRSchedulerConfigType

@@ -1,4 +1,4 @@
-"""Throughput, collectives, hyperparameters and exports, for loops of a program's own. Figures are
+"""FLOPs, hyperparameters and exports, for loops of a program's own. Figures are
 Lightning's.
 """
 
@@ -10,60 +10,12 @@ import torch
 import core
 
 
-def test_throughput_is_of_the_window_and_of_all_devices(installed):
-    utilities = installed("lightning.fabric.utilities")
-    throughput = utilities.Throughput(available_flops=50.0, world_size=2, window_size=3)
-    for step in range(1, 5):
-        throughput.update(
-            time=step * 2.0, batches=step, samples=step * 4, lengths=step * 40, flops=10
-        )
-    assert throughput.compute() == {
-        "time": 8.0,
-        "batches": 4,
-        "samples": 16,
-        "lengths": 160,
-        "device/batches_per_sec": 0.5,
-        "batches_per_sec": 1.0,
-        "device/samples_per_sec": 2.0,
-        "samples_per_sec": 4.0,
-        "device/items_per_sec": 20.0,
-        "items_per_sec": 40.0,
-        "device/flops_per_sec": 5.0,
-        "flops_per_sec": 10.0,
-        "device/mfu": 0.1,
-    }
-    with pytest.raises(ValueError, match="a total never falls"):
-        throughput.update(time=9.0, batches=3, samples=20, lengths=200)
-    throughput.reset()
-    throughput.update(time=1.0, batches=1, samples=1)
-    assert throughput.compute() == {"time": 1.0, "batches": 1, "samples": 1}
-
-
 def test_flops_are_those_of_forward_and_backward(installed):
     measure = installed("lightning.pytorch.utilities").measure_flops
     with torch.device("meta"):
         model, inputs = torch.nn.Linear(8, 4), torch.randn(2, 8)
     assert measure(model, lambda: model(inputs)) == 2 * 2 * 8 * 4
     assert measure(model, lambda: model(inputs), torch.sum) == 2 * (2 * 2 * 8 * 4)
-
-
-def test_collectives_of_one_rank_and_of_a_group(installed):
-    plugins = installed("lightning.fabric.plugins.collectives")
-    tensor = torch.ones(2)
-    alone = plugins.SingleDeviceCollective()
-    assert alone.all_reduce(tensor) is tensor is alone.scatter(torch.zeros(2), [tensor])
-    group = plugins.TorchCollective()
-    group.setup(backend="gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        assert (group.rank, group.world_size, group.is_initialized()) == (0, 1, True)
-        assert group.all_reduce(tensor, op="sum").tolist() == [1.0, 1.0]
-        assert group.all_gather([torch.zeros(2)], tensor)[0].tolist() == [1.0, 1.0]
-        assert group.all_gather_object([None], "object") == ["object"]
-        with pytest.raises(core.ConfigurationError, match="op='median'"):
-            group.all_reduce(tensor, op="median")
-    finally:
-        group.teardown()
-    assert not group.is_initialized()
 
 
 @pytest.mark.parametrize(

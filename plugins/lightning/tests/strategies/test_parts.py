@@ -9,7 +9,7 @@ from torch import nn
 
 import core
 from core.cluster import LocalEnvironment
-from core_testing import in_one_process
+from core_lightning.decisions.stand_ins import refusing
 
 
 def test_precisions_take_lightnings_arguments(installed):
@@ -98,50 +98,10 @@ def test_a_program_for_slurm_runs_outside_of_it(installed, lit, monkeypatch):
 def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
     strategies = installed("lightning.fabric.strategies")
     assert issubclass(strategies.XLAFSDPStrategy, core.Strategy)
-    absent = installed("core_lightning.strategies.strategies")._stand_in(
-        "SomeStrategy", "pip install core-some"
-    )
+    absent = refusing("SomeStrategy", "pip install core-some", core.Strategy)
     assert not isinstance(core.Strategy, absent)
     with pytest.raises(core.ConfigurationError, match="pip install core-some"):
         absent(devices=2)
-
-
-def test_layers_are_synced_while_several_ranks_train(installed, lit):
-    pytest.importorskip("core_ddp")
-    layer_sync = installed("lightning.pytorch.plugins.layer_sync")
-    calls = []
-
-    class Own(layer_sync.LayerSync):
-        def apply(self, model):
-            calls.append("apply")
-            return model
-
-        def revert(self, model):
-            calls.append("revert")
-            return model
-
-    lit.fit(lit.Plain(), max_epochs=1, plugins=[Own()])
-    assert calls == []
-    in_one_process(
-        lambda: lit.fit(lit.Plain(), max_epochs=1, strategy="ddp", plugins=[Own()]), ranks=1
-    )
-    assert calls == ["apply", "revert"]
-    other = type("Other", (Own,), {"apply": lambda self, model: nn.Sequential(model)})
-    with pytest.raises(core.WorkerError, match=r"Other\.apply returned another module than Plain"):
-        in_one_process(lambda: lit.fit(lit.Plain(), strategy="ddp", plugins=other()), ranks=1)
-
-
-def test_torchs_batch_norms_over_ranks_come_and_go(installed):
-    sync = installed("lightning.pytorch.plugins").TorchSyncBatchNorm()
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
-    applied = sync.apply(model)
-    assert isinstance(applied[1], nn.SyncBatchNorm)
-    weight = applied[1].weight
-    reverted = sync.revert(applied)
-    assert not isinstance(reverted[1], nn.SyncBatchNorm)
-    assert reverted[1].weight is weight
-    assert not reverted[1].training
-    assert reverted(torch.zeros(4, 2)).shape == (4, 3)
 
 
 def test_a_checkpoint_callback_has_an_absolute_folder_and_may_leave_super_out(lit, tmp_path):
@@ -213,18 +173,6 @@ def test_an_experiment_of_other_ranks_does_nothing(installed, monkeypatch):
     experiment = Own().experiment
     experiment[0] = 3
     assert experiment[0].log({"a": 1}) is None
-
-
-def test_a_compiled_module_is_unwrapped(installed, boring):
-    compiling = installed("lightning.pytorch.utilities.compile")
-    module = boring.BoringModel()
-    compiled = compiling.from_compiled(torch.compile(module, backend="eager"))
-    assert compiled is module
-    assert "forward" in module.__dict__
-    assert compiling.to_uncompiled(module) is module
-    assert "forward" not in module.__dict__
-    with pytest.raises(ValueError, match="isn't compiled"):
-        compiling.to_uncompiled(module)
 
 
 def test_fabrics_wrappers_are_known_and_unwrapped(installed):

@@ -82,3 +82,15 @@ def test_rows_are_written_through_the_experiment(installed, tmp_path):
     assert (tmp_path / "lightning_logs/version_0/metrics.csv").read_text(
         encoding="utf-8"
     ) == "step,a\n3,1.5\n"
+
+
+def test_a_callback_logs_as_the_module_does(lit):
+    class Logs(torch.nn.Module, lit.pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            self.log("seen", 1.0)
+            self.log_dict({"twice": 2.0})
+
+    callback = Logs()
+    trainer = lit.fit(lit.Plain(), max_steps=1, callbacks=callback)
+    assert (trainer.callback_metrics["seen"], trainer.callback_metrics["twice"]) == (1, 2)
+    assert not hasattr(callback, "log")

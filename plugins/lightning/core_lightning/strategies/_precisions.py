@@ -90,14 +90,14 @@ _HALF = (16, "16", "16-mixed")
 """The names of float16 with float32 weights."""
 
 
-def replace_half_on_cpu(options: dict[str, Any], stacklevel: int = 3) -> None:
+def replace_half_on_cpu(options: dict[str, Any]) -> None:
     """Replace float16 among the arguments of a Trainer or Fabric that lead to a CPU; warn at the
     user's line.
     """
     if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
         note(
             "precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.",
-            stacklevel=stacklevel,
+            stacklevel=3,
         )
         options["precision"] = "bf16-mixed"
 

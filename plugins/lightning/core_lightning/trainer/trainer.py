@@ -86,11 +86,11 @@ class Trainer(TrainerAttributes):
         """
         note(
             "core trains in Lightning's place, and does some things differently on purpose.",
-            stacklevel=3,
+            stacklevel=2,
         )
         if model_registry is not None or not enable_autolog_hparams:
-            note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=3)
-        replace_half_on_cpu(options, stacklevel=4)
+            note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
+        replace_half_on_cpu(options)
         if logger in (None, True) and not barebones:
             logger = default_logger(default_root_dir or os.getcwd())
         if options.get("log_every_n_steps") == 0:

@@ -1,1 +1,1 @@
-"""What is refused, or means something else than under Lightning, each with its reason."""
+"""All that is refused, or means something else than under Lightning, each with its reason."""

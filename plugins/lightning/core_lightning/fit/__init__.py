@@ -1,1 +1,1 @@
-"""What a Trainer of Lightning does in its stages besides: callbacks that the user doesn't see."""
+"""Callbacks that the user doesn't see: all that Lightning's Trainer does besides in its stages."""

@@ -24,7 +24,7 @@ _TARGETS, _MODULES = (
 
 
 def _rows(text: str) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """What precedes a colon, and the names after it, each parted at its `=`."""
+    """The word before each colon, and the names after it, each parted at its `=`."""
     for row in text.strip().split("\n"):
         place, _, names = row.partition(":")
         yield place, [name.partition("=") for name in names.split()]

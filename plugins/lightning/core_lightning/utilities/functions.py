@@ -18,7 +18,7 @@ _WRAPPERS: dict[type, str] = {
     FabricOptimizer: "optimizer",
     FabricDataLoader: "loader",
 }
-"""What Fabric returns, each with the attribute that is the program's own object."""
+"""The classes that Fabric returns, each with the attribute that is the program's own object."""
 
 
 class GradClipAlgorithmType(StrEnum):

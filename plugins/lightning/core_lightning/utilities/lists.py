@@ -6,7 +6,7 @@ from typing import Any
 
 
 def as_list(given: Any) -> list[Any]:
-    """What a list or tuple holds, or the one thing itself; nothing for None."""
+    """The items of a list or tuple, or the one thing itself; nothing for None."""
     if given is None:
         return []
     if isinstance(given, list | tuple):

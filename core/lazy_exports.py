@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import sys
-from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import CodeType, ModuleType
+    from types import ModuleType
 
 __all__ = ["lazy_exports"]
 
@@ -25,7 +26,7 @@ def lazy_exports(
     """The `__getattr__` and `__dir__` of a package, called in it below its `__all__`.
 
     The names of `__all__` that aren't there yet are imported from where the package's block
-    `if TYPE_CHECKING:` has them. It never runs, and is read from the compiled package.
+    `if TYPE_CHECKING:` has them, which type checkers read too.
 
     Args:
         package: its `__name__`.
@@ -41,10 +42,11 @@ def lazy_exports(
         raise overwritten()
     own_modules = frozenset(modules)
     public = frozenset(sys.modules[package].__all__)
-    code = sys._getframe(1).f_code
 
     def get(name: str) -> Any:
-        if name in public and (home := _homes(code).get(name) or _homes(code).get("*")):
+        if name in public:
+            homes = _homes(package)
+            home = homes.get(name) or homes["*"]
             value = getattr(_import_home(home, f"{package}.{name}"), name)
             # the next time, Python finds it without asking
             setattr(sys.modules[package], name, value)
@@ -86,12 +88,10 @@ def _import_home(home: str, name: str) -> ModuleType:
 
 
 @functools.cache
-def _homes(code: CodeType) -> dict[str, str]:
-    """The module from which each name is imported, wherever in the code; `"*"` for a star."""
-    import dis
-
-    steps = pairwise(dis.get_instructions(code))
-    imports = [
-        (before.argval, step.argval) for before, step in steps if step.opname == "IMPORT_NAME"
-    ]
-    return {name: module for names, module in imports for name in names or ()}
+def _homes(package: str) -> dict[str, str]:
+    """The module from which the package's block imports each name; `"*"` for all others."""
+    file = Path(str(sys.modules[package].__file__))
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}

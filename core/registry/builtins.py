@@ -79,7 +79,6 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "slurm": ("core.cluster.slurm:SLURMEnvironment", "Started by srun"),
         "mpi": ("core.cluster.mpi:MPIEnvironment", "Started by mpirun"),
         "lsf": ("core.cluster.lsf:LSFEnvironment", "Started by jsrun in an LSF job"),
-        "kubeflow": ("core.cluster.kubeflow:KubeflowEnvironment", "A pod of Kubeflow's TrainJob"),
     },
     "launcher": {
         "in_place": ("core.launch.in_place:InPlaceLauncher", "Calls the function in this process"),

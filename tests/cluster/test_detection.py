@@ -7,7 +7,6 @@ import stat
 import pytest
 
 from core.cluster import (
-    KubeflowEnvironment,
     LocalEnvironment,
     LSFEnvironment,
     MPIEnvironment,
@@ -66,22 +65,6 @@ JSRUN = {
     "JSM_NAMESPACE_LOCAL_RANK": "0",
     "LSB_DJOB_RANKFILE": "/nowhere",
 }
-TRAINJOB = {
-    "PET_NNODES": "3",
-    "PET_NPROC_PER_NODE": "2",
-    "PET_NODE_RANK": "2",
-    "PET_MASTER_ADDR": "job-node-0-0.job",
-    "PET_MASTER_PORT": "29500",
-}
-# Kubeflow's first operator, since its release 1.7.
-PYTORCHJOB = {
-    **TRAINJOB,
-    "PET_NPROC_PER_NODE": "auto",
-    "MASTER_ADDR": "job-node-0-0.job",
-    "MASTER_PORT": "29500",
-    "WORLD_SIZE": "3",
-    "RANK": "2",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +77,6 @@ def no_scheduler(monkeypatch):
         "MV2",
         "LSB_",
         "JSM_",
-        "PET_",
         "TORCHELASTIC",
         "CORE_",
     )
@@ -130,10 +112,7 @@ def given(monkeypatch):
         (OPEN_MPI, MPIEnvironment),
         (MPICH, MPIEnvironment),
         (JSRUN, LSFEnvironment),
-        (TRAINJOB, KubeflowEnvironment),
-        (PYTORCHJOB, KubeflowEnvironment),
         (SRUN | TORCHRUN, TorchElasticEnvironment),
-        (TRAINJOB | TORCHRUN, TorchElasticEnvironment),
         # mpirun starts its daemons with srun on the other nodes of a job.
         (SRUN | OPEN_MPI, MPIEnvironment),
         # jsrun sets Open MPI's variables too.
@@ -160,7 +139,6 @@ def test_the_most_specific_environment_wins(given, variables, expected):
         SLURMEnvironment,
         MPIEnvironment,
         LSFEnvironment,
-        KubeflowEnvironment,
     )
 
     def chosen():
@@ -362,22 +340,6 @@ def test_lsf_with_ip_addresses(given, tmp_path, own):
         ConfigurationError, match=f"lists 203.0.113.2, but this host is '{socket.gethostname()}'"
     ):
         LSFEnvironment().node_rank()
-
-
-@pytest.mark.parametrize("variables", [TRAINJOB, PYTORCHJOB])
-def test_a_pod_is_a_node_whose_processes_the_launcher_makes(given, variables):
-    given(variables)
-    environment = KubeflowEnvironment()
-    assert not environment.creates_processes
-    assert environment.num_nodes() == 3
-    assert described(environment) == ("job-node-0-0.job", 29500, 3, 2, 0, 2)
-    environment.validate(num_devices=8, num_nodes=3)
-    with pytest.raises(
-        ConfigurationError, match=r"Kubeflow started 3 pods \(PET_NNODES\), but num_nodes=1"
-    ):
-        environment.validate(num_devices=1, num_nodes=1)
-    given({"CORE_GLOBAL_RANK": "5"})
-    assert environment.global_rank() == 5, "as its launcher has announced"
 
 
 def test_local_takes_the_world_from_the_launcher_and_meets_it_at_one_port(monkeypatch):

@@ -22,7 +22,6 @@ SAYS_NOTHING = {
     "TestCUDA": () if torch.cuda.is_available() else COMPUTES,
     "TestMPS": () if torch.backends.mps.is_available() else COMPUTES,
     "TestLocal": ("test_refuses_what_does_not_fit",),
-    "TestKubeflow": ("test_refuses_what_does_not_fit",),
     "TestSafetensors": ("test_shards_come_back",),
     "TestTorchFile": ("test_shards_come_back",),
     "TestInPlace": ("test_a_killed_rank_is_named",),

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from core import Found
-from core.cluster import KubeflowEnvironment, reserve_port
+from core.cluster import reserve_port
+from core_kubeflow import KubeflowEnvironment
 from core_testing import programs
 from core_testing.waiting import slowness
 

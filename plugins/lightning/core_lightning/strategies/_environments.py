@@ -11,12 +11,12 @@ from typing import Any
 
 from core import ClusterEnvironment as CoreClusterEnvironment
 from core import Found
-from core.cluster import KubeflowEnvironment as CoreKubeflowEnvironment
 from core.cluster import LocalEnvironment as CoreLocalEnvironment
 from core.cluster import LSFEnvironment as CoreLSFEnvironment
 from core.cluster import MPIEnvironment as CoreMPIEnvironment
 from core.cluster import SLURMEnvironment as CoreSLURMEnvironment
 from core.cluster import TorchElasticEnvironment as CoreTorchElasticEnvironment
+from core_kubeflow import KubeflowEnvironment as CoreKubeflowEnvironment
 from core_lightning.utilities.lists import as_list
 
 

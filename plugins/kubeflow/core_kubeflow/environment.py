@@ -1,12 +1,11 @@
-"""Kubeflow Trainer."""
+"""The cluster environment of Kubeflow Trainer."""
 
 from __future__ import annotations
 
 import os
 
-from core.cluster.local import LocalEnvironment
-from core.cluster.variables import all_set, read_int, read_port, read_text
-from core.contract import Absent, ConfigurationError, Found
+from core import Absent, ConfigurationError, Found
+from core.cluster import LocalEnvironment, read_int, read_port, read_text
 
 _HINT = "Kubeflow Trainer sets it in every pod of a TrainJob."
 _POD_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
@@ -26,11 +25,14 @@ class KubeflowEnvironment(LocalEnvironment):
     Ranks come from the launcher through `set_world`; before, this is one process a pod.
     """
 
+    _is_numbered = False
+
     @classmethod
     def detect(cls) -> Found | Absent:
         """Found if this is a pod to which Kubeflow has given a rank."""
-        if missing := [name for name in _POD_VARIABLES if not all_set(name)]:
-            return Absent(f"{missing[0]} is not set")
+        for name in _POD_VARIABLES:
+            if not os.environ.get(name, "").strip():
+                return Absent(f"{name} is not set")
         return Found(read_int("PET_NNODES", hint=_HINT, minimum=1), priority=50)
 
     @property
@@ -45,16 +47,33 @@ class KubeflowEnvironment(LocalEnvironment):
 
     def world_size(self) -> int:
         """The launcher's number; before there is one, `PET_NNODES`."""
-        return super().world_size() if self._world else self.num_nodes()
+        if self._is_numbered:
+            return super().world_size()
+        return self.num_nodes()
 
     def global_rank(self) -> int:
         """The launcher's number; before there is one, `PET_NODE_RANK`."""
-        is_known = self._world or os.environ.get("CORE_GLOBAL_RANK")
-        return super().global_rank() if is_known else self.node_rank()
+        if self._is_numbered or os.environ.get("CORE_GLOBAL_RANK"):
+            return super().global_rank()
+        return self.node_rank()
 
     def node_rank(self) -> int:
         """The launcher's number; before there is one, `PET_NODE_RANK`."""
-        return super().node_rank() if self._world else read_int("PET_NODE_RANK", hint=_HINT)
+        if self._is_numbered:
+            return super().node_rank()
+        return read_int("PET_NODE_RANK", hint=_HINT)
+
+    def set_world(
+        self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
+    ) -> None:
+        """Set the ranks, as the launcher has numbered them."""
+        self._is_numbered = True
+        super().set_world(
+            world_size=world_size,
+            global_rank=global_rank,
+            local_rank=local_rank,
+            node_rank=node_rank,
+        )
 
     def num_nodes(self) -> int:
         """`PET_NNODES`."""

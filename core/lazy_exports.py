@@ -73,18 +73,19 @@ def _import_home(home: str, name: str) -> ModuleType:
     """The module that has the public name.
 
     Raises:
-        ImportError: it is core-training's, which isn't installed.
+        ImportError: it is another distribution's, which isn't installed.
     """
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError as cause:
-        if cause.name != "core_training":
+        package = home.partition(".")[0]
+        if cause.name != package or package == "core":
             raise
-        from core._version import TRAINING
         from core.registry.known_plugins import missing
 
-        message = f"{name} comes with {TRAINING}. {missing(TRAINING)}"
-        raise ImportError(message, name=cause.name) from None
+        distribution = package.replace("_", "-")
+        message = f"{name} comes with {distribution}. {missing(distribution)}"
+        raise ImportError(message, name=package) from None
 
 
 @functools.cache

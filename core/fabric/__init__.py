@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from core.fabric.rank_zero_decorator import rank_zero_info, rank_zero_only, rank_zero_warn
     from core.fabric.ranks_and_print import Ranks
     from core.fabric.seed import draw_alike, seed_everything
-    from core.fabric.weight_stream import WeightDescription, WeightStream, WholeTensors
+    from core_weights import WeightDescription, WeightStream, WholeTensors
 
 __all__ = [
     "Fabric",

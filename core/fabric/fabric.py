@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from core.contract.step import Stage
     from core.fabric.loader import LoaderSetup
     from core.fabric.metric_log import MetricLog
-    from core.fabric.weight_stream import WeightStream
     from core.resolve import Resolution
     from core.watch import WatchdogOptions
+    from core_weights import WeightStream
 
 
 class Fabric(Processes):
@@ -610,8 +610,9 @@ class Fabric(Processes):
         Raises:
             ModuleError: there is no tensor of a name.
             ConfigurationError: the module wasn't set up.
+            ImportError: core-weights, which has the stream, isn't installed.
         """
-        from core.fabric.weight_stream import WeightStream  # few stream
+        from core.fabric import WeightStream  # of core-weights
 
         self._set_up()
         return WeightStream(

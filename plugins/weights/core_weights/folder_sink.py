@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core import Fabric, Trainer
-    from core.fabric import WeightDescription
     from core_weights.sink import WeightSource
+    from core_weights.weight_stream import WeightDescription
 
 LATEST = "latest.safetensors"
 _PREFIX, _SUFFIX = "weights-", ".safetensors"

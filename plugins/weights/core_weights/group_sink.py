@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
     from core import Fabric, Trainer
-    from core.fabric import WeightDescription
     from core_weights.sink import WeightSource
+    from core_weights.weight_stream import WeightDescription
 
 NUM_RECEIVERS = "num_receivers"
 JOINED = "joined"

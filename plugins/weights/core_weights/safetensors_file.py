@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from core.fabric import WeightDescription
+    from core_weights.weight_stream import WeightDescription
 
 
 class SafetensorsFile:

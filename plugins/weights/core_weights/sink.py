@@ -12,7 +12,7 @@ import torch
 
 from core import CheckpointError, ModuleError
 from core.checkpoint.building_blocks import together
-from core.fabric import WeightDescription
+from core_weights.weight_stream import WeightDescription
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ import torch
 from torch._C._distributed_c10d import TCPStore  # torch.distributed's own, with types
 
 from core import ConfigurationError, ModuleError
-from core.fabric import WeightDescription
 from core_weights.group_sink import JOINED, NUM_RECEIVERS, join
 from core_weights.sink import TransferError, bytes_of
+from core_weights.weight_stream import WeightDescription
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from core import ConfigurationError, ModuleError, ShardedLeaf
 from core.checkpoint.building_blocks import chunks_to_fill, shape_of
-from core.contract import ConfigurationError, ModuleError, ShardedLeaf
 from core.precision import kept_in_float32
 from core.watch import heartbeat
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from core.contract import Chunk, Strategy
+    from core import Chunk, Strategy
 
 
 class WeightDescription(NamedTuple):

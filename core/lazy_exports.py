@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-__all__ = ["lazy_exports"]
+__all__ = ["import_home", "lazy_exports"]
 
 
 def lazy_exports(
@@ -47,7 +47,7 @@ def lazy_exports(
         if name in public:
             homes = _homes(package)
             home = homes.get(name) or homes["*"]
-            value = getattr(_import_home(home, f"{package}.{name}"), name)
+            value = getattr(import_home(home, f"{package}.{name}"), name)
             # the next time, Python finds it without asking
             setattr(sys.modules[package], name, value)
             return value
@@ -69,7 +69,7 @@ def lazy_exports(
     return get, lambda: sorted(public | own_modules)
 
 
-def _import_home(home: str, name: str) -> ModuleType:
+def import_home(home: str, name: str) -> ModuleType:
     """The module that has the public name.
 
     Raises:

@@ -34,6 +34,7 @@ from core.fabric.one_step import refuse_non_finite, run_step
 from core.fabric.optimizer import FabricOptimizer
 from core.fabric.processes import Processes
 from core.fabric.state import copy_values, filter_modules, holds_objects, unwrap, unwrap_module
+from core.lazy_exports import import_home
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
 from core.session.nested import refuse_endless
@@ -612,10 +613,9 @@ class Fabric(Processes):
             ConfigurationError: the module wasn't set up.
             ImportError: core-weights, which has the stream, isn't installed.
         """
-        from core.fabric import WeightStream  # of core-weights
-
+        made: type[WeightStream] = import_home("core_weights", "Fabric.weights").WeightStream
         self._set_up()
-        return WeightStream(
+        return made(
             self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version
         )
 

@@ -615,9 +615,7 @@ class Fabric(Processes):
         """
         made: type[WeightStream] = import_home("core_weights", "Fabric.weights").WeightStream
         self._set_up()
-        return made(
-            self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version
-        )
+        return made(self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version)
 
     def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
         """All ranks. Load a file that `torch.save(obj.state_dict(), path)` wrote, without Fabric.

@@ -16,20 +16,18 @@ from core._version import DISTRIBUTION, TRAINING
 from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
 from core.registry.metadata import (
-    MAX_BYTES,
     about_core,
     clean_target,
+    folder_of,
     parse_entry_points,
     parse_headers,
     relevant_distributions,
 )
-from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
-from core.text.plain_file import read_file
+from core.registry.names import normalize_distribution, unfit_alias
 from core.text.printable import printable
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
-    from packaging.version import Version
 
 HOOKS = "event hooks"
 """Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
@@ -52,15 +50,13 @@ KIND_OF_GROUP = {
 
 
 class Provider(NamedTuple):
-    """A distribution that offers something. Its texts are always printable, even if its metadata
-    aren't.
+    """A distribution that offers something.
 
     Attributes:
         name: normalized as PEP 503 says, such as `"core-acme"`.
         version: as its metadata says.
-        specs: what it offers, in the order in which it says so.
-        by_name: its modules with event hooks, preludes and exports, loaded only when a user names
-            them.
+        specs: what it offers, in the order in which it says so: also event hooks, preludes and
+            exports, which are loaded only when a user names them.
         requires: its `Requires-Dist` lines about core.
         location: the folder that holds its metadata.
         summary: its one-line description.
@@ -69,14 +65,13 @@ class Provider(NamedTuple):
     name: str
     version: str
     specs: tuple[Spec, ...] = ()
-    by_name: tuple[Spec, ...] = ()
     requires: tuple[str, ...] = ()
     location: str = ""
     summary: str = ""
 
 
 class Problem(NamedTuple):
-    """Something that was left out, in printable texts.
+    """Something that was left out.
 
     Attributes:
         source: the distribution or plugin; a path where there is no name.
@@ -124,35 +119,30 @@ def _scan(*, refresh: bool) -> Discovery:
     """First every metadata folder is read, then the copies of one distribution are told apart."""
     problems: list[Problem] = []
     copies: dict[str, list[Provider]] = {}
-    for distribution in relevant_distributions(_distributions(problems, refresh=refresh)):
-        # `_path` is where every version of importlib_metadata keeps the folder; it has no public
-        # way to it.
-        path = str(getattr(distribution, "_path", distribution)).rstrip("/\\")
-        location, folder = map(printable, os.path.split(path))
+    for distribution in relevant_distributions(_distributions(refresh=refresh)):
+        path = folder_of(distribution)
+        location, folder = os.path.split(path)
         name, _, version = folder.rpartition(".")[0].partition("-")
         found = Provider(normalize_distribution(name), version, location=location)
         try:
-            found, details = _read(distribution, found, path)
+            found, details = _read(distribution, found)
         except Exception as cause:
             details = [
                 f"{path} can't be read: {describe(cause)}. Install the package again, or delete "
                 "that folder"
             ]
-        problems += [
-            Problem(found.name or printable(path), printable(detail), location)
-            for detail in details
-        ]
+        problems += [Problem(found.name or path, detail, location) for detail in details]
         copies.setdefault(found.name, []).append(found)
     effective = [_effective(same, problems) for same in copies.values()]
     providers = [
         provider
         for provider in effective
-        if _offers(provider) and provider.name not in (DISTRIBUTION, TRAINING)
+        if provider.specs and provider.name not in (DISTRIBUTION, TRAINING)
     ]
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
 
 
-def _distributions(problems: list[Problem], *, refresh: bool) -> list[Distribution]:
+def _distributions(*, refresh: bool) -> list[Distribution]:
     import importlib_metadata
 
     if refresh:
@@ -160,88 +150,50 @@ def _distributions(problems: list[Problem], *, refresh: bool) -> list[Distributi
 
         importlib.invalidate_caches()
         importlib_metadata.MetadataPathFinder.invalidate_caches()
-    try:
-        return list(importlib_metadata.distributions())
-    except Exception as cause:
-        problems.append(
-            Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}")
-        )
-        # Without the finder that raised: the one of the standard paths alone.
-        return list(importlib_metadata.MetadataPathFinder.find_distributions())
+    return list(importlib_metadata.distributions())
 
 
-def _read(distribution: Distribution, found: Provider, path: str) -> tuple[Provider, list[str]]:
+def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[str]]:
     """Read what a distribution offers and what is wrong with it; METADATA only of one that offers
     something.
     """
-    entries = parse_entry_points(_text(distribution, path, "entry_points.txt") or "")
-    groups = {entry.group for entry in entries}
-    if groups.isdisjoint(KIND_OF_GROUP):
+    entries = parse_entry_points(distribution.read_text("entry_points.txt") or "")
+    offered = [entry for entry in entries if entry.group in KIND_OF_GROUP]
+    if not offered:
         return found, []
-    text = _text(distribution, path, "METADATA")
-    headers = parse_headers(text or _text(distribution, path, "PKG-INFO") or "")
+    text = distribution.read_text("METADATA")
+    headers = parse_headers(text or distribution.read_text("PKG-INFO") or "")
     name, version, summary = (
         headers.get(header, [""])[0] for header in ("name", "version", "summary")
     )
-    # pip renames the folder to ~name while it uninstalls, and leaves it behind when it is killed.
-    if found.name[:1] == "~" or not (fit_distribution(name) and fit_version(version)):
-        raise ValueError(
-            f"no package has the folder {os.path.basename(path)!a}, Name {name!a} and Version "
-            f"{version!a}"
-        )
+    if not (name and version):
+        raise ValueError(f"it has Name {name!r} and Version {version!r}")
+    name = normalize_distribution(name)
     details = []
     specs: list[Spec] = []
-    for entry in entries:
-        if entry.group not in KIND_OF_GROUP:
-            continue
+    for entry in offered:
         if reason := unfit_alias(entry.name):
             details.append(f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
             continue
         kind, alias = KIND_OF_GROUP[entry.group], normalize_alias(entry.name)
-        specs.append(Spec(kind, alias, clean_target(entry.value), normalize_distribution(name)))
+        specs.append(Spec(kind, alias, clean_target(entry.value), name))
     requires = headers.get("requires-dist") if text else distribution.requires
     return Provider(
-        normalize_distribution(name),
-        version,
-        tuple([spec for spec in specs if spec.kind not in BY_NAME_ONLY]),
-        tuple([spec for spec in specs if spec.kind in BY_NAME_ONLY]),
-        about_core(requires or ()),
-        found.location,
-        printable(summary),
+        name, version, tuple(specs), about_core(requires or ()), found.location, summary
     ), details
-
-
-def _text(distribution: Distribution, path: str, name: str) -> str | None:
-    """Content of a metadata file, or None."""
-    if not os.path.exists(path):  # such as an archive
-        return distribution.read_text(name)
-    try:
-        return read_file(f"{path}{os.sep}{name}", MAX_BYTES).decode()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _effective(copies: list[Provider], problems: list[Problem]) -> Provider:
     """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
-    if len(copies) == 1:
-        return copies[0]
-    # Two in one folder come in the order of the directory, which means nothing.
-    beside = [copy for copy in copies if copy.location == copies[0].location]
-    first = max(beside, key=lambda copy: _order(copy.version))
-    for copy in copies:
-        if (_offers(copy) or _offers(first)) and _place(copy) != _place(first):
+    first = copies[0]
+    for copy in copies[1:]:
+        if (copy.specs or first.specs) and _place(copy) != _place(first):
             detail = (
                 f"{copy.version} in {copy.location} is hidden by {first.version} in "
-                f"{first.location}"
+                f"{first.location}; uninstall one of them"
             )
-            problems.append(
-                Problem(copy.name, f"{detail}; uninstall one of them", copy.location, shadowed=True)
-            )
+            problems.append(Problem(copy.name, detail, copy.location, shadowed=True))
     return first
-
-
-def _offers(provider: Provider) -> bool:
-    return bool(provider.specs or provider.by_name)
 
 
 def _place(copy: Provider) -> tuple[str, str]:
@@ -249,12 +201,3 @@ def _place(copy: Provider) -> tuple[str, str]:
     `sys.path` twice.
     """
     return os.path.realpath(copy.location), copy.version
-
-
-def _order(version: str) -> Version:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version)
-    except InvalidVersion:
-        return Version("0.dev0")

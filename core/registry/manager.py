@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import warnings
@@ -12,19 +11,17 @@ import pluggy
 
 from core._version import __version__
 from core.contract import hookspecs
-from core.contract.hookspecs import PROJECT, hookimpl
+from core.contract.hookspecs import PROJECT
 from core.contract.kinds import KINDS
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import BUILTINS, CORE
-from core.registry.discovery import BY_NAME_ONLY, Discovery, Problem, Provider, describe, discover
+from core.registry.discovery import Discovery, Problem, Provider, describe, discover
 from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, classify
 from core.registry.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from core.contract.kinds import Kind
+    from collections.abc import Mapping
 
 
 class ProviderPlugin:
@@ -32,16 +29,14 @@ class ProviderPlugin:
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
-        offered: dict[str, list[Spec]] = {}
-        for spec in provider.specs:
-            offered.setdefault(spec.kind, []).append(spec)
-        # pluggy finds hook implementations by their names among an object's attributes.
-        for kind, specs in offered.items():
-            setattr(self, KINDS[kind].hook, _implementation(functools.partial(tuple, specs)))
+
+    def specs(self, kind: str) -> list[Spec]:
+        """The specs of one kind."""
+        return [spec for spec in self.provider.specs if spec.kind == kind]
 
     def __dir__(self) -> list[str]:
-        """The names of the hooks alone: pluggy looks at every name."""
-        return [*set(vars(self)) - {"provider"}]
+        """Nothing: pluggy looks at every name for hooks, and there are none."""
+        return []
 
     def __repr__(self) -> str:
         return f"<provider {self.provider.name} {self.provider.version}>"
@@ -52,27 +47,13 @@ class InProcessPlugin:
 
     def __init__(self) -> None:
         self.registered: dict[tuple[str, str], tuple[Spec, Any]] = {}
-        for kind in KINDS.values():
-            setattr(self, kind.hook, _implementation(functools.partial(self.specs, kind.name)))
 
-    def specs(self, kind: str) -> tuple[Spec, ...]:
+    def specs(self, kind: str) -> list[Spec]:
         """The specs of one kind, in the order of registration."""
-        return tuple(spec for spec, _ in self.registered.values() if spec.kind == kind)
-
-    def __dir__(self) -> list[str]:
-        """The names of the hooks alone."""
-        return [kind.hook for kind in KINDS.values()]
+        return [spec for spec, _ in self.registered.values() if spec.kind == kind]
 
     def __repr__(self) -> str:
         return f"<provider {IN_PROCESS}>"
-
-
-def _implementation(offer: Callable[[], tuple[Spec, ...]]) -> Callable[[], tuple[Spec, ...]]:
-    @hookimpl
-    def implementation() -> tuple[Spec, ...]:
-        return offer()
-
-    return implementation
 
 
 class PluginManager(pluggy.PluginManager):
@@ -80,8 +61,7 @@ class PluginManager(pluggy.PluginManager):
 
     It is pluggy's own manager, so its methods do what their names say: `set_blocked("core-acme")`
     takes the provider out of every registry, `list_name_plugin()` shows the plugins and which are
-    blocked, `enable_tracing()` shows the calls, and `register(plugin, name="core-acme")` adds a
-    plugin whose hooks are written in code.
+    blocked, and `register(plugin, name="core-acme")` adds a plugin whose hooks are written in code.
 
     Args:
         environ: the mapping in which `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS` are looked up.
@@ -97,7 +77,7 @@ class PluginManager(pluggy.PluginManager):
         self._specs: dict[str, list[Spec]] = {}
         self._offers: dict[tuple[str, str | None], tuple[Offer, ...]] = {}
         self._hook_problems: dict[str, list[Problem]] = {}
-        # One hook a kind: a provider's implementations yield its specs.
+        # One hook a kind, for plugins that are written in code.
         self.add_hookspecs(hookspecs)
         self.register(self._in_process, IN_PROCESS)
         self._fill(refresh=False)
@@ -168,11 +148,7 @@ class PluginManager(pluggy.PluginManager):
         return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
 
     def _warn_of_unmatched_names(self) -> None:
-        known = [
-            spec
-            for provider in self._written_down.values()
-            for spec in (*provider.specs, *provider.by_name)
-        ]
+        known = [spec for provider in self._written_down.values() for spec in provider.specs]
         known += [spec for spec, _ in self._in_process.registered.values()]
         for sentence in self._selection.unmatched(known):
             warnings.warn(sentence, stacklevel=2)
@@ -194,9 +170,7 @@ class PluginManager(pluggy.PluginManager):
 
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         if kind not in self._specs:
-            self._specs[kind] = (
-                self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind])
-            )
+            self._specs[kind] = self._collect(kind)
         # Reading requirements is what takes time, so only the alias that was asked for is judged.
         judged = [
             (spec, self._refusal(spec)) for spec in self._specs[kind] if alias in (None, spec.alias)
@@ -210,47 +184,41 @@ class PluginManager(pluggy.PluginManager):
         blocked = [(spec, reason) for spec, reason in judged if reason]
         return classify(let_in, blocked, self._written_down, __version__)
 
-    def _collect(self, kind: Kind) -> list[Spec]:
-        """Call one implementation after the other: one that raises is left out, by name, and the
-        others stand.
+    def _collect(self, kind: str) -> list[Spec]:
+        """What is offered of one kind. A hook that raises is left out, by name, and the others
+        stand.
         """
-        problems = self._hook_problems[kind.name] = []
         found: list[Spec] = []
-        for implementation in getattr(self.hook, kind.hook).get_hookimpls():
-            plugin = implementation.plugin_name
-            try:
-                # pluggy's own executor, with one implementation: its tracing still sees the call.
-                # Private: pluggy (1.6) has no public call of one; `subset_hook_caller` takes the
-                # square of the number of plugins.
-                yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
-                if isinstance(implementation.plugin, ProviderPlugin | InProcessPlugin):
-                    found += yielded[0]  # were checked when they were read, or registered
-                else:
-                    found += [_checked(spec, kind, plugin) for part in yielded for spec in part]
-            except KeyboardInterrupt:
-                raise
-            except BaseException as cause:  # a hook can also call sys.exit()
-                problems.append(Problem(plugin, f"its hook {kind.hook} raised {describe(cause)}"))
+        for _, plugin in self.list_name_plugin():
+            if isinstance(plugin, ProviderPlugin | InProcessPlugin):
+                found += plugin.specs(kind)
+        if kind in KINDS:
+            self._hook_problems[kind] = []
+            for implementation in getattr(self.hook, KINDS[kind].hook).get_hookimpls():
+                found += self._ask(kind, implementation)
         return found
 
-    def _named_specs(self, kind: str) -> list[Spec]:
-        there = [
-            provider for name, provider in self._written_down.items() if not self.is_blocked(name)
-        ]
-        return [spec for provider in there for spec in provider.by_name if spec.kind == kind]
+    def _ask(self, kind: str, implementation: pluggy.HookImpl) -> list[Spec]:
+        name = implementation.plugin_name
+        try:
+            offered: Any = implementation.function()
+            return [_checked(spec, kind, name) for spec in offered]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as cause:  # a hook can also call sys.exit()
+            detail = f"its hook {KINDS[kind].hook} raised {describe(cause)}"
+            self._hook_problems[kind].append(Problem(name, detail))
+            return []
 
     def _out_of_reach(self, kind: str) -> list[Spec]:
-        """The offers that blocked providers would make: their hooks are gone, but the text is
-        there.
-        """
-        out = [provider for name, provider in self._written_down.items() if self.is_blocked(name)]
-        found = [
-            spec
-            for provider in out
-            for spec in (*provider.specs, *provider.by_name)
-            if spec.kind == kind
+        """What blocked providers offer."""
+        providers = [
+            provider for name, provider in self._written_down.items() if self.is_blocked(name)
         ]
-        return [*found, *self._in_process.specs(kind)] if self.is_blocked(IN_PROCESS) else found
+        found = [spec for provider in providers for spec in provider.specs if spec.kind == kind]
+        if self.is_blocked(IN_PROCESS):
+            found += self._in_process.specs(kind)
+        return found
 
     # What the running process has registered.
 
@@ -271,12 +239,12 @@ class PluginManager(pluggy.PluginManager):
         self._forget()
 
 
-def _checked(spec: object, kind: Kind, plugin: str) -> Spec:
+def _checked(spec: object, kind: str, plugin: str) -> Spec:
     if not isinstance(spec, Spec):
         raise TypeError(f"expected a Spec, got {spec!r}")
-    if (spec.kind, spec.provider) != (kind.name, plugin):
+    if (spec.kind, spec.provider) != (kind, plugin):
         raise ValueError(
-            f"expected kind {kind.name!r} and provider {plugin!r}, got {spec.kind!r} and "
+            f"expected kind {kind!r} and provider {plugin!r}, got {spec.kind!r} and "
             f"{spec.provider!r}"
         )
     if reason := unfit_alias(spec.alias.strip()):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from core._version import DISTRIBUTION, TRAINING
@@ -17,48 +16,46 @@ if TYPE_CHECKING:
 
     from importlib_metadata import Distribution
 
-MAX_BYTES = 1 << 20
-"""The largest metadata file: those of real packages take kilobytes."""
-
 _LINE_OF_OTHERS = re.compile(r"\s*(?:[#;].*|\[\s*(?!core\.)[^\s\]].*\]|[^\s\[#;=][^=]*=.*)?\s*")
 """A blank line or comment, the group of another program, or `name = value`."""
+
+
+def folder_of(distribution: Distribution) -> str:
+    """The folder with the metadata of a distribution."""
+    # `_path` is where every version of importlib_metadata keeps it; there is no public way to it
+    return str(getattr(distribution, "_path", distribution)).rstrip("/\\")
 
 
 def relevant_distributions(distributions: Sequence[Distribution]) -> list[Distribution]:
     """The distributions that offer something to core, or whose entry points are damaged, and other
     copies of these.
 
-    An environment has hundreds of others, so that the loop calls no function of ours.
+    An environment has hundreds of others, so that only the first pass looks at all of them.
     """
-    # `_path` is where every version of importlib_metadata keeps the folder; it has no public way to
-    # it.
-    found = [getattr(distribution, "_path", None) for distribution in distributions]
-    paths = [str(path) if isinstance(path, os.PathLike) else "" for path in found]
+    paths = list(map(folder_of, distributions))
     folders = [os.path.basename(path).rpartition(".")[0].partition("-")[0] for path in paths]
-    names = normalize_distribution("\0".join(folders)).split("\0")[: len(paths)]  # all in one call
-    kept: set[str] = set()
-    for name, path in zip(names, paths, strict=True):
-        try:
-            state = os.stat(f"{path}{os.sep}entry_points.txt")
-            is_known = stat.S_ISREG(state.st_mode) and state.st_size <= MAX_BYTES
-            if is_known:
-                with open(f"{path}{os.sep}entry_points.txt", "rb", buffering=0) as file:
-                    text = file.read().decode()
-                # Without a group above it, a line is a bad one.
-                is_known = text.lstrip()[:1] in "[" and all(
-                    map(_LINE_OF_OTHERS.fullmatch, text.splitlines())
-                )
-        except (FileNotFoundError, NotADirectoryError):
-            is_known = bool(path)  # it has no entry points, or no folder
-        except (OSError, ValueError):
-            is_known = False
-        if not is_known:
-            kept.add(name)
+    names = normalize_distribution("\0".join(folders)).split("\0")[: len(paths)]  # in one call
+    kept = {name for name, path in zip(names, paths, strict=True) if not _is_of_others(path)}
     return [
         distribution
         for distribution, name in zip(distributions, names, strict=True)
-        if name in kept
+        # pip renames the folder to ~name while it uninstalls, and leaves it behind when it is
+        # killed
+        if name in kept and not name.startswith("~")
     ]
+
+
+def _is_of_others(path: str) -> bool:
+    """True if a folder of metadata has no entry points, or those of other programs, in order."""
+    try:
+        with open(f"{path}{os.sep}entry_points.txt", encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    # without a group above it, a line is a bad one
+    return text.lstrip()[:1] in "[" and all(map(_LINE_OF_OTHERS.fullmatch, text.splitlines()))
 
 
 class EntryPoint(NamedTuple):

@@ -9,8 +9,6 @@ from core.contract.spec import normalize_alias
 
 _SEPARATORS = re.compile(r"[-_.]+")
 _UNFIT_IN_ALIAS = re.compile(r"[^A-Za-z0-9_.+-]")
-_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._!+-]*")
 
 IN_PROCESS = "<in-process>"
 """Name of the provider of what the running process has registered. No distribution can be called
@@ -37,16 +35,6 @@ def unfit_alias(name: str) -> str:
         "expected ASCII letters, digits, '_', '-', '.' and '+'; got "
         f"{', '.join(unfit) or 'nothing'}"
     )
-
-
-def fit_distribution(name: str) -> bool:
-    """True if a distribution can have this name, by PEP 508."""
-    return _DISTRIBUTION.fullmatch(name) is not None
-
-
-def fit_version(version: str) -> bool:
-    """True if it can be a version, or could be one before PEP 440."""
-    return _VERSION.fullmatch(version) is not None
 
 
 def split_name(name: str) -> tuple[str | None, str]:

@@ -132,7 +132,7 @@ def _import_short_names() -> None:
     package.
     """
     callbacks = importlib.import_module("core.callbacks")
-    exports = [spec for provider in discover().providers for spec in provider.by_name]
+    exports = [spec for provider in discover().providers for spec in provider.specs]
     targets = [spec.target for spec in exports if spec.alias.startswith("core.callbacks.")]
     for name in [*callbacks.__all__, *(target.rpartition(":")[2] for target in targets)]:
         with contextlib.suppress(ImportError, CoreError):  # a broken package that nobody has named

@@ -239,7 +239,7 @@ def convert(source: str, target: str, to: str | None, reader: str | None) -> Non
     """Write the checkpoint at SOURCE to TARGET in another form.
 
     A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and
-    any other a folder: --to safetensors, torch and distributed. `core list-checkpoint-ios` lists
+    any other a folder: --to safetensors, torch and distributed. `core list checkpoint-ios` lists
     all forms, those of plugins too.
     """
     _convert(source, target, to or _form_of(target), reader)

@@ -19,11 +19,9 @@ def unknown_alias(alias: str) -> UnknownAliasError:
     folded = split_name(alias)[1]
     everything = {offer.spec.alias for kind in KINDS for offer in Registry[Any](kind).offers()}
     near = near_names(folded, everything)
-    advice = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else "See `core list-strategies` and its siblings."
-    )
+    advice = "`core list` shows what is installed."
+    if near:
+        advice = f"Did you mean {' or '.join(map(repr, near))}?"
     return UnknownAliasError(
         f"Nothing is called {alias!r}. {advice}", kind="plugin", alias=alias, near=near
     )

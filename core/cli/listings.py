@@ -1,6 +1,4 @@
-"""`core list-strategies` and its siblings: one command a kind, and one for the packages
-themselves.
-"""
+"""`core list` and `core list-strategies`: the plugins of one kind, or the packages themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import redirect_stdout
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -27,11 +26,11 @@ from core.registry import (
 )
 from core.registry.builtins import CORE
 from core.registry.known_plugins import pip_install
+from core.registry.refusals import list_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from core.contract import Kind
     from core.registry import Provider
 
 
@@ -56,6 +55,16 @@ _COLORS = {
     Status.CONFLICT: "yellow",
     Status.SHADOWED: "yellow",
 }
+_PACKAGES = "plugins"
+_KINDS = {kind.plural: kind.name for kind in KINDS.values()}
+_EXAMPLES = """\b
+Examples:
+  core list
+  core list strategies --all
+  core list loggers --proven
+  core list precisions --check
+  core list plugins --json
+"""
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
@@ -65,6 +74,11 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             "--check",
             is_flag=True,
             help="Import each one; show the time that it adds, and problems.",
+        ),
+        click.option(
+            "--proven",
+            is_flag=True,
+            help="Of a kind, show how many tests of the conformance kit passed, and who ran it.",
         ),
         click.option(
             "--all",
@@ -77,67 +91,57 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _command_for(kind: Kind) -> click.Command:
-    plural = kind.plural.replace("-", " ")
-
-    @click.command(f"list-{kind.plural}", short_help=f"List the installed {plural}.")
-    @click.option(
-        "--proven",
-        is_flag=True,
-        help="Show how many tests of the conformance kit passed, and who ran it.",
-    )
-    @_options
-    def command(everything: bool, check: bool, as_json: bool, proven: bool) -> None:
-        rows = listing(kind.name)
-        shown = [row for row in rows if everything or row.status is Status.OK]
-        outcomes = _check(shown) if check else {}
-        proofs = {row: proof(row) for row in shown} if proven else {}
-        if as_json:
-            say_json([_as_json(row, outcomes.get(row), proofs.get(row)) for row in shown])
-        else:
-            _print(
-                shown, outcomes, {} if everything or check else _owners_of_presets(shown), proofs
-            )
-            _print_hints(kind, rows, shown)
-        if any(outcome.error for outcome in outcomes.values()):
-            raise SystemExit(1)
-
-    command.help = (
-        f"List the installed {plural}: alias, class, package, version and status.\n\n"
-        f"Nothing is imported to know them, unless --check asks for it."
-    )
-    command.epilog = (
-        f"\b\nExamples:\n"
-        f"  core list-{kind.plural} --all\n"
-        f"  core list-{kind.plural} --proven\n"
-        f"  core list-{kind.plural} --check\n"
-        f"  core list-{kind.plural} --json"
-    )
-    return command
-
-
-_PLUGINS_EXAMPLES = """\b
-Examples:
-  core list-plugins --all
-  core list-plugins --check
-"""
-
-
-@click.command(
-    "list-plugins",
-    short_help="List the installed packages that offer something to core.",
-    epilog=_PLUGINS_EXAMPLES,
-)
+@click.command("list", short_help="List what is installed of a kind of plugin.", epilog=_EXAMPLES)
+@click.argument("kind", type=click.Choice([*_KINDS, _PACKAGES]), default=_PACKAGES)
 @_options
-def list_plugins(everything: bool, check: bool, as_json: bool) -> None:
-    """List the installed packages that offer something to core, and what is wrong with any.
+def list_(kind: str, everything: bool, check: bool, proven: bool, as_json: bool) -> None:
+    """List the installed plugins of a KIND: alias, class, package, version and status. Or list the
+    packages that offer something to core, and what is wrong with any.
 
     A package is named by its distribution, as pip knows it. Modules with event hooks and preludes
-    are counted too; they run only when a Trainer, or `core run`, names them.
+    are counted too; they run only when a Trainer, or `core run`, names them. Nothing is imported,
+    unless --check asks for it.
     """
+    if kind == _PACKAGES:
+        _list_packages(everything, check, as_json)
+    else:
+        _list_kind(_KINDS[kind], everything, check, proven, as_json)
+
+
+@click.command("list-strategies", short_help="List the installed strategies.")
+@_options
+def list_strategies(everything: bool, check: bool, proven: bool, as_json: bool) -> None:
+    """List the installed strategies: alias, class, package, version and status. The same as `core
+    list strategies`.
+    """
+    _list_kind("strategy", everything, check, proven, as_json)
+
+
+def _list_kind(kind: str, everything: bool, check: bool, proven: bool, as_json: bool) -> None:
+    rows = listing(kind)
+    shown = [row for row in rows if everything or row.status is Status.OK]
+    outcomes: dict[Row, Outcome] = {}
+    proofs: dict[Row, str] = {}
+    presets: dict[Row, list[str]] = {}
+    if check:
+        outcomes = _check(shown)
+    elif not everything and not as_json:
+        presets = _take_presets(shown)
+    if proven:
+        proofs = {row: proof(row) for row in shown}
+    if as_json:
+        say_json([_as_json(row, outcomes, proofs) for row in shown])
+    else:
+        _print(shown, outcomes, presets, proofs)
+        _print_hints(kind, rows, everything)
+    _exit_after(outcomes)
+
+
+def _list_packages(everything: bool, check: bool, as_json: bool) -> None:
     rows = listing()
-    usable = [row for row in rows if row.kind and row.status is Status.OK]
-    outcomes = _check([row for row in usable if row.kind in KINDS]) if check else {}
+    outcomes: dict[Row, Outcome] = {}
+    if check:
+        outcomes = _check([row for row in rows if row.kind in KINDS and row.status is Status.OK])
     found = [
         _provider_as_json(provider, rows, outcomes)
         for provider in plugin_manager().providers.values()
@@ -145,9 +149,13 @@ def list_plugins(everything: bool, check: bool, as_json: bool) -> None:
     shown = [entry for entry in found if everything or entry["status"] == "ok"]
     problems = [row for row in rows if not row.kind]
     if as_json:
-        say_json([*shown, *(_as_json(row) | {"offers": {}} for row in problems)])
+        say_json([*shown, *(_as_json(row, {}, {}) | {"offers": {}} for row in problems)])
     else:
         _print_providers(shown, problems)
+    _exit_after(outcomes)
+
+
+def _exit_after(outcomes: dict[Row, Outcome]) -> None:
     if any(outcome.error for outcome in outcomes.values()):
         raise SystemExit(1)
 
@@ -156,31 +164,39 @@ def _check(rows: Iterable[Row]) -> dict[Row, Outcome]:
     outcomes = {}
     for row in rows:
         if row.status in (Status.OK, Status.CONFLICT, Status.RESERVED):
-            error, begin_s = "", time.perf_counter()
+            status, error, begin_s = "ok", "", time.perf_counter()
             try:
                 with redirect_stdout(sys.stderr):  # what a plugin prints is no row
                     Registry[Any](row.kind).get(f"{row.provider}:{row.alias}")
             except CoreError as cause:
-                error = str(cause)
-            outcomes[row] = Outcome(
-                "fails" if error else "ok", time.perf_counter() - begin_s, error
-            )
+                status, error = "fails", str(cause)
+            outcomes[row] = Outcome(status, time.perf_counter() - begin_s, error)
     return outcomes
 
 
-def __getattr__(name: str) -> click.Command:
-    """The command of one kind, such as `list_strategies`."""
-    # The built-ins name such a function as the target of each `core list-...`.
-    for kind in KINDS.values():
-        if name == f"list_{kind.plural}".replace("-", "_"):
-            return _command_for(kind)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _take_presets(rows: list[Row]) -> dict[Row, list[str]]:
+    """Take the presets out of the rows: their aliases by the row of the class behind them, which is
+    one of their package with whose alias theirs begin.
+    """
+    presets: dict[Row, list[str]] = {}
+    classes = [row for row in rows if _class_of(row) != _PRESET]
+    for row in [row for row in rows if row not in classes]:
+        begun = [
+            each
+            for each in classes
+            if each.provider == row.provider and row.alias.startswith(f"{each.alias}_")
+        ]
+        if begun:
+            owner = max(begun, key=lambda each: len(each.alias))
+            presets.setdefault(owner, []).append(row.alias)
+            rows.remove(row)
+    return presets
 
 
 def _print(
     rows: Sequence[Row],
     outcomes: dict[Row, Outcome],
-    owners: dict[Row, Row],
+    presets: dict[Row, list[str]],
     proofs: dict[Row, str],
 ) -> None:
     if not rows:
@@ -189,102 +205,82 @@ def _print(
     headers = ["Alias", "Class", "Package", "Version", "Status"]
     if outcomes:
         headers.append("Import")
-    rows = [row for row in rows if row not in owners]
     cells = [_cells(row, outcomes) for row in rows]
-    notes = [
-        _note(row, outcomes, [preset.alias for preset, owner in owners.items() if owner is row])
-        for row in rows
-    ]
-    if proofs:
-        notes = [
-            f"proven: {proofs[row]}" + (note and f"; {note}")
-            for row, note in zip(rows, notes, strict=True)
-        ]
-    say_all(table(headers, cells, notes))
+    say_all(table(headers, cells, [_note(row, outcomes, presets, proofs) for row in rows]))
 
 
-def _note(row: Row, outcomes: dict[Row, Outcome], presets: Sequence[str]) -> str:
-    if presets:
-        shortest = min(presets, key=len)
-        return (
-            f"and its {len(presets)} presets, such as {shortest}"
-            if presets[1:]
-            else f"and {shortest}"
-        )
-    return (row in outcomes and outcomes[row].error) or row.detail
-
-
-def _owners_of_presets(rows: Sequence[Row]) -> dict[Row, Row]:
-    """The row of the class behind each preset: one of its package, with whose alias that of the
-    preset begins.
-    """
-    classes = [row for row in rows if _class_of(row) != _PRESET]
-    owners = {}
-    for row in rows:
-        begun = [
-            each
-            for each in classes
-            if each.provider == row.provider and row.alias.startswith(f"{each.alias}_")
-        ]
-        if begun and _class_of(row) == _PRESET:
-            owners[row] = max(begun, key=lambda each: len(each.alias))
-    return owners
+def _note(
+    row: Row,
+    outcomes: dict[Row, Outcome],
+    presets: dict[Row, list[str]],
+    proofs: dict[Row, str],
+) -> str:
+    parts = []
+    if row in proofs:
+        parts.append(f"proven: {proofs[row]}")
+    if row in presets:
+        shortest = min(presets[row], key=len)
+        if len(presets[row]) > 1:
+            shortest = f"its {len(presets[row])} presets, such as {shortest}"
+        parts.append(f"and {shortest}")
+    elif row in outcomes and outcomes[row].error:
+        parts.append(outcomes[row].error)
+    elif row.detail:
+        parts.append(row.detail)
+    return "; ".join(parts)
 
 
 def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
-    cells = [
-        row.alias or "-",
-        _class_of(row),
-        row.provider,
-        row.version or "-",
-        _styled(row.status),
-    ]
-    if not outcomes:
-        return cells
-    outcome = outcomes.get(row)
-    if outcome is not None and outcome.error:
-        cells[-1] = styled(outcome.status, fg="red")
-    return [*cells, f"{outcome.import_s:.2f} s" if outcome else "-"]
+    status, took = _styled(row.status), "-"
+    if row in outcomes:
+        took = f"{outcomes[row].import_s:.2f} s"
+        if outcomes[row].error:
+            status = styled(outcomes[row].status, fg="red")
+    cells = [row.alias or "-", _class_of(row), row.provider, row.version or "-", status]
+    if outcomes:
+        cells.append(took)
+    return cells
 
 
 def _class_of(row: Row) -> str:
     """The class as the metadata has it. A factory is recognized by its name: nothing is imported
     here.
     """
-    if row.kind == "command":
-        return "-"
     name = row.target.rpartition(":")[2].rpartition(".")[2]
-    if name[:1].isupper():
-        return name
-    if not name:
+    if row.kind == "command" or not name:
         return "-"
-    return f"{name}()" if name != row.alias else _PRESET
+    if name[0].isupper():
+        return name
+    if name == row.alias:
+        return _PRESET
+    return f"{name}()"
 
 
 def _styled(status: Status) -> str:
     return styled(str(status), fg=_COLORS.get(status, "red"))
 
 
-def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
+def _print_hints(kind: str, rows: Sequence[Row], everything: bool) -> None:
     """On standard error, so that a pipe gets rows only."""
-    hidden = Counter(str(row.status) for row in rows if row not in shown)
-    if hidden:
+    hidden = Counter(str(row.status) for row in rows if row.status is not Status.OK)
+    if hidden and not everything:
         counts = ", ".join(f"{number} {status}" for status, number in sorted(hidden.items()))
-        say_all(paragraph(f"Not shown: {counts}. See `core list-{kind.plural} --all`."), err=True)
-    if kind.name == "strategy" and all(row.provider == CORE for row in shown):
-        package = known_aliases(kind.name)[DEFAULT_PARALLEL_STRATEGY]
+        say_all(paragraph(f"Not shown: {counts}. See `{list_command(kind)} --all`."), err=True)
+    usable = [row for row in rows if row.status is Status.OK]
+    if kind == "strategy" and all(row.provider == CORE for row in usable):
+        package = known_aliases(kind)[DEFAULT_PARALLEL_STRATEGY]
         hint = (
             f"Strategies for several devices come in packages of their own: {pip_install(package)}."
         )
         say_all(paragraph(hint), err=True)
 
 
-def _as_json(row: Row, outcome: Outcome | None = None, proven: str | None = None) -> dict[str, Any]:
-    entry = (
-        row._asdict() | {"status": str(row.status)} | ({} if proven is None else {"proven": proven})
-    )
-    if outcome is not None:
-        entry["check"] = outcome._asdict()
+def _as_json(row: Row, outcomes: dict[Row, Outcome], proofs: dict[Row, str]) -> dict[str, Any]:
+    entry: dict[str, Any] = row._asdict() | {"status": str(row.status)}
+    if row in proofs:
+        entry["proven"] = proofs[row]
+    if row in outcomes:
+        entry["check"] = outcomes[row]._asdict()
     return entry
 
 
@@ -292,21 +288,23 @@ def _provider_as_json(
     provider: Provider, rows: Iterable[Row], outcomes: dict[Row, Outcome]
 ) -> dict[str, Any]:
     offered = [row for row in rows if row.provider == provider.name and row.kind]
-    errors = [
-        outcome.error
-        for row, outcome in outcomes.items()
-        if row.provider == provider.name and outcome.error
-    ]
-    refusals = list(dict.fromkeys(f"{row.alias}: {row.detail}" for row in offered if row.detail))
-    statuses = [str(Status.BROKEN)] if errors else [str(row.status) for row in offered]
+    errors = [outcomes[row].error for row in offered if row in outcomes and outcomes[row].error]
+    details = errors + [f"{row.alias}: {row.detail}" for row in offered if row.detail]
+    statuses = [str(row.status) for row in offered]
+    if errors:
+        status = str(Status.BROKEN)
+    elif not statuses or "ok" in statuses:
+        status = "ok"
+    else:
+        status = statuses[0]
     return {
         "provider": provider.name,
         "version": provider.version,
-        "status": "ok" if not statuses or "ok" in statuses else statuses[0],
+        "status": status,
         "offers": dict(Counter(row.kind for row in offered)),
         "summary": provider.summary,
         "location": provider.location,
-        "detail": "\n".join(dict.fromkeys([*errors, *refusals])),
+        "detail": "\n".join(dict.fromkeys(details)),
     }
 
 
@@ -316,35 +314,25 @@ def _print_providers(providers: Sequence[dict[str, Any]], problems: Sequence[Row
             entry["provider"],
             entry["version"],
             _styled(Status(entry["status"])),
-            _counts(entry["offers"]),
+            ", ".join(starmap(_counted, entry["offers"].items())) or "nothing",
         ]
         for entry in providers
     ]
-    say_all(
-        table(
-            ["Package", "Version", "Status", "Offers"],
-            rows,
-            [entry["detail"] for entry in providers],
-        )
-    )
+    notes = [entry["detail"] for entry in providers]
+    say_all(table(["Package", "Version", "Status", "Offers"], rows, notes))
     if problems:
         say()
         say(styled("Problems", bold=True))
     for problem in problems:
         say(f"{problem.provider}  ", _styled(problem.status))
-        say_all(
-            paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    ")
-        )
+        where = f"{problem.detail} ({problem.location})".removesuffix(" ()")
+        say_all(paragraph(where, indent="    "))
 
 
-def _counts(offers: dict[str, int]) -> str:
-    return (
-        ", ".join(f"{number} {_plural(kind, number)}" for kind, number in offers.items())
-        or "nothing"
-    )
-
-
-def _plural(kind: str, number: int) -> str:
+def _counted(kind: str, number: int) -> str:
+    one = kind.removesuffix("s")
     if number == 1:
-        return kind.removesuffix("s")
-    return KINDS[kind].plural.replace("-", " ") if kind in KINDS else f"{kind.removesuffix('s')}s"
+        return f"1 {one}"
+    if kind in KINDS:
+        return f"{number} {KINDS[kind].plural.replace('-', ' ')}"
+    return f"{number} {one}s"

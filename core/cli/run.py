@@ -103,7 +103,7 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
     "preludes",
     multiple=True,
     metavar="NAME",
-    help="A prelude of an installed package; see core list-plugins.",
+    help="A prelude of an installed package; see core list plugins.",
 )
 @click.option(
     "--explain",

@@ -31,7 +31,7 @@ class Kind:
     @property
     def plural(self) -> str:
         """The group's last part with dashes: `"checkpoint-ios"`, as in
-        `core list-checkpoint-ios`.
+        `core list checkpoint-ios`.
         """
         return self.group.removeprefix("core.").replace("_", "-")
 

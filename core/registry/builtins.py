@@ -108,16 +108,13 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("core.cli.doctor:doctor", "Examine this machine and what is installed on it."),
         "explain": ("core.cli.explain:explain", "Tell what a run would use, and why."),
         "run": ("core.cli.run:run", "Run a script in several processes."),
-        **{
-            f"list-{kind.plural}": (
-                f"core.cli.listings:list_{kind.plural}".replace("-", "_"),
-                f"List the installed {kind.plural.replace('-', ' ')}.",
-            )
-            for kind in KINDS.values()
-        },
-        "list-plugins": (
-            "core.cli.listings:list_plugins",
-            "List the installed packages that offer something to core.",
+        "list": (
+            "core.cli.listings:list_",
+            "List the installed packages, or the plugins of a kind.",
+        ),
+        "list-strategies": (
+            "core.cli.listings:list_strategies",
+            "List the installed strategies.",
         ),
     },
 }

@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, TypeVar
 
 from core.contract.errors import CheckpointError, CoreError
-from core.registry.known_names import KNOWN_FORMATS
 from core.registry.offers import Status
 from core.registry.registry import CHECKPOINT_READER_REGISTRY
 
@@ -28,18 +27,22 @@ def reader_of(head: bytes, path: str) -> CheckpointReader | None:
     Raises:
         CheckpointError: the file is of a known program, and the plugin that reads it isn't here.
     """
-    if (found := _first(lambda reader: reader if reader.recognizes(head) else None)) is not None:
-        return found
-    for mark, (program, alias) in KNOWN_FORMATS.items():
-        if mark in head:
-            try:
-                CHECKPOINT_READER_REGISTRY.offer(alias)
-            except CoreError as error:
-                # it isn't installed, or is kept out: the error says how to have it
-                raise CheckpointError(
-                    f"{path!r} was saved by {program}, and is read by a plugin. {error}"
-                ) from error
-    return None
+
+    def ask(reader: CheckpointReader) -> CheckpointReader | None:
+        if reader.recognizes(head):
+            return reader
+        return None
+
+    found = _first(ask)
+    if found is None and b"pytorch-lightning_version" in head:
+        try:
+            CHECKPOINT_READER_REGISTRY.offer("lightning")
+        except CoreError as error:
+            # it isn't installed, or is kept out: the error says how to have it
+            raise CheckpointError(
+                f"{path!r} was saved by PyTorch Lightning, and is read by a plugin. {error}"
+            ) from error
+    return found
 
 
 def what_reads(path: str, names: Collection[str]) -> str | None:
@@ -62,9 +65,11 @@ def _first(ask: Callable[[CheckpointReader], T | None]) -> T | None:
         if offer.status is not Status.OK:
             continue
         try:
-            if (found := ask(CHECKPOINT_READER_REGISTRY.create(offer))) is not None:
-                return found
+            found = ask(CHECKPOINT_READER_REGISTRY.create(offer))
         except Exception as error:
             message = f"The checkpoint reader {offer.spec.alias!r} of {offer} was left out. "
             warnings.warn(f"{message}{type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+        else:
+            if found is not None:
+                return found
     return None

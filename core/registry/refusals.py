@@ -19,10 +19,10 @@ from core.registry.known_names import OTHER_NAMES
 from core.registry.known_plugins import known_aliases, known_plugins, missing, pip_install
 from core.registry.names import IN_PROCESS, split_name
 from core.registry.offers import Offer, Status
-from core.text.spelling import near_names
+from core.text.spelling import did_you_mean, near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from core.contract.spec import Spec
     from core.registry.manager import PluginManager
@@ -33,23 +33,22 @@ _MOST_LISTED = 8
 
 def written(kind: str, name: str) -> str:
     """A name as a user writes it: `strategy="core-acme:acme"`."""
-    return f'{kind}="{name}"' if kind in _ARGUMENTS else f'"{name}"'
+    if kind in _ARGUMENTS:
+        return f'{kind}="{name}"'
+    return f'"{name}"'
 
 
 def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
     """The error for a name that no provider offers."""
     provider, alias = split_name(name)
     near = _near(kind, alias, manager)
+    sentences = [f"Unknown {kind} {name!r}."]
     if provider is not None:
-        sentences = [*_about_provider(kind, provider, alias, manager)]
-    elif (kind, alias) in OTHER_NAMES:
-        sentence, meant = OTHER_NAMES[kind, alias]
-        near, sentences = list(meant), [sentence, *_install_for(kind, meant, manager)]
+        sentences.append(_about_provider(kind, provider, alias, manager))
     else:
-        sentences = [*_about_alias(kind, alias, manager)] or [*_did_you_mean(kind, near, manager)]
-    listed = f" {_available(kind, manager)}" if provider is None else ""
-    message = f"Unknown {kind} {name!r}. {' '.join(sentences)}".rstrip() + listed
-    return UnknownAliasError(message, kind=kind, alias=name, near=near)
+        sentences.append(_about_alias(kind, alias, manager) or _did_you_mean(kind, near, manager))
+        sentences.append(_available(kind, manager))
+    return UnknownAliasError(" ".join(filter(None, sentences)), kind=kind, alias=name, near=near)
 
 
 def reserved(offers: Sequence[Offer]) -> AliasConflictError:
@@ -139,7 +138,7 @@ def missing_class(kind: str, name: str, distribution: str, manager: PluginManage
     """The error for the import from core of a well-known class whose distribution doesn't offer it
     here.
     """
-    advice = " ".join(_install(distribution, manager))
+    advice = _install(distribution, manager)
     return ImportError(f"The {kind} class {name} comes with {distribution}. {advice}", name=name)
 
 
@@ -153,91 +152,74 @@ def _next_step(offer: Offer, cause: BaseException | None) -> str:
     if provider == IN_PROCESS:
         return "This program has registered it: mend it there."
     if isinstance(cause, ModuleNotFoundError) and cause.name:
-        if module == cause.name or module.startswith(f"{cause.name}."):
-            return (
-                f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
-            )
+        if f"{module}.".startswith(f"{cause.name}."):
+            again = pip_install(provider, "--force-reinstall")
+            return f"The installation is incomplete: try {again}."
         return (
             f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
         )
     return (
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
-        f"`core list-{_plural(offer.spec.kind)} --all` shows what else is there."
+        f"`{list_command(offer.spec.kind)} --all` shows what else is there."
     )
 
 
-def _plural(kind: str) -> str:
-    return KINDS[kind].plural if kind in KINDS else "plugins"
-
-
-def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]:
+def _about_alias(kind: str, alias: str, manager: PluginManager) -> str:
     if (kind, alias) in RESERVED_WORDS:
-        yield f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
-    elif owner := known_aliases(kind).get(alias):
-        yield f"It comes with {owner}."
-        yield from _install(owner, manager)
+        return f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
+    owner = known_aliases(kind).get(alias)
+    if owner is None:
+        return ""
+    return f"It comes with {owner}. {_install(owner, manager)}"
 
 
-def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> Iterable[str]:
-    offered = [
-        offer.spec.alias for offer in manager.offers(kind) if offer.spec.provider == provider
-    ]
+def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> str:
+    offers = manager.offers(kind)
+    offered = [offer.spec.alias for offer in offers if offer.spec.provider == provider]
+    named = f"{provider} {manager.version(provider)}".rstrip()
     if offered:
-        yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {', '.join(offered)}."
-    elif provider in manager.providers:
-        yield f"{_named(provider, manager)} offers no {kind}."
-    elif provider in known_plugins():
-        yield from _install(provider, manager)
-    else:
-        yield f"No installed package {provider!r} offers anything to core."
-        near = near_names(
-            provider,
-            {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias},
-        )
-        if near:
-            yield f"Did you mean {' or '.join(repr(f'{name}:{alias}') for name in near)}?"
+        return f"{named} offers no {kind} {alias!r}, but: {', '.join(offered)}."
+    if provider in manager.providers:
+        return f"{named} offers no {kind}."
+    if provider in known_plugins():
+        return _install(provider, manager)
+    others = [offer.spec.qualified_name for offer in offers if offer.spec.alias == alias]
+    near = did_you_mean(f"{provider}:{alias}", others, count=3)
+    return f"No installed package {provider!r} offers anything to core.{near}"
 
 
-def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
-    problems = [problem for problem in manager.problems if problem.source == distribution]
-    if problems:
-        yield f"Part of {distribution} is there, but {problems[0].detail}."
-    elif version := manager.version(distribution):
-        upgrade = pip_install(distribution, "--upgrade")
-        yield f"The installed {distribution} {version} does not offer it: try {upgrade}."
-    else:
-        yield missing(distribution)
-
-
-def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> Iterable[str]:
-    """Sentences about the packages to install for aliases of which none is offered."""
-    if not {offer.spec.alias for offer in manager.offers(kind)} & set(aliases):
-        known = known_aliases(kind)
-        for owner in dict.fromkeys(known[alias] for alias in aliases if alias in known):
-            yield from _install(owner, manager)
+def _install(distribution: str, manager: PluginManager) -> str:
+    for problem in manager.problems:
+        if problem.source == distribution:
+            return f"Part of {distribution} is there, but {problem.detail}."
+    version = manager.version(distribution)
+    if not version:
+        return missing(distribution)
+    upgrade = pip_install(distribution, "--upgrade")
+    return f"The installed {distribution} {version} does not offer it: try {upgrade}."
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
-    """The aliases that may be meant: that of the class that is named, or else those that look like
-    it.
+    """The aliases that may be meant: those of the name in another library or of the class, or else
+    those that look like it.
     """
-    known = (item for kinds in known_plugins().values() for item in kinds.get(kind, {}).items())
     targets = {
-        **dict(known),
-        **{offer.spec.alias: offer.spec.target for offer in manager.offers(kind)},
+        known: target
+        for kinds in known_plugins().values()
+        for known, target in kinds.get(kind, {}).items()
     }
+    targets |= {offer.spec.alias: offer.spec.target for offer in manager.offers(kind)}
     targets.pop(alias, None)
-    forms = {
-        one: (one, target.rpartition(":")[2], one.partition("_")[2])
-        for one, target in targets.items()
-    }
-    # another spelling, the name of the class, the alias without its first word
-    for index in range(3):
-        if meant := [
-            one for one, each in forms.items() if _bare(each[index], kind) == _bare(alias, kind)
-        ]:
-            return meant
-    return near_names(alias, targets)
+    meant = [name for name in OTHER_NAMES.get(alias, ()) if name in targets]
+    written = _bare(alias, kind)
+    spelt = [name for name in targets if _bare(name, kind) == written]
+    classes = [
+        name
+        for name, target in targets.items()
+        if _bare(target.rpartition(":")[2], kind) == written
+    ]
+    shortened = [name for name in targets if _bare(name.partition("_")[2], kind) == written]
+    return meant or spelt or classes or shortened or near_names(alias, targets)
 
 
 def _bare(name: str, kind: str) -> str:
@@ -248,28 +230,32 @@ def _bare(name: str, kind: str) -> str:
     return folded.replace("_", "").removesuffix(kind.replace(" ", ""))
 
 
-def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
+def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> str:
     here = {offer.spec.alias for offer in manager.offers(kind)}
-    # "bf16-mixed"
-    words = {
-        alias: repr(alias.replace("_", "-") if kind == "precision" else alias) for alias in near
-    }
-    forms = [
-        word
-        if alias in here
-        else f"{word} (`pip install {known_aliases(kind)[alias]}`, as README says)"
-        for alias, word in words.items()
-    ]
-    if forms:
-        yield f"Did you mean {' or '.join(forms)}?"
+    forms = []
+    for alias in near:
+        form = repr(alias)
+        if kind == "precision":
+            form = form.replace("_", "-")
+        if alias not in here:
+            form += f" (`pip install {known_aliases(kind)[alias]}`, as README says)"
+        forms.append(form)
+    if not forms:
+        return ""
+    return f"Did you mean {' or '.join(forms)}?"
 
 
 def _available(kind: str, manager: PluginManager) -> str:
     aliases = [offer.spec.alias for offer in manager.offers(kind) if offer.status is Status.OK]
-    if len(aliases) > _MOST_LISTED:
-        return f"`core list-{KINDS[kind].plural}` shows the {len(aliases)} that are installed."
-    return f"Installed: {', '.join(aliases)}." if aliases else "None is installed."
+    if not aliases:
+        return "None is installed."
+    if len(aliases) <= _MOST_LISTED:
+        return f"Installed: {', '.join(aliases)}."
+    return f"`{list_command(kind)}` shows the {len(aliases)} that are installed."
 
 
-def _named(provider: str, manager: PluginManager) -> str:
-    return f"{provider} {manager.version(provider)}".rstrip()
+def list_command(kind: str) -> str:
+    """The command that lists the plugins of a kind."""
+    if kind in KINDS:
+        return f"core list {KINDS[kind].plural}"
+    return "core list"

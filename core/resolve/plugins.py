@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract import KINDS, ConfigurationError, UnknownAliasError, near_names
+from core.contract import ConfigurationError, UnknownAliasError, near_names
 from core.registry import base_class, plugin_manager
 from core.registry.names import split_name
 from core.resolve.candidates import show
@@ -71,8 +71,10 @@ def _kind_of_name(name: str) -> str:
             f"plugins has {name!r}, which is a {' and a '.join(kinds)}. Pass an instance instead."
         )
     near = near_names(alias, set().union(*offered.values()))
-    listings = ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _OWN)
-    advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"See {listings}."
+    if near:
+        advice = f"Did you mean {' or '.join(map(repr, near))}?"
+    else:
+        advice = "`core list` shows what is installed."
     message = (
         f"plugins has {name!r}, which no installed package offers. Expected {_EXPECTED}. {advice}"
     )

@@ -80,7 +80,7 @@ def test_presets_are_folded_into_the_row_of_their_class(core_cli):
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.plural)
 def test_every_kind_has_its_listing(core_cli, kind):
     core_cli.install("core-acme", f"[{kind.group}]\nacme_thing = core_acme:Thing\n")
-    done = core_cli(f"list-{kind.plural}", "--json")
+    done = core_cli("list", kind.plural, "--json")
     rows = rows_of(done)
     assert rows["acme_thing"]["provider"] == "core-acme"
     assert rows["acme_thing"].keys() == FIELDS
@@ -99,7 +99,7 @@ def test_the_unusable_are_counted_and_shown_on_request(core_cli):
     assert "acme" not in short.stdout
     hint = " ".join(short.stderr.split())
     assert (
-        "Not shown: 1 blocked, 2 broken, 2 conflict, 1 incompatible. See `core list-strategies "
+        "Not shown: 1 blocked, 2 broken, 2 conflict, 1 incompatible. See `core list strategies "
         "--all`." in hint
     )
     long = core_cli("list-strategies", "--all", CORE_DISABLE_PLUGINS="core-shut")
@@ -160,7 +160,7 @@ def test_check_as_text(core_cli):
 @pytest.mark.parametrize("columns", [30, 120])
 @pytest.mark.parametrize(
     "arguments",
-    [["list-strategies", "--all"], ["list-plugins", "--all"]],
+    [["list-strategies", "--all"], ["list", "plugins", "--all"]],
     ids=lambda words: words[0],
 )
 def test_nothing_is_cut_off_at_any_width(core_cli, columns, arguments):
@@ -211,14 +211,15 @@ def test_list_plugins(core_cli):
         "core-bad",
         "[core.strategies]\nthis line is malformed\n[core.loggers]\nbad = core_bad:Bad\n",
     )
-    done = core_cli("list-plugins")
+    done = core_cli("list", "plugins")
     assert re.search(r"^core-acme +2\.5 +ok +1 strategy$", done.stdout, re.MULTILINE)
     assert re.search(r"^core-events +1\.0 +ok +1 event hook$", done.stdout, re.MULTILINE)
     problems = " ".join(done.stdout.partition("Problems")[2].split())
     assert problems.startswith("core-bad broken ")
     assert "line 2 of entry_points.txt is 'this line is malformed'" in problems
     entries = {
-        entry["provider"]: entry for entry in json.loads(core_cli("list-plugins", "--json").stdout)
+        entry["provider"]: entry
+        for entry in json.loads(core_cli("list", "plugins", "--json").stdout)
     }
     assert entries["core-acme"]["offers"] == {"strategy": 1}
     assert entries["core-acme"]["summary"] == "Acme for core"
@@ -242,8 +243,8 @@ def test_what_a_package_says_of_itself_reaches_no_terminal_raw(core_cli):
     core_cli.install("core-lines", lines, folder=f"core_lines-1{SPOOF}.dist-info")
     for command in (
         ["list-strategies", "--all"],
-        ["list-plugins", "--all"],
-        ["list-plugins", "--all", "--json"],
+        ["list", "plugins", "--all"],
+        ["list", "plugins", "--all", "--json"],
         ["doctor"],
     ):
         done = core_cli(*command)

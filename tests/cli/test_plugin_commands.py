@@ -35,7 +35,7 @@ def test_it_is_imported_when_it_is_called(core_cli, hello):
     listed = core_cli("--help")
     others = listed.stdout.partition("Of other packages:")[2]
     assert "say-hello Greets people (core-acme 1.0)" in " ".join(others.split())
-    assert "imported" not in listed.stderr + core_cli("list-commands").stderr
+    assert "imported" not in listed.stderr + core_cli("list", "commands").stderr
     done = core_cli("say-hello", "you")
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello, you.\n", "imported\n")
     assert core_cli("core-acme:say_hello", "you").stdout == "Hello, you.\n"
@@ -80,7 +80,7 @@ def test_two_of_one_name_are_an_error_that_names_both(core_cli, hello):
     assert core_cli("core-bolt:say-hello", "you").stdout == "Hello, you.\n"
     statuses = {
         row["alias"]: row["status"]
-        for row in json.loads(core_cli("list-commands", "--all", "--json").stdout)
+        for row in json.loads(core_cli("list", "commands", "--all", "--json").stdout)
     }
     assert (statuses["say_hello"], statuses["doctor"]) == ("conflict", "ok")
 
@@ -108,7 +108,7 @@ def test_the_name_of_a_built_in_one_is_taken(core_cli):
     assert core_cli("doctor", "--help").stdout.startswith("Usage: core doctor")
     (row,) = (
         row
-        for row in json.loads(core_cli("list-commands", "--all", "--json").stdout)
+        for row in json.loads(core_cli("list", "commands", "--all", "--json").stdout)
         if row["provider"] == "core-evil"
     )
     assert row["status"] == "reserved"

@@ -246,7 +246,7 @@ def test_an_environment_whose_import_hangs_is_named_and_given_up(hangs, monkeypa
         "The cluster environment 'acme' of core-hangs 1.0 was not considered. The cluster "
         "environment 'acme' of core-hangs 1.0 can't be loaded from 'core_hangs:Acme': its import "
         "raised TimeIsUp: it did not end within 0.2 s. Tell the authors of core-hangs, or leave it "
-        "out with CORE_DISABLE_PLUGINS=core-hangs; `core list-cluster-environments --all` shows "
+        "out with CORE_DISABLE_PLUGINS=core-hangs; `core list cluster-environments --all` shows "
         "what else is there."
     )
 

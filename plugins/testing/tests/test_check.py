@@ -239,7 +239,7 @@ def test_a_card_keeps_what_was_proven_and_of_which_files(core_cli):
     def listed():
         (row,) = [
             row
-            for row in json.loads(core_cli("list-loggers", "--proven", "--json", **home).stdout)
+            for row in json.loads(core_cli("list", "loggers", "--proven", "--json", **home).stdout)
             if row["alias"] == "lines"
         ]
         return row["proven"]

@@ -118,7 +118,7 @@ class Trainer(TrainerViews):
             num_nodes: number of machines; `"auto"` takes it from the scheduler or torchrun.
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is
                 `"32-true"`.
-            logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several;
+            logger: aliases (`"tensorboard"`, see `core list loggers`) or instances, one or several;
                 False for none. None and True write a CSV file, in `core_logs` in
                 `default_root_dir`.
             callbacks: one or several callbacks, or names of installed event hooks (entry points of

@@ -30,7 +30,7 @@ _ADVICE = {
     "DeepSpeedPrecision": _PRECISION.format("deepspeed"),
     "FSDPPrecision": _PRECISION.format("fsdp"),
     "LayerSync": _SYNC,
-    "LitLogger": "Take one of `core list-loggers`.",
+    "LitLogger": "Take one of `core list loggers`.",
     "MetricsTextColumn": _BAR,
     "ServableModule": _SERVE,
     "ServableModuleValidator": _SERVE,

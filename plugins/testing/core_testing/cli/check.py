@@ -252,7 +252,7 @@ def _is_offered(kind: str, provider: str | None, alias: str) -> bool:
 def _nothing(name: str, kind: str | None) -> list[tuple[str, Spec]]:
     raise ConfigurationError(
         f"The package {name} offers no {kind or 'plugin'} that can be used here. See `core "
-        "list-plugins --all`."
+        "list --all`."
     )
 
 

@@ -230,7 +230,7 @@ def _values(alias: str, kind: str, form: _PluginForm) -> dict[str, str]:
         "package": f"core_{alias}",
         "module": form.module,
         "group": KINDS[form.kind].group,
-        "list_command": f"list-{KINDS[form.kind].plural}",
+        "list_command": f"list {KINDS[form.kind].plural}",
         "kind_option": "" if kind == "strategy" else f" --kind {kind}",
         "description": form.description,
         "usage": Template(form.usage).substitute(alias=alias),

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   core checkpoint ls checkpoints
-  core checkpoint ls core_logs/version_0
+  core checkpoint ls core_logs               of all runs in it
   core checkpoint inspect last.ckpt
   core checkpoint inspect last.ckpt --tensors
   core checkpoint verify checkpoints/*.ckpt
@@ -49,8 +50,8 @@ def checkpoint() -> None:
 @click.option("--verify", is_flag=True, help="Compare every byte with its digest, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
-    """List the checkpoints in FOLDERs, by default the current one, the newest first. A run's are
-    those in its folder.
+    """List the checkpoints in FOLDERs, by default the current one, the newest first. Of a folder
+    without any, list those of all runs below it.
 
     One is "complete" if all of its files are there with their sizes, and with --verify "verified"
     if every byte has its digest; "damaged" says why. The age is that of the save, whatever has been
@@ -163,9 +164,9 @@ def _listed(folder: str, verify: bool) -> list[Listed]:
         working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report,
     ):
         found = list_checkpoints(folder, verify=verify, progress=report)
-        # the folder of a run
-        if not found and os.path.isdir(within := os.path.join(folder, "checkpoints")):
-            found = list_checkpoints(within, verify=verify, progress=report)
+        if not found:
+            for within in sorted(Path(folder).glob("**/checkpoints/")):
+                found += list_checkpoints(str(within), verify=verify, progress=report)
         return found
 
 

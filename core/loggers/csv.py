@@ -9,7 +9,7 @@ import io
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.contract.errors import ConfigurationError
 from core.loggers.run_folder import RunFolderLogger, to_scalar
@@ -56,6 +56,14 @@ class CSVLogger(RunFolderLogger):
         self._rows: list[dict[str, object]] = []
         self._has_written = self._begins = False
         self._facts: dict[str, object] = {}
+
+    @property
+    def experiment(self) -> NoReturn:
+        """There is none: only the loggers of other libraries have one."""
+        raise AttributeError(
+            "A CSVLogger writes files by itself, and has no experiment of a library. The loggers "
+            "'aim', 'comet', 'mlflow', 'tensorboard', 'trackio' and 'wandb' have one."
+        )
 
     @property
     def metrics_path(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,12 +13,12 @@ from jsonargparse import ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from core import CoreError, DataModule, Module, Trainer
+from core import CoreError, DataModule, Module, Trainer, did_you_mean
 from core.registry import discover
 from core_jsonargparse.configured_optimizers import makes_optimizers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import nn
 
@@ -32,6 +33,26 @@ _USAGE = "%(prog)s [--config FILE] [--print_config] [--SECTION.NAME VALUE ...]"
 
 _MADE = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
 """Arguments that stages take besides their options, by name."""
+
+_UNKNOWN = re.compile(r"(unrecognized arguments: --|not accept option ')(?P<name>[\w.]+)")
+
+
+class _Parser(ArgumentParser):  # type: ignore[misc]  # which has no annotations here
+    """A parser that says what a misspelt argument may mean.
+
+    Attributes:
+        stages: parsers of its subcommands.
+    """
+
+    stages: Collection[ArgumentParser] = ()
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        """End the program with the message."""
+        names = {action.dest for parser in (self, *self.stages) for action in parser._actions}
+        unknown = _UNKNOWN.search(message)
+        if unknown:
+            message += did_you_mean(unknown["name"], names)
+        return super().error(message, ex)
 
 
 @dataclass(frozen=True)
@@ -54,11 +75,12 @@ class Arguments:
 
     def parser(self) -> tuple[Any, dict[str, Any]]:
         """The parser of the whole command line, and those of the stages, by name."""
-        parser = ArgumentParser(
+        parser = _Parser(
             description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False
         )
         subcommands = parser.add_subcommands(required=True, dest="stage")
         stages = {stage: self.stage_parser(stage) for stage in STAGES}
+        parser.stages = stages.values()
         for stage, own in stages.items():
             subcommands.add_subcommand(stage, own, help=STAGES[stage])
         return parser, stages
@@ -67,7 +89,7 @@ class Arguments:
         """The parser of one stage, or of none."""
         _import_short_names()
         description = STAGES.get(stage or "", "Make the parts of a run.")
-        parser = ArgumentParser(usage=_USAGE, description=description, allow_abbrev=False)
+        parser = _Parser(usage=_USAGE, description=description, allow_abbrev=False)
         parser.add_argument(
             "--config", action="config", help="a config file; arguments after it override it"
         )

@@ -11,6 +11,7 @@ import click
 
 from core import ConfigurationError
 from core.cli import say, say_json, shown, size_text, styled
+from core.registry import STRATEGY_REGISTRY
 from core_plan.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -147,12 +148,15 @@ class _Planning:
         from core_plan.layouts import installed_strategies
 
         names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
-        waiting, found = [*map(str, parse_contenders(names))], {}
+        contenders = parse_contenders(names)
+        for each in contenders:
+            STRATEGY_REGISTRY.offer(each.alias)  # an unknown one is an error before any rehearsal
+        waiting, found = [*map(str, contenders)], {}
         while waiting:
             contender = waiting.pop(0)
-            made = self._plan(
-                contender, self._devices, self._num_nodes, self._options, what=contender
-            )
+            number = len(found) + 1
+            what = f"{contender} ({number} of {number + len(waiting)})"
+            made = self._plan(contender, self._devices, self._num_nodes, self._options, what=what)
             found[contender] = judge(made, limit_bytes, self._options, self._changed)
             own = made.own_strategy
             if own and not strategies and own not in (*found, *waiting):
@@ -214,15 +218,14 @@ def fewer_devices(devices: int, num_nodes: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def _shown(what: str) -> Iterator[None]:
-    """Show on a terminal what is rehearsed."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    click.echo(shown("\rRehearsing ", what), nl=False, err=True)
+    """Show what is rehearsed: on a terminal until it is over, elsewhere a line each."""
+    is_terminal = sys.stderr.isatty()
+    click.echo(shown("Rehearsing ", what), nl=not is_terminal, err=True)
     try:
         yield
     finally:
-        click.echo("\r\x1b[2K", nl=False, err=True)
+        if is_terminal:
+            click.echo("\r\x1b[2K", nl=False, err=True)
 
 
 def _write(path: Path, content: str) -> None:

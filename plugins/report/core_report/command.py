@@ -30,7 +30,7 @@ Examples:
 )
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Write a page about RUNS, folders of runs with the CSVLogger. A folder of such folders stands
-    for all of them.
+    for all of them. A run with another logger alone has no page: give it logger=["csv", ...].
 
     Of one run it has outcome, duration, command and best values, metrics as charts, throughput,
     memory, versions, the strategy and why, and checkpoints with their digests. Several stand side

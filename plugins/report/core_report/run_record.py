@@ -94,9 +94,15 @@ def find_runs(folder: Path) -> list[Path]:
         return [folder]
     found = {path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")}
     if not found:
+        advice = "as the CSVLogger writes them, which is the default."
+        if any(folder.glob("**/events.out.tfevents.*")):
+            advice = (
+                "and there are files of TensorBoard, which aren't read. A run with "
+                'logger=["csv", "tensorboard"] leaves both.'
+            )
         raise CoreError(
             f"{folder} is not the folder of a run, and there is none in it: expected metrics.csv "
-            "or run.json, as the CSVLogger writes them, which is the default."
+            f"or run.json, {advice}"
         )
     return sorted(found, key=_in_order)
 

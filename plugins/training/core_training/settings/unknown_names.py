@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from core.contract import ConfigurationError, did_you_mean
+from core.display import install_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,9 @@ def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in names:
                 answer = did_you_mean(name, names, cutoff=0.8).strip() or _HELP
-                raise ConfigurationError(f"Trainer has no argument {name!r}. {answer}")
+                error = ConfigurationError(f"Trainer has no argument {name!r}. {answer}")
+                install_for(error)  # shown at the user's own line, as all errors of a Trainer
+                raise error
         return function(*args, **kwargs)
 
     return call

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from core.accelerators.cuda import CUDAAccelerator
     from core.accelerators.mps import MPSAccelerator
     from core.accelerators.torch_device import TorchDeviceAccelerator
-    from core.accelerators.usable_cuda import find_usable_cuda_devices
 
 __all__ = [
     "Absent",
@@ -23,7 +22,6 @@ __all__ = [
     "Found",
     "MPSAccelerator",
     "TorchDeviceAccelerator",
-    "find_usable_cuda_devices",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, kind="accelerator")

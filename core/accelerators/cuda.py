@@ -36,18 +36,20 @@ class CUDAAccelerator(TorchDeviceAccelerator):
         """
         present = [file for pattern in cls.device_files for file in glob.glob(pattern)]
         if torch.version.cuda is None and torch.version.hip is None:
-            there = (
-                f", though {present[0]} is there: install a build of torch for it to use it"
-                if present
-                else ""
-            )
-            return Absent(f"this torch was built without CUDA{there}")
-        if count := torch.cuda.device_count():
+            reason = "this torch was built without CUDA"
+            if present:
+                reason += (
+                    f", though {present[0]} is there: install a build of torch for it to use it"
+                )
+            return Absent(reason)
+        count = torch.cuda.device_count()
+        if count:
             return Found(count, cls.priority)
         # Before the files: they are there too when the user hides the GPUs, which is a choice and
         # no fault.
-        if hiding := [f"{name}={os.environ[name]!r}" for name in _SELECTORS if name in os.environ]:
-            return Absent(f"{hiding[0]} hides every GPU")
+        for name in _SELECTORS:
+            if name in os.environ:
+                return Absent(f"{name}={os.environ[name]!r} hides every GPU")
         if present:
             return Broken(
                 f"{present[0]} is there, but torch counts no GPU. See whether nvidia-smi lists it. "

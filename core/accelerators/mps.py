@@ -26,11 +26,9 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Ask torch whether it was built with Metal, and whether this machine has it."""
         if not torch.backends.mps.is_built():
             return Absent("this torch was built without MPS")
-        return (
-            Found(1, cls.priority)
-            if torch.backends.mps.is_available()
-            else Absent("this machine has no Metal GPU")
-        )
+        if not torch.backends.mps.is_available():
+            return Absent("this machine has no Metal GPU")
+        return Found(1, cls.priority)
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the GPU has done all the work that was queued."""

@@ -67,11 +67,9 @@ class TorchDeviceAccelerator(Accelerator):
         except RuntimeError:
             return Absent(f"this torch knows no device type {cls.device_type!r}")
         count = module.device_count()
-        return (
-            Found(count, cls.priority)
-            if count
-            else Absent(f"torch.{cls.device_type} counts no device")
-        )
+        if not count:
+            return Absent(f"torch.{cls.device_type} counts no device")
+        return Found(count, cls.priority)
 
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
         """One device an index, in the same order.
@@ -138,11 +136,14 @@ class TorchDeviceAccelerator(Accelerator):
         it has none.
         """
         get = getattr(self._module, "get_rng_state", None)
-        return None if get is None else get(device)
+        if get is None:
+            return None
+        return get(device)
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
         """Restore what `get_rng_state` returned; nothing if there is no generator."""
-        if (set_state := getattr(self._module, "set_rng_state", None)) is not None:
+        set_state = getattr(self._module, "set_rng_state", None)
+        if set_state is not None:
             set_state(state, device)
 
     def _import_extension(self) -> None:

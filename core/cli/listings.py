@@ -126,7 +126,7 @@ def _list_kind(kind: str, everything: bool, check: bool, proven: bool, as_json: 
     if check:
         outcomes = _check(shown)
     elif not everything and not as_json:
-        presets = _take_presets(shown)
+        presets = _remove_presets(shown)
     if proven:
         proofs = {row: proof(row) for row in shown}
     if as_json:
@@ -174,9 +174,9 @@ def _check(rows: Iterable[Row]) -> dict[Row, Outcome]:
     return outcomes
 
 
-def _take_presets(rows: list[Row]) -> dict[Row, list[str]]:
-    """Take the presets out of the rows: their aliases by the row of the class behind them, which is
-    one of their package with whose alias theirs begin.
+def _remove_presets(rows: list[Row]) -> dict[Row, list[str]]:
+    """Remove the presets from the rows, and return their aliases by the row of the class behind
+    them, which is one of their package with whose alias theirs begin.
     """
     presets: dict[Row, list[str]] = {}
     classes = [row for row in rows if _class_of(row) != _PRESET]

@@ -60,7 +60,9 @@ class LocalEnvironment(ClusterEnvironment):
 
     def world_size(self) -> int:
         """Number of processes; 1 before the launcher has spoken."""
-        return self._world[0] if self._world else 1
+        if self._world:
+            return self._world[0]
+        return 1
 
     def global_rank(self) -> int:
         """Number of this process among all; before the launcher has spoken, `CORE_GLOBAL_RANK`, or
@@ -68,19 +70,19 @@ class LocalEnvironment(ClusterEnvironment):
         """
         if self._world:
             return self._world[1]
-        return (
-            read_int("CORE_GLOBAL_RANK", hint=_BY_HAND) if os.environ.get("CORE_GLOBAL_RANK") else 0
-        )
+        return _read_or_0("CORE_GLOBAL_RANK")
 
     def local_rank(self) -> int:
         """Number of this process on its node."""
-        return self._world[2] if self._world else 0
+        if self._world:
+            return self._world[2]
+        return 0
 
     def node_rank(self) -> int:
         """The launcher's number; before there is one, `NODE_RANK`, or 0."""
         if self._world:
             return self._world[3]
-        return read_int("NODE_RANK", hint=_BY_HAND) if os.environ.get("NODE_RANK") else 0
+        return _read_or_0("NODE_RANK")
 
     def set_world(
         self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
@@ -98,21 +100,25 @@ class LocalEnvironment(ClusterEnvironment):
         """
         if num_nodes == 1:
             return
-        if missing := [
-            name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)
-        ]:
-            scheduler = (
-                " Inside a SLURM job, start the script with srun."
-                if "SLURM_JOB_ID" in os.environ
-                else ""
-            )
+        needed = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+        missing = [name for name in needed if not os.environ.get(name)]
+        if missing:
+            scheduler = ""
+            if "SLURM_JOB_ID" in os.environ:
+                scheduler = " Inside a SLURM job, start the script with srun."
             raise ConfigurationError(
-                f"num_nodes={num_nodes}, and no scheduler was found that starts the processes: "
-                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. "
-                f"{_BY_HAND}{scheduler}"
+                f"num_nodes={num_nodes}, and no scheduler was found that starts the processes; not "
+                f"set: {', '.join(missing)}. {_BY_HAND}{scheduler}"
             )
-        if (node_rank := self.node_rank()) >= num_nodes:
+        node_rank = self.node_rank()
+        if node_rank >= num_nodes:
             raise ConfigurationError(
                 f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: expected 0 to {num_nodes - 1}. "
                 "Set it to another number on each node."
             )
+
+
+def _read_or_0(variable: str) -> int:
+    if not os.environ.get(variable):
+        return 0
+    return read_int(variable, hint=_BY_HAND)

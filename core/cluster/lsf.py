@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -40,8 +39,9 @@ class LSFEnvironment(ClusterEnvironment):
     @classmethod
     def detect(cls) -> Detection:
         """Found if jsrun started this process as one task of a job."""
-        if missing := [name for name in _STEP_VARIABLES if not all_set(name)]:
-            return Absent(f"{missing[0]} is not set")
+        for name in _STEP_VARIABLES:
+            if not all_set(name):
+                return Absent(f"{name} is not set")
         return Found(read_int("JSM_NAMESPACE_SIZE", hint=_HINT, minimum=1), priority=80)
 
     @property
@@ -74,14 +74,13 @@ class LSFEnvironment(ClusterEnvironment):
             ConfigurationError: this host is not among them.
         """
         hosts, own = _compute_hosts(), socket.gethostname()
-        found = next(
-            (place for place, host in enumerate(hosts) if _is_this_machine(host, own)), None
-        )
-        if found is None:
+        names = [host.partition(".")[0] for host in hosts]
+        try:
+            return names.index(own.partition(".")[0])
+        except ValueError:
             raise ConfigurationError(
                 f"LSB_DJOB_RANKFILE lists {', '.join(hosts)}, but this host is {own!r}. {_HINT}"
-            )
-        return found
+            ) from None
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """The number of tasks must be the number of devices.
@@ -103,24 +102,6 @@ class LSFEnvironment(ClusterEnvironment):
     def job_id(self) -> str | None:
         """`LSB_JOBID`."""
         return os.environ.get("LSB_JOBID")
-
-
-def _is_this_machine(host: str, own: str) -> bool:
-    """True if a host name, with its domain or without, or an IP address is this machine's, named
-    `own`.
-    """
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host.split(".")[0] == own.split(".")[0]
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # nothing is sent; to itself, a machine speaks from the address that it speaks to
-            probe.connect((host, 9))
-            return ipaddress.ip_address(probe.getsockname()[0]) == address
-    except OSError:
-        return False
 
 
 def _compute_hosts() -> list[str]:

@@ -77,30 +77,29 @@ class MPIEnvironment(ClusterEnvironment):
     @classmethod
     def detect(cls) -> Detection:
         """Found if the variables of one MPI are set."""
-        if (dialect := _find_dialect()) is None:
+        dialect = _find_dialect()
+        if dialect is None:
             return Absent("no rank of Open MPI, MVAPICH2, MPICH or Intel MPI is set")
         return Found(read_int(dialect.world_size, hint=_hint(dialect), minimum=1), priority=70)
 
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`; on one node this machine; else the host of rank 0, by mpi4py."""
-        if address := read_address():
-            return address
         if self._local_size() == self.world_size():
-            return "127.0.0.1"
-        return _meeting_point()[0]
+            return read_address() or "127.0.0.1"
+        return read_address() or _meeting_point()[0]
 
     @property
     def main_port(self) -> int:
         """`MASTER_PORT`; else it follows from the run's name; else rank 0 chooses, and mpi4py
         broadcasts it.
         """
-        dialect = _dialect()
-        if (port := read_port("Unset it, or set the same port for all ranks.")) is not None:
+        job = self.job_id()
+        port = read_port("Unset it, or set the same port for all ranks.")
+        if port is not None:
             return port
-        for name in dialect.job:
-            if job := os.environ.get(name):
-                return derived_port(job)
+        if job:
+            return derived_port(job)
         return _meeting_point()[1]
 
     def world_size(self) -> int:
@@ -165,7 +164,8 @@ def _find_dialect() -> _Dialect | None:
 
 
 def _dialect() -> _Dialect:
-    if (dialect := _find_dialect()) is None:
+    dialect = _find_dialect()
+    if dialect is None:
         raise ConfigurationError(
             "This process was not started by MPI: neither OMPI_COMM_WORLD_RANK, "
             "MV2_COMM_WORLD_RANK nor PMI_RANK is set with its local rank. Start the script with "
@@ -195,10 +195,8 @@ def _meeting_point() -> tuple[str, int]:
             "which rank 0 tells the others."
         ) from error
     # The port is reserved for as long as the answer is kept.
-    own = (
-        (socket.gethostname(), reserve_port(_meeting_point, host=""))
-        if world.Get_rank() == 0
-        else None
-    )
+    own = None
+    if world.Get_rank() == 0:
+        own = (socket.gethostname(), reserve_port(_meeting_point, host=""))
     host, port = world.bcast(own, root=0)
     return str(host), int(port)

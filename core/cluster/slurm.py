@@ -67,18 +67,17 @@ class SLURMEnvironment(ClusterEnvironment):
             return Absent("SLURM_JOB_ID is not set")
         if not all_set("SLURM_STEP_ID", "SLURM_PROCID"):
             return Absent("inside a SLURM job, but not started by srun: SLURM_STEP_ID is not set")
-        if (shell := _interactive_shell()) is not None:
+        shell = _interactive_shell()
+        if shell is not None:
             return Absent(f"inside an interactive SLURM session ({shell})")
         return Found(_num_tasks(), priority=60)
 
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`, or the step's first host; this machine if the step has no other."""
-        if address := read_address():
-            return address
         if _num_nodes() == 1:
-            return "127.0.0.1"
-        return first_host(
+            return read_address() or "127.0.0.1"
+        return read_address() or first_host(
             read_text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", hint=_HINT)
         )
 
@@ -107,11 +106,9 @@ class SLURMEnvironment(ClusterEnvironment):
     @property
     def restart_count(self) -> int:
         """`SLURM_RESTART_COUNT`: how often the job was requeued."""
-        return (
-            read_int("SLURM_RESTART_COUNT", hint=_HINT)
-            if "SLURM_RESTART_COUNT" in os.environ
-            else 0
-        )
+        if "SLURM_RESTART_COUNT" not in os.environ:
+            return 0
+        return read_int("SLURM_RESTART_COUNT", hint=_HINT)
 
     @property
     def shows_own_device(self) -> bool:
@@ -150,7 +147,7 @@ class SLURMEnvironment(ClusterEnvironment):
         )
         if nodes != num_nodes:
             raise ConfigurationError(
-                f"srun runs this step on {nodes} node{'s' if nodes > 1 else ''} "
+                f"srun runs this step on {nodes} node{'s' * (nodes > 1)} "
                 f"(SLURM_NNODES={nodes}), but num_nodes={num_nodes}. {cure}"
             )
 
@@ -162,21 +159,16 @@ class SLURMEnvironment(ClusterEnvironment):
         """Ask SLURM to run the job again; a task of an array is named as one. False if SLURM
         refuses.
         """
-        array = [
-            os.environ[name]
-            for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
-            if name in os.environ
-        ]
-        job = "_".join(array) if len(array) == 2 else self.job_id()
+        job = self.job_id()
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
         if job is None:
             return False
         try:
-            return (
-                subprocess.run(["scontrol", "requeue", job], check=False, timeout=30).returncode
-                == 0
-            )
+            done = subprocess.run(["scontrol", "requeue", job], check=False, timeout=30)
         except (OSError, subprocess.TimeoutExpired):
             return False
+        return done.returncode == 0
 
 
 def _num_tasks() -> int:
@@ -196,7 +188,9 @@ def _interactive_shell() -> str | None:
     if "SLURM_PTY_PORT" in os.environ:
         return "srun --pty"
     name = os.environ.get("SLURM_JOB_NAME", "")
-    return f"SLURM_JOB_NAME={name}" if name in _SHELLS and _num_tasks() == 1 else None
+    if name in _SHELLS and _num_tasks() == 1:
+        return f"SLURM_JOB_NAME={name}"
+    return None
 
 
 def first_host(nodelist: str) -> str:
@@ -208,7 +202,9 @@ def first_host(nodelist: str) -> str:
     """
     # Up to the first comma that isn't in brackets; then of each pair of brackets the first number.
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+(?=,|$)", nodelist)
-    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else ""
+    host = ""
+    if first:
+        host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group())
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigurationError(
             "The environment variable SLURM_STEP_NODELIST or SLURM_JOB_NODELIST should be a list "

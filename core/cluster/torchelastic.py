@@ -66,16 +66,16 @@ class TorchElasticEnvironment(TorchVariables):
     def _num_local(self) -> int:
         """Processes on this node; without a variable for it, those up to this one."""
         is_set = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
-        return self._local_world_size() if is_set else self.local_rank() + 1
+        if is_set:
+            return self._local_world_size()
+        return self.local_rank() + 1
 
     @property
     def restart_count(self) -> int:
         """`TORCHELASTIC_RESTART_COUNT`, or 0."""
-        return (
-            read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT)
-            if "TORCHELASTIC_RESTART_COUNT" in os.environ
-            else 0
-        )
+        if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
+            return 0
+        return read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT)
 
     @property
     def store_is_hosted(self) -> bool:
@@ -89,26 +89,25 @@ class TorchElasticEnvironment(TorchVariables):
             ConfigurationError: it isn't.
         """
         local, world_size = self._local_world_size(), self.world_size()
-        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        by_command = "core.cli.rank_program" in sys.orig_argv
-        options = "--devices {} --num-nodes {}" if by_command else "--nproc-per-node {} --nnodes {}"
-        starter = "torchrun" if is_torchrun else "The launcher"
+        starter, again = "The launcher", f"let it start {num_devices * num_nodes}."
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            starter, options = "torchrun", "--nproc-per-node {} --nnodes {}"
+            if "core.cli.rank_program" in sys.orig_argv:
+                starter, options = "core run", "--devices {} --num-nodes {}"
+            again = f"start it with {options.format(num_devices, num_nodes)}."
         check_world(
-            starter="core run" if by_command else starter,
+            starter=starter,
             world_size=world_size,
             world_variable="WORLD_SIZE",
             num_devices=num_devices,
             num_nodes=num_nodes,
-            cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, or "
-            + (
-                f"start it with {options.format(num_devices, num_nodes)}."
-                if is_torchrun
-                else f"let it start {num_devices * num_nodes}."
-            ),
+            cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, or {again}",
             num_local=self._num_local(),
         )
 
     def job_id(self) -> str | None:
         """`TORCHELASTIC_RUN_ID`; None where torchrun was given no name of its own."""
-        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        return None if name == "none" else name
+        name = os.environ.get("TORCHELASTIC_RUN_ID")
+        if name == "none":
+            return None
+        return name

@@ -21,7 +21,8 @@ def read_text(*names: str, hint: str) -> str:
         ConfigurationError: none is set, or it is empty; `hint` says what to do.
     """
     for name in names:
-        if value := os.environ.get(name, "").strip():
+        value = os.environ.get(name, "").strip()
+        if value:
             return value
     raise ConfigurationError(
         f"The environment variable {' or '.join(names)} is needed here and is not set. {hint}"
@@ -108,7 +109,7 @@ def check_world(
     wanted = num_devices * num_nodes
     if world_size != wanted:
         raise ConfigurationError(
-            f"{starter} started {world_size} process{'es' if world_size != 1 else ''} "
+            f"{starter} started {_count(world_size, 'process', 'es')} "
             f"({world_variable}={world_size}), but devices={num_devices} and num_nodes={num_nodes} "
             f"ask for {wanted}. {cure}"
         )
@@ -117,6 +118,12 @@ def check_world(
             f"{starter} started {num_local} processes on this node, but devices={num_devices} and "
             f"num_nodes={num_nodes} have room for {num_devices} on each. {cure}"
         )
+
+
+def _count(number: int, noun: str, ending: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{ending}"
 
 
 class TorchVariables(ClusterEnvironment):

@@ -185,7 +185,7 @@ class PluginManager(pluggy.PluginManager):
         return classify(let_in, blocked, self._written_down, __version__)
 
     def _collect(self, kind: str) -> list[Spec]:
-        """What is offered of one kind. A hook that raises is left out, by name, and the others
+        """All specs of one kind. A hook that raises is left out, by name, and the others
         stand.
         """
         found: list[Spec] = []
@@ -211,7 +211,7 @@ class PluginManager(pluggy.PluginManager):
             return []
 
     def _out_of_reach(self, kind: str) -> list[Spec]:
-        """What blocked providers offer."""
+        """All specs of blocked providers."""
         providers = [
             provider for name, provider in self._written_down.items() if self.is_blocked(name)
         ]

@@ -14,6 +14,7 @@ from core.contract import (
     PluginLoadError,
     normalize_alias,
 )
+from core.registry import ACCELERATOR_REGISTRY
 from core.resolve.candidates import (
     ask,
     best,
@@ -60,8 +61,11 @@ def choose_accelerator(
     """
     if not isinstance(argument, str | Accelerator):
         raise _not_an_accelerator(argument)
-    word = normalize_alias(argument) if isinstance(argument, str) else ""
-    if (brought := given.get("accelerator")) is not None:
+    word = ""
+    if isinstance(argument, str):
+        word = normalize_alias(argument)
+    brought = given.get("accelerator")
+    if brought is not None:
         _check_agreement(argument, word, brought)
         choice = Choice(KIND, brought, identify(KIND, brought), "the strategy brings it")
     elif isinstance(argument, Accelerator):
@@ -77,7 +81,9 @@ def choose_accelerator(
         return _first_of(word, launcher)
     else:
         choice = create(KIND, argument, f"accelerator={argument!r} was asked for")
-    return _checked(choice) if launcher is None else choice
+    if launcher is None:
+        return _checked(choice)
+    return choice
 
 
 def devices_of_nodes(
@@ -93,8 +99,9 @@ def devices_of_nodes(
     Raises:
         DeviceError: neither the launcher's machines nor this one have any.
     """
-    brought = given.get("parallel_devices")
-    asked = check_devices(argument) if brought is None else len(brought)
+    asked = check_devices(argument)
+    if "parallel_devices" in given:
+        asked = len(given["parallel_devices"])
     counted = launcher.count_devices(accelerator.part, asked, num_nodes)
     if counted is None:
         _checked(accelerator)
@@ -116,8 +123,8 @@ def choose_devices(
         DeviceError: `argument` is malformed, or asks for devices that are not here.
     """
     checked = check_devices(argument)
-    if (brought := given.get("parallel_devices")) is not None:
-        return _brought_devices(argument, checked, accelerator, brought)
+    if "parallel_devices" in given:
+        return _brought_devices(argument, checked, accelerator, given["parallel_devices"])
     per_node = _processes_of_a_node(environment, num_nodes)
     if (
         environment.shows_own_device
@@ -129,19 +136,15 @@ def choose_devices(
             "devices", f"{per_node} (index 0 of each)", reason
         )
     if counted is not None:
-        indices, reason = (
-            list(range(counted)),
-            f"devices={argument!r} on each of the launcher's nodes",
-        )
+        indices = list(range(counted))
+        reason = f"devices={argument!r} on each of the launcher's nodes"
     elif checked == "auto":
         number, reason = _automatic_number(accelerator, environment, num_nodes)
         indices = accelerator.parse_devices(number)
     else:
-        reason = (
-            f"devices={argument!r} was asked for"
-            if checked != -1
-            else "devices=-1 stands for all that are here"
-        )
+        reason = f"devices={argument!r} was asked for"
+        if checked == -1:
+            reason = "devices=-1 stands for all that are here"
         indices = accelerator.parse_devices(checked)
     if not indices:
         raise DeviceError(
@@ -152,12 +155,12 @@ def choose_devices(
 
 
 def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
-    kind = devices[0].type if devices else "cpu"
+    kind = devices[0].type
     return create(KIND, kind, f"the strategy has parallel_devices on {kind}")
 
 
 def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerator]:
-    candidates = [ask(KIND, name) for name in _STANDS_FOR[word]]
+    candidates = [ask(KIND, ACCELERATOR_REGISTRY.offer(name)) for name in _STANDS_FOR[word]]
     # A broken one is left to `best`, which says what is wrong with it.
     if not any(other.is_here or isinstance(other.detection, Broken) for other in candidates):
         if launcher is not None:
@@ -179,10 +182,15 @@ def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerato
 def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
     """Refuse an accelerator that was chosen by the user and isn't here."""
     detection = _detection(choice)
-    if isinstance(detection, Found) and detection.count > 0:
+    if not isinstance(detection, Found):
+        why = detection.reason
+    elif detection.count == 0:
+        why = "it counts no device"
+    else:
         return choice
-    problem = "can't be used" if isinstance(detection, Broken) else "is not here"
-    why = "it counts no device" if isinstance(detection, Found) else detection.reason
+    problem = "is not here"
+    if isinstance(detection, Broken):
+        problem = "can't be used"
     raise DeviceError(f"Accelerator {choice.part.name!r} {problem}: {why}. {_alternatives()}")
 
 
@@ -222,10 +230,9 @@ def _not_an_accelerator(argument: object) -> ConfigurationError:
 
 def _processes_of_a_node(environment: ClusterEnvironment, num_nodes: int) -> int:
     """Number of processes that a scheduler has made on each node; 0 if it hasn't, or not alike."""
-    per_node, rest = (
-        divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
-    )
-    return 0 if rest else per_node
+    if not environment.creates_processes or environment.world_size() % num_nodes:
+        return 0
+    return environment.world_size() // num_nodes
 
 
 def _automatic_number(
@@ -254,7 +261,8 @@ def _brought_devices(
             f"({_names(map(str, brought))}). Leave one of them out."
         )
     expected = accelerator.torch_devices(accelerator.parse_devices(1))[0].type
-    if strangers := [device for device in brought if device.type != expected]:
+    strangers = [device for device in brought if device.type != expected]
+    if strangers:
         raise DeviceError(
             f"The strategy has {strangers[0]} among its parallel_devices, and accelerator "
             f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that type, or "
@@ -264,9 +272,12 @@ def _brought_devices(
 
 
 def _decision(indices: Sequence[int], reason: str) -> Decision:
-    shown = list(indices) if len(indices) <= 8 else [*indices[:3], "...", indices[-1]]
-    numbers = f"{'index' if len(indices) == 1 else 'indices'} {', '.join(map(str, shown))}"
-    return Decision("devices", f"{len(indices)} ({numbers})", reason)
+    if len(indices) == 1:
+        return Decision("devices", f"1 (index {indices[0]})", reason)
+    shown = list(map(str, indices))
+    if len(shown) > 8:
+        shown[3:-1] = ["..."]
+    return Decision("devices", f"{len(indices)} (indices {', '.join(shown)})", reason)
 
 
 def _names(names: Iterable[str]) -> str:

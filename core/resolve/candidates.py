@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.contract import Absent, AliasConflictError, Broken, ConfigurationError, CoreError, Found
+from core.contract import Absent, Broken, ConfigurationError, CoreError, Found
 from core.registry import REGISTRIES, Offer, Status
 from core.registry.names import IN_PROCESS, split_name
 from core.resolve.decision import Choice, Identity
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 DETECTION_TIMEOUT_S = 30.0
 """Time limit for a part that wasn't asked for by name, to be imported and to answer whether it is
 here.
-"""
-IDLE_TIMEOUT_S = 5.0
-"""Of it, the most for which nothing is computed or read: one that hangs is to cost every start
-little.
 """
 
 _given_up: set[tuple[str, str, str]] = set()
@@ -49,11 +45,13 @@ class Candidate(NamedTuple):
     @property
     def priority(self) -> int:
         """The priority of a candidate that is here."""
-        return self.detection.priority if isinstance(self.detection, Found) else 0
+        assert isinstance(self.detection, Found)
+        return self.detection.priority
 
     def __str__(self) -> str:
-        reason = "it counts none" if isinstance(self.detection, Found) else self.detection.reason
-        return f"{self.name}: {reason}"
+        if isinstance(self.detection, Found):
+            return f"{self.name}: it counts none"
+        return f"{self.name}: {self.detection.reason}"
 
 
 def create(kind: str, name: str | Offer, reason: str) -> Choice[Any]:
@@ -63,8 +61,11 @@ def create(kind: str, name: str | Offer, reason: str) -> Choice[Any]:
         ConfigurationError: no provider offers it, or it can't be used; see `core.registry`.
         PluginLoadError: it can't be imported.
     """
-    offer = name if isinstance(name, Offer) else REGISTRIES[kind].offer(name)
-    return Choice(kind, REGISTRIES[kind].create(offer), _identity(offer), reason)
+    registry = REGISTRIES[kind]
+    offer = name
+    if isinstance(offer, str):
+        offer = registry.offer(offer)
+    return Choice(kind, registry.create(offer), _identity(offer), reason)
 
 
 def refuse_class(kind: str, argument: object, base: type) -> None:
@@ -101,49 +102,60 @@ def survey(kind: str) -> list[Candidate]:
     """
     candidates = []
     for offer in REGISTRIES[kind].offers():
+        # Those in conflict are asked too: only one of them may be here.
         if offer.status in (Status.OK, Status.CONFLICT):
-            # Those in conflict are asked too, each by its qualified name: only one of them may be
-            # here.
-            name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
-            key = (kind, offer.spec.qualified_name, str(offer.version))
             try:
-                if key in _given_up:
-                    raise TimeIsUp("it hung before in this process")
-                with time_limit(DETECTION_TIMEOUT_S, IDLE_TIMEOUT_S):
-                    candidates.append(ask(kind, offer if offer.status is Status.OK else name))
+                candidates.append(_ask_in_time(kind, offer))
             except KeyboardInterrupt:
                 raise
             except BaseException as cause:
                 # a plugin can also call sys.exit(), or never come to an end
-                if offer.spec.provider != IN_PROCESS and isinstance(
-                    cause.__cause__ or cause, TimeIsUp
-                ):
-                    _given_up.add(key)
-                # A part that is here may report the user's own mistake; a conflict of aliases isn't
-                # one.
-                if isinstance(cause, ConfigurationError) and not isinstance(
-                    cause, AliasConflictError
-                ):
-                    raise
-                advice = f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
-                detail = failure(cause) + advice * (not isinstance(cause, CoreError))
-                message = f"The {kind} {name!r} of {offer} was not considered. {detail}"
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+                if isinstance(cause, ConfigurationError):
+                    raise  # a part that is here may report the user's own mistake
+                _warn_of(kind, offer, cause)
     return candidates
+
+
+def _ask_in_time(kind: str, offer: Offer) -> Candidate:
+    name = offer.spec.qualified_name
+    key = (kind, name, str(offer.version))
+    if key in _given_up:
+        raise TimeIsUp("it hung before in this process")
+    try:
+        with time_limit(DETECTION_TIMEOUT_S):
+            candidate = ask(kind, offer)
+    except BaseException as cause:
+        if offer.spec.provider != IN_PROCESS and isinstance(cause.__cause__ or cause, TimeIsUp):
+            _given_up.add(key)
+        raise
+    if offer.status is Status.CONFLICT:
+        return candidate._replace(name=name)
+    return candidate
+
+
+def _warn_of(kind: str, offer: Offer, cause: BaseException) -> None:
+    name, detail = offer.spec.alias, failure(cause)
+    if offer.status is Status.CONFLICT:
+        name = offer.spec.qualified_name
+    if not isinstance(cause, CoreError):
+        detail += f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
+    message = f"The {kind} {name!r} of {offer} was not considered. {detail}"
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def failure(cause: BaseException) -> str:
     """The text of what went wrong when a part was asked; core's own errors say it already."""
-    return str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
+    if isinstance(cause, CoreError):
+        return str(cause)
+    return f"{type(cause).__name__}: {cause}"
 
 
-def ask(kind: str, name: str | Offer) -> Candidate:
+def ask(kind: str, offer: Offer) -> Candidate:
     """Ask one registered part whether it is here."""
-    registry = REGISTRIES[kind]
-    offer = name if isinstance(name, Offer) else registry.offer(name)
-    target = registry.get(offer)
-    detector: object = target if isinstance(target, type) else registry.create(offer)
-    return Candidate(offer.spec.alias if isinstance(name, Offer) else name, offer, detect(detector))
+    detector: Any = REGISTRIES[kind].get(offer)
+    if not isinstance(detector, type):
+        detector = REGISTRIES[kind].create(offer)
+    return Candidate(offer.spec.alias, offer, detect(detector))
 
 
 def detect(part: Any) -> Detection:
@@ -173,43 +185,41 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
         ConfigurationError: one is broken, several have the same priority, or none is here.
     """
     candidates = tuple(candidates)
+    here = [other for other in candidates if other.is_here]
     for candidate in candidates:
         # An error even where others are here: to pass over a broken GPU would be to train on the
         # CPU without a word.
         if isinstance(candidate.detection, Broken):
-            others = [other.name for other in candidates if other.is_here]
-            advice = (
-                f" Repair it, or choose another one yourself: {explicit.format(others[-1])}."
-                if others
-                else ""
-            )
+            advice = ""
+            if here:
+                advice = (
+                    f" Repair it, or choose another one yourself: {explicit.format(here[-1].name)}."
+                )
             raise ConfigurationError(
                 f"The {kind} {candidate.name!r} ({candidate.offer}) is here, but it can't be used: "
                 f"{candidate.detection.reason}.{advice}"
             )
-    here = sorted(
-        (other for other in candidates if other.is_here), key=lambda other: -other.priority
-    )
     if not here:
         raise ConfigurationError(
             f"No {kind} is here ({why_absent(candidates)}). Name the one that you want."
         )
-    if rivals := [other.name for other in here if other.priority == here[0].priority][1:]:
+    highest = max(other.priority for other in here)
+    first, *rivals = [other for other in here if other.priority == highest]
+    if rivals:
+        names = first.name, rivals[0].name
         raise ConfigurationError(
-            f"Several {kind}s are here with the same priority: {here[0].name!r} and {rivals[0]!r}. "
-            f"Choose one: {explicit.format(here[0].name)} or {explicit.format(rivals[0])}."
+            f"Several {kind}s are here with the same priority: {names[0]!r} and {names[1]!r}. "
+            f"Choose one: {explicit.format(names[0])} or {explicit.format(names[1])}."
         )
-    return here[0]
+    return first
 
 
 def precedence(chosen: Candidate, candidates: Iterable[Candidate]) -> str:
     """The reason why `chosen` won."""
     others = [other.name for other in candidates if other.is_here and other is not chosen]
-    return (
-        f"auto; it is here, and comes before {', '.join(others)}"
-        if others
-        else "auto; nothing else is here"
-    )
+    if others:
+        return f"auto; it is here, and comes before {', '.join(others)}"
+    return "auto; nothing else is here"
 
 
 def why_absent(candidates: Iterable[Candidate]) -> str:
@@ -223,11 +233,13 @@ def same_part(kind: str, one: object, other: object) -> bool:
     """
     if not isinstance(one, str) and not isinstance(other, str):
         return one is other
-    one_name, other_name = (
-        split_name(part)[1] if isinstance(part, str) else identify(kind, part).alias
-        for part in (one, other)
-    )
-    return one_name == other_name
+    return _alias_of(kind, one) == _alias_of(kind, other)
+
+
+def _alias_of(kind: str, part: object) -> str:
+    if isinstance(part, str):
+        return split_name(part)[1]
+    return identify(kind, part).alias
 
 
 def _identity(offer: Offer) -> Identity:
@@ -236,7 +248,9 @@ def _identity(offer: Offer) -> Identity:
 
 def show(part: object) -> str:
     """A part that the user passed, for a message: its name, or the class of an object."""
-    return repr(part) if isinstance(part, str) else type(part).__name__
+    if isinstance(part, str):
+        return repr(part)
+    return type(part).__name__
 
 
 def _loaded(target: str) -> object:

@@ -77,20 +77,8 @@ def _parse(part: str, text: str) -> int:
 
 
 def _number(devices: object) -> int:
-    if devices is None:
-        raise _error(
-            devices,
-            "None says neither how many nor which",
-            "Leave devices out, or write devices='auto'.",
-        )
-    if isinstance(devices, bool):
-        raise _error(
-            devices, "a truth value is no number", f"Write devices={int(devices) or 'auto'!r}."
-        )
-    if isinstance(devices, float):
-        whole = f"Write devices={int(devices)}." if devices.is_integer() else ""
-        raise _error(devices, "a number of devices is whole, and this is a float", whole)
-    if (number := _integer(devices)) is None:
+    number = _integer(devices)
+    if number is None:
         raise _error(devices, f"a {type(devices).__name__} is none of these")
     return number
 
@@ -108,7 +96,8 @@ def _check_number(number: int, written: object) -> int:
 
 
 def _index(item: object, devices: Sequence[object]) -> int:
-    if (index := _integer(item)) is None:
+    index = _integer(item)
+    if index is None:
         raise _error(devices, f"{item!r} is not the index of a device")
     return index
 
@@ -117,13 +106,10 @@ def _check_indices(indices: list[int], written: object) -> list[int]:
     if not indices:
         raise _error(written, "it names no device", "Write devices='auto' to let core choose.")
     if min(indices) < 0:
-        hint = (
-            "For all devices write devices=-1, without a list."
-            if indices == [-1]
-            else "Indices begin at 0."
-        )
+        hint = "Indices begin at 0; for all devices write devices=-1, without a list."
         raise _error(written, f"{min(indices)} is not the index of a device", hint)
-    if repeated := [index for index in dict.fromkeys(indices) if indices.count(index) > 1]:
+    repeated = [index for index in dict.fromkeys(indices) if indices.count(index) > 1]
+    if repeated:
         problem = f"device {repeated[0]} is named twice, and each process needs one of its own"
         raise _error(written, problem, "Name each device once.")
     return indices

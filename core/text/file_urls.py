@@ -19,4 +19,6 @@ def filesystem_of(path: PathLike) -> tuple[Any, str]:
     import fsspec
 
     text = os.fspath(path)
-    return fsspec.url_to_fs(unquote(text) if text.startswith("file:") else text)  # type: ignore[no-any-return]
+    if text.startswith("file:"):
+        text = unquote(text)
+    return fsspec.url_to_fs(text)  # type: ignore[no-any-return]

@@ -25,7 +25,9 @@ def open_file(path: PathLike) -> BinaryIO:
     """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "something else"
+        what = "something else"
+        if stat.S_ISDIR(mode):
+            what = "a folder"
         raise NotAFileError(f"{os.fspath(path)!r} is {what}, where a file was expected")
     return open(path, "rb")
 

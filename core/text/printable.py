@@ -15,7 +15,8 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+    odd = {char for char in text if not char.isprintable() and char not in keep}
+    return text.translate({ord(char): _escaped(char) for char in odd})
 
 
 def shortened(text: str, max_chars: int) -> str:

@@ -30,4 +30,6 @@ def did_you_mean(name: str, choices: Iterable[str], *, count: int = 1, cutoff: f
     `near_names`.
     """
     near = near_names(name, choices, count=count, cutoff=cutoff)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if not near:
+        return ""
+    return f" Did you mean {' or '.join(map(repr, near))}?"

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from typing import Any
 
-from core.accelerators import cuda_probe
-from core.accelerators.cuda import CUDAAccelerator
-from core.contract.accelerator import Found
-from core.contract.errors import DeviceError
+from core import DeviceError, Found
+from core.accelerators import CUDAAccelerator
+from core_lightning import cuda_probe
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from core_training.hooks.event_hooks import EventHooks
     from core_training.hparams.hyperparameters import HasHyperparameters
     from core_training.loops.fit_call import FitCall
+    from core_training.loops.loop_policy import LoopPolicy
     from core_training.module.module import Module
     from core_training.settings.resume import Resume
     from core_training.settings.warn_at import warn_caller
@@ -23,6 +24,7 @@ __all__ = [
     "EventHooks",
     "FitCall",
     "HasHyperparameters",
+    "LoopPolicy",
     "Module",
     "Resume",
     "Trainer",

@@ -12,13 +12,13 @@ from torch import nn
 
 from core.contract import Capability
 from core_training.logging.logger_publisher import LoggerPublisher
+from core_training.loops.loop_policy import LoopPolicy
 from core_training.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
     from core.contract import Logger, PathLike, SetupHost, Stage, Strategy, TrainingStep
@@ -72,52 +72,10 @@ class FinishedFit:
     rank_state: dict[str, object] | None
 
 
-@dataclass(eq=False, kw_only=True)
-class Run:
-    """One stage of one Trainer, from the user's call to its end. Loops, state and searches work on
-    it.
-
-    The Trainer makes one for each stage by `dataclasses.replace` of the one before: what is passed
-    here goes on from stage to stage, all else begins anew. The first one has no stage, and holds
-    the Trainer's arguments.
+class StageState:
+    """What begins anew with each stage.
 
     Attributes:
-        fabric: joins the ranks, wraps optimizers, prints.
-        options: of the Trainer.
-        callbacks: of this stage, those of the module too.
-        observers: callbacks that a subclass of Trainer needs for itself. They are called before
-            `callbacks`, and keep no state.
-        ends_cut_epochs: an epoch that a stop cuts ends with its hooks, after a validation if one
-            asked for the stop.
-        asks_beyond_length: a training loader that has given all of its batches is asked once more,
-            as by a `for` loop.
-        steps_schedulers: the training loop steps learning-rate schedulers; else an observer does.
-        outputs_of: what `on_train_batch_end` gets, from the output of `training_step` and the loss;
-            None is core's way.
-        loggers: all of them, whichever rank this is.
-        profiler: or none.
-        default_root_dir: where checkpoints and logs go.
-        fast_dev_run: batches of each stage in a quick run; 0 if it is none.
-        progress: counts on from one `fit` to the next.
-        logged: the newest values of everything that was logged.
-        accumulate_grad_batches: batches of an accumulation window; callbacks may change it between
-            epochs.
-        trainer: the object that hooks and the strategy get, from the first stage on.
-        stage: None before the first one.
-        module: the user's own; an empty one before the first stage.
-        datamodule: or none.
-        loaders: of this stage; none before the first one.
-        ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it
-            stands for.
-        resume: the parts of it with which `fit` goes on; None for all.
-        counts_on: `fit` trains the module of the stage before on, from that one's counters.
-        is_asked_to_stop: what `Trainer.should_stop` shows.
-        status: how the stage stands.
-        described_module: whose hyperparameters the loggers have.
-        returns_predictions: `predict` collects what `predict_step` returns.
-        prints_results: the progress bar shows the results of an evaluation.
-
-    Attributes that begin anew:
         publisher: hands logged values to this rank's loggers.
         metrics: where `self.log` goes now.
         events: the listeners of hooks, from the beginning of the stage in the worker on.
@@ -144,6 +102,58 @@ class Run:
             None before a save.
     """
 
+    events: Events
+    wake: Callable[[], None] | None = None
+    window_of: Callable[[int], int] | None = None
+    is_running: bool = False
+    sanity_checking: bool = False
+    running_step: TrainingStep | None = None
+    stop_reason: str = ""
+    restored_random_state: dict[str, Any] | None = None
+    random_state_at_opening: dict[str, object] | None = None
+    finished_fit: FinishedFit | None = None
+    described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = None
+    _wrapped_optimizers: list[FabricOptimizer] | None = None
+
+
+@dataclass(eq=False, kw_only=True)
+class Run(StageState):
+    """One stage of one Trainer, from the user's call to its end. Loops, state and searches work on
+    it.
+
+    The Trainer makes one for each stage by `dataclasses.replace` of the one before: what is passed
+    here goes on from stage to stage, all else begins anew. The first one has no stage, and holds
+    the Trainer's arguments.
+
+    Attributes:
+        fabric: joins the ranks, wraps optimizers, prints.
+        options: of the Trainer.
+        callbacks: of this stage, those of the module too.
+        loggers: all of them, whichever rank this is.
+        profiler: or none.
+        default_root_dir: where checkpoints and logs go.
+        fast_dev_run: batches of each stage in a quick run; 0 if it is none.
+        progress: counts on from one `fit` to the next.
+        logged: the newest values of everything that was logged.
+        accumulate_grad_batches: batches of an accumulation window; callbacks may change it between
+            epochs.
+        loop_policy: what the loops do where one Trainer differs from another.
+        trainer: the object that hooks and the strategy get, from the first stage on.
+        stage: None before the first one.
+        module: the user's own; an empty one before the first stage.
+        datamodule: or none.
+        loaders: of this stage; none before the first one.
+        ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it
+            stands for.
+        resume: the parts of it with which `fit` goes on; None for all.
+        counts_on: `fit` trains the module of the stage before on, from that one's counters.
+        is_asked_to_stop: what `Trainer.should_stop` shows.
+        status: how the stage stands.
+        described_module: whose hyperparameters the loggers have.
+        returns_predictions: `predict` collects what `predict_step` returns.
+        prints_results: the progress bar shows the results of an evaluation.
+    """
+
     fabric: Fabric
     options: TrainerOptions
     callbacks: list[Callback]
@@ -155,11 +165,7 @@ class Run:
     logged: MetricValues
     accumulate_grad_batches: int
     loaders: Loaders
-    observers: Sequence[Callback] = ()
-    ends_cut_epochs: bool = False
-    asks_beyond_length: bool = True
-    steps_schedulers: bool = True
-    outputs_of: Callable[[object, Tensor | None], object] | None = None
+    loop_policy: LoopPolicy = field(default_factory=LoopPolicy)
     trainer: SetupHost | None = None
     stage: Stage | None = None
     module: nn.Module = field(default_factory=nn.Module)
@@ -173,26 +179,11 @@ class Run:
     returns_predictions: bool = True
     prints_results: bool = True
 
-    events: Events = field(init=False)
-    wake: Callable[[], None] | None = field(init=False, default=None)
-    window_of: Callable[[int], int] | None = field(init=False, default=None)
-    is_running: bool = field(init=False, default=False)
-    sanity_checking: bool = field(init=False, default=False)
-    running_step: TrainingStep | None = field(init=False, default=None)
-    began: datetime = field(init=False, default_factory=lambda: datetime.now(UTC))
-    stop_reason: str = field(init=False, default="")
-    saves: dict[str, int] = field(init=False, default_factory=dict)
-    pending_saves: list[tuple[PathLike, bool, str]] = field(init=False, default_factory=list)
-    restored_random_state: dict[str, Any] | None = field(init=False, default=None)
-    random_state_at_opening: dict[str, object] | None = field(init=False, default=None)
-    settings: dict[str, object] = field(init=False, default_factory=dict)
-    finished_fit: FinishedFit | None = field(init=False, default=None)
-    described_frozen: tuple[dict[str, int], dict[str, Frozen]] | None = field(
-        init=False, default=None
-    )
-    _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)
-
     def __post_init__(self) -> None:
+        self.began = datetime.now(UTC)
+        self.saves: dict[str, int] = {}
+        self.pending_saves: list[tuple[PathLike, bool, str]] = []
+        self.settings: dict[str, object] = {}
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
         self.publisher = LoggerPublisher(

@@ -15,6 +15,7 @@ from core import Callback, DataModule, PathLike
 from core import Trainer as CoreTrainer
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import ModelSummary
+from core.trainer import LoopPolicy
 from core_lightning.callbacks._callbacks import ModelCheckpoint
 from core_lightning.checkpoints.checkpoint_io import LightningCheckpointIO, has_checkpoint_io
 from core_lightning.checkpoints.left_out import note_objects
@@ -137,16 +138,11 @@ class Trainer(TrainerAttributes):
             LRSchedules(),
             Assigned(),
         ]
-        if use_distributed_sampler is None and self.world_size == 1:
+        keeps_loaders = use_distributed_sampler is None and self.world_size == 1
+        if keeps_loaders:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers = [SameDraws(), MadeLoaders(), *observers]
-            self.run.asks_beyond_length = False
-        self.run.observers, self.run.ends_cut_epochs, self.run.steps_schedulers = (
-            observers,
-            True,
-            False,
-        )
-        self.run.outputs_of = self._outputs_of
+        self.loop_policy = _LightningLoops(self, observers, asks=not keeps_loaders)
         self.passed: dict[str, Any] = {}
         self.loaders_of: dict[str, set[int | None]] = {}
         for each in self.loggers:
@@ -243,25 +239,6 @@ class Trainer(TrainerAttributes):
                 for logger in self.loggers:
                     getattr(logger, "after_save_checkpoint", lambda _: None)(callback)
 
-    def _outputs_of(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
-        """The output of a training step as hooks get it: a dict, with the loss as it was divided
-        for accumulation.
-        """
-        step = self.running_step
-        found: dict[str, Any] = {}
-        if isinstance(output, dict):
-            found.update(output)
-        if step is not None and step.manual:
-            if isinstance(output, Tensor):
-                found["loss"] = output.detach()
-            return found
-        if loss is None:
-            return {}
-        if step is not None:
-            loss = loss / step.num_accumulated
-        found.pop("loss", None)
-        return {"loss": loss, **found}
-
     def _after_fit(self, evaluate: Callable[..., Any], *given: Any) -> Any:
         """Evaluate, and keep what there is of the last fit."""
         self.loaders_of = {}
@@ -297,6 +274,33 @@ class Trainer(TrainerAttributes):
             if saver is not None and saver.best_model_path:
                 return str(saver.best_model_path)
         return ckpt_path
+
+
+class _LightningLoops(LoopPolicy):
+    """What Lightning's loops do in another way than core's."""
+
+    steps_schedulers = False
+    ends_cut_epochs = True
+
+    def __init__(self, trainer: Trainer, observers: list[Callback], *, asks: bool) -> None:
+        self._trainer, self.observers, self.asks_beyond_length = trainer, observers, asks
+
+    def step_outputs(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
+        """A dict, with the loss as it was divided for accumulation."""
+        step = self._trainer.running_step
+        found: dict[str, Any] = {}
+        if isinstance(output, dict):
+            found.update(output)
+        if step is not None and step.manual:
+            if isinstance(output, Tensor):
+                found["loss"] = output.detach()
+            return found
+        if loss is None:
+            return {}
+        if step is not None:
+            loss = loss / step.num_accumulated
+        found.pop("loss", None)
+        return {"loss": loss, **found}
 
 
 def _with_checkpoint_io(given: list[Any]) -> list[Any]:

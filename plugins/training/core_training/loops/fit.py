@@ -18,6 +18,7 @@ from core_training.hooks.argument_counts import call_with
 from core_training.logging.non_finite_losses import guarded, loss_in, weight_in
 from core_training.loops.evaluate import evaluate
 from core_training.loops.fit_warnings import NoUpdateCheck
+from core_training.loops.loop_policy import LoopPolicy
 from core_training.loops.profiling import mark_steps, profile_parts
 from core_training.loops.scheduling import schedulers_by, step_schedulers, step_waiting
 from core_training.loops.stop_agreement import StopAgreement
@@ -88,6 +89,9 @@ class FitLoop:
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = mark_steps(self._run.profiler, events.hook("on_train_batch_end"))
+        # by default a plain loss is handed on without a call
+        shape = type(self._run.loop_policy).step_outputs
+        self.shapes_outputs = shape is not LoopPolicy.step_outputs
         self.transfer = self._run.make_transfer()
         self.schedule = ValidationSchedule(self._run)
         self.log_every = options.log_every_n_steps if self._run.publisher.loggers else 0
@@ -350,8 +354,9 @@ class FitLoop:
             if stepped and self.step_schedulers:
                 step_schedulers(run, self.step_schedulers, progress.global_step)
             if self.batch_end is not None:
-                is_plain = type(self.outputs) is Tensor and run.outputs_of is None
-                outputs = output.loss if is_plain else self._outputs(output)
+                outputs: object = output.loss
+                if self.shapes_outputs or type(self.outputs) is not Tensor:
+                    outputs = run.loop_policy.step_outputs(self.outputs, output.loss)
                 self.batch_end(outputs, batch, batch_idx - output.num_batches)
             if (
                 stepped
@@ -367,7 +372,7 @@ class FitLoop:
                     self._write_pending()
                 may_stop = batch_idx >= stops.look_at or progress.global_step >= self.max_steps
                 if may_stop and self._stops_after(batch_idx) and batch_idx < num_batches:
-                    return run.ends_cut_epochs and self._end_cut_epoch()
+                    return run.loop_policy.ends_cut_epochs and self._end_cut_epoch()
         self._end_batches(batches, batch_idx)
         return True
 
@@ -436,7 +441,7 @@ class FitLoop:
         if not run.loaders.knows_length and self.line is None and run.session.has_peers:
             # where the watch sees a rank that is out of data
             self.strategy.barrier("the end of an epoch")
-        if run.asks_beyond_length and num_batches == length_of(run.loaders.train):
+        if run.loop_policy.asks_beyond_length and num_batches == length_of(run.loaders.train):
             # as a `for` loop asks once more: the order of some samplers depends on it
             next(batches, None)
         if self.schedule.is_due_after_epoch():
@@ -503,14 +508,6 @@ class FitLoop:
         state, self._run.restored_random_state = self._run.restored_random_state, None
         if state is not None:
             restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
-
-    def _outputs(self, output: StepOutput) -> object:
-        """The output of `training_step`, with its loss detached."""
-        if self._run.outputs_of is not None:
-            return self._run.outputs_of(self.outputs, output.loss)
-        if isinstance(self.outputs, dict) and "loss" in self.outputs:
-            return {**self.outputs, "loss": output.loss}
-        return self.outputs
 
     def _validate_belatedly(self) -> None:
         """A run that was stopped between a step and the validation that was due after it begins

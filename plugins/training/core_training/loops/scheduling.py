@@ -20,12 +20,10 @@ def schedulers_by(run: Run, interval: str, *, manual: bool) -> list[Scheduler]:
     """The schedulers that the loop steps at this interval; none if the user, an engine or an
     observer does.
     """
-    owned = (
-        manual or not run.steps_schedulers or Capability.OWNS_SCHEDULER in run.strategy.capabilities
-    )
-    return (
-        [] if owned else [item for item in run.strategy.lr_schedulers if item.interval == interval]
-    )
+    is_owned = Capability.OWNS_SCHEDULER in run.strategy.capabilities
+    if manual or is_owned or not run.loop_policy.steps_schedulers:
+        return []
+    return [item for item in run.strategy.lr_schedulers if item.interval == interval]
 
 
 def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:

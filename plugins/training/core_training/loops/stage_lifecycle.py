@@ -63,7 +63,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
     run.is_running = True
     _attach(run)
     # From here on, an exception reaches the hooks, and the stage is torn down.
-    listeners = [*run.observers, *run.callbacks]
+    listeners = [*run.loop_policy.observers, *run.callbacks]
     run.events = Events(run.trainer, module, listeners, run.datamodule, run.profiler)
     try:
         run.publisher.loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)

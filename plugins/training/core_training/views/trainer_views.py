@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from core.session import Session
     from core_training.hooks.callback import Callback
     from core_training.hooks.events import Events
+    from core_training.loops.loop_policy import LoopPolicy
     from core_training.profilers import Profiler
     from core_training.run import Status
     from core_training.signals.interruption import SignalGuard
@@ -89,6 +90,15 @@ class TrainerViews(DataViews, SetupHost):
     @profiler.setter
     def profiler(self, value: Profiler | None) -> None:
         self.run.profiler = value
+
+    @property
+    def loop_policy(self) -> LoopPolicy:
+        """What the loops do where one Trainer differs from another; a subclass sets its own."""
+        return self.run.loop_policy
+
+    @loop_policy.setter
+    def loop_policy(self, value: LoopPolicy) -> None:
+        self.run.loop_policy = value
 
     # limits ---------------------------------------------------------------------------------------
 

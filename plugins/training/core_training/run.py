@@ -186,9 +186,7 @@ class Run(StageState):
         self.settings: dict[str, object] = {}
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
-        self.publisher = LoggerPublisher(
-            self.logged, self.progress, self.loggers, self.strategy, self.profiler
-        )
+        self.publisher = LoggerPublisher(self)
 
     @property
     def strategy(self) -> Strategy:

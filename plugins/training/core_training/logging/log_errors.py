@@ -17,27 +17,28 @@ if TYPE_CHECKING:
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
 
 
-def describe_closed(name: str, closed: str) -> str:
+def describe_closed(name: str) -> str:
     """The error of a `self.log` where nothing is collected."""
     return (
-        f"self.log({name!r}) was called {closed}, where nothing is collected. Log in a training, "
-        "validation or test step, or in a hook between on_train_start and on_train_epoch_end, or "
-        "on_validation_start and on_validation_epoch_end."
+        f"self.log({name!r}) was called outside of the training, validation or test that a Trainer "
+        "runs, where nothing is collected. Log in a training, validation or test step, or in a "
+        "hook between on_train_start and on_train_epoch_end, or on_validation_start and "
+        "on_validation_epoch_end."
     )
 
 
-def describe_conflict(
-    entry: Entry, options: tuple[Any, ...], *, by_step: bool, by_epoch: bool
-) -> str:
+def describe_conflict(entry: Entry, options: tuple[Any, ...], by_step: bool, by_epoch: bool) -> str:
     """One name, logged in two ways."""
     changed = [
         f"{name}={before!r} and {name}={after!r}"
         for name, before, after in zip(_OPTIONS, entry.options, options, strict=True)
         if before != after
-    ] or [
-        f"on_step={entry.on_step} and on_epoch={entry.on_epoch} in one hook, "
-        f"on_step={by_step} and on_epoch={by_epoch} in another"
     ]
+    if not changed:
+        changed = [
+            f"on_step={entry.on_step} and on_epoch={entry.on_epoch} in one hook, "
+            f"on_step={by_step} and on_epoch={by_epoch} in another"
+        ]
     return (
         f"self.log({entry.name!r}) was called with {', '.join(changed)} in one stage. "
         "Log it in one way, or under two names."
@@ -48,8 +49,9 @@ def check_metric(entry: Entry, value: Any) -> None:
     """The same torchmetrics object in every call."""
     if entry.metric is value:
         return
-    before = "a number" if entry.metric is None else _name_of(entry.metric)
-    after = f"another {_name_of(value)}" if type(value) is type(entry.metric) else _name_of(value)
+    before, after = _name_of(entry.metric), _name_of(value)
+    if before == after:
+        after = f"another {after}"
     raise ModuleError(
         f"self.log({entry.name!r}) got {before} before, and {after} now. Log one kind of value "
         "under one name: the Metric object, or what it computes."
@@ -90,17 +92,6 @@ def check_called(name: str, metric: Any) -> None:
         )
 
 
-def describe_alone(name: str, on: list[int], others: list[int]) -> str:
-    """The warning for an epoch's value that some ranks log, and others don't."""
-    which, rest = (
-        f"rank{'s' * (len(each) > 1)} {', '.join(map(str, each))}" for each in (on, others)
-    )
-    return (
-        f"self.log({name!r}) is called on {which}, and not on {rest}: the epoch's value is of "
-        f"{which} alone. Log it on all ranks, or pass rank_zero_only=True where rank 0 is meant."
-    )
-
-
 def describe_shape(name: str, value: Tensor) -> str:
     """A tensor of several elements, or of none."""
     return (
@@ -137,15 +128,13 @@ def as_value(name: str, computed: Any) -> float:
     Raises:
         ModuleError: it is several numbers.
     """
-    if isinstance(computed, Tensor) and computed.numel() == 1:
-        return computed.item()
     if isinstance(computed, float | int):
         return computed
-    what = (
-        f"a tensor of shape {tuple(computed.shape)}"
-        if isinstance(computed, Tensor)
-        else type(computed).__name__
-    )
+    what = type(computed).__name__
+    if isinstance(computed, Tensor):
+        if computed.numel() == 1:
+            return computed.item()
+        what = f"a tensor of shape {tuple(computed.shape)}"
     raise ModuleError(
         f"The metric that self.log({name!r}) got computes {what}; expected one number. Log its "
         "parts by themselves in an epoch-end hook: self.log_dict({...})."
@@ -153,4 +142,6 @@ def as_value(name: str, computed: Any) -> float:
 
 
 def _name_of(value: Any) -> str:
-    return "a number" if isinstance(value, Tensor | float | int) else type(value).__name__
+    if value is None or isinstance(value, Tensor | float | int):
+        return "a number"
+    return type(value).__name__

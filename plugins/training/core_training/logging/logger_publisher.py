@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from core_training.logging.scalar_widths import read
@@ -12,11 +11,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core.contract import Logger, Strategy
+    from core.contract import Logger
     from core_training.logging.metric_collector import MetricCollector
-    from core_training.logging.metric_values import MetricValues
-    from core_training.profilers import Profiler
-    from core_training.progress import Progress
+    from core_training.run import Run
 
 
 class LoggerPublisher:
@@ -27,21 +24,10 @@ class LoggerPublisher:
         has_published_step: True once values of single steps were handed over.
     """
 
-    def __init__(
-        self,
-        logged: MetricValues,
-        progress: Progress,
-        loggers: Sequence[Logger],
-        strategy: Strategy,
-        profiler: Profiler | None,
-    ) -> None:
-        self.loggers, self.has_published_step = loggers, False
-        self._logged, self._progress, self._strategy, self._profiler = (
-            logged,
-            progress,
-            strategy,
-            profiler,
-        )
+    def __init__(self, run: Run) -> None:
+        self.loggers: Sequence[Logger] = run.loggers
+        self.has_published_step = False
+        self._run, self._logged = run, run.logged
 
     def for_bar(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
@@ -51,25 +37,22 @@ class LoggerPublisher:
 
     def publish_step(self, metrics: MetricCollector, output: object, module: nn.Module) -> None:
         """All ranks. Hand the newest step values to the loggers, and look at the last output of
-        `training_step`.
-
-        Waits for the device once.
+        `training_step`. Waits for the device.
         """
-        names, losses = metrics.logger_names(), self._logged.losses
+        names = metrics.logger_names()
         values = {name: value for name, value in metrics.step_values().items() if name in names}
-        *numbers, loss = read([*values.values(), losses.loss_of(output)])
         if values:
-            logged = dict(zip(values, numbers, strict=True))
+            logged = dict(zip(values, read(list(values.values())), strict=True))
             self._check_losses(logged)
             self.log_metrics(logged)
             self.has_published_step = True
-        losses.look_at_output(output, module, self._strategy, value=loss)
+        self._logged.losses.look_at_output(output, module, self._run.strategy)
 
     def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
         """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
         callbacks.
         """
-        self._logged.reduce_epoch(metrics, self._strategy, module, is_over=False)
+        self._logged.reduce_epoch(metrics, self._run.strategy, module, is_over=False)
 
     def publish_epoch(
         self,
@@ -89,13 +72,11 @@ class LoggerPublisher:
                 go on one day.
             hands_over: False for a sanity check, of which loggers get nothing.
         """
-        values = self._logged.reduce_epoch(metrics, self._strategy, module, is_over=is_over)
+        values = self._logged.reduce_epoch(metrics, self._run.strategy, module, is_over=is_over)
         self._check_losses(values)
         # Those of single steps too: they may be shown nowhere.
-        steps = {
-            name: value for name, value in metrics.step_values().items() if "loss" in name.lower()
-        }
-        self._check_losses({name: float(value) for name, value in steps.items()})
+        steps = metrics.step_values().items()
+        self._check_losses({name: float(value) for name, value in steps if "loss" in name.lower()})
         names = metrics.logger_names()
         logged = {name: float(value) for name, value in values.items() if name in names}
         if logged and hands_over:
@@ -109,14 +90,16 @@ class LoggerPublisher:
             values: a number by name.
             step: optimizer steps that they belong to; None is `global_step`.
         """
-        if not self._strategy.is_global_zero or not self.loggers:
+        if not self._run.strategy.is_global_zero or not self.loggers:
             return
-        values = {"epoch": float(self._progress.epoch), **values}
-        step = self._progress.global_step if step is None else step
-        with self._profiler.profile("log_metrics") if self._profiler is not None else nullcontext():
+        progress = self._run.progress
+        values = {"epoch": float(progress.epoch), **values}
+        if step is None:
+            step = progress.global_step
+        with self._run.profile("log_metrics"):
             for logger in self.loggers:
                 logger.log_metrics(values, step)
 
     def _check_losses(self, values: Mapping[str, float]) -> None:
-        if self._strategy.is_global_zero:
+        if self._run.strategy.is_global_zero:
             self._logged.check_losses(values)

@@ -8,31 +8,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core_training.logging import log_errors
-from core_training.logging.metric_entry import REDUCTIONS, ComputedMetric, Entry, join_totals
+from core_training.logging.epoch_reduction import EpochReduction
+from core_training.logging.metric_entry import REDUCTIONS, Entry
 from core_training.logging.non_finite_losses import weight_in
 from core_training.logging.scalar_widths import reduce_weighted, to_tensor, widen
 from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
     from core.contract import Strategy
     from core_training.logging.metric_entry import LogOptions
-
-    _Reduction: TypeAlias = tuple[str, float, float]
-    """The name of a reduction, its running total, and its weight."""
-
-
-BEFORE_AND_AFTER = "outside of the training, validation or test that a Trainer runs"
 
 
 @dataclass(slots=True)
@@ -42,7 +35,7 @@ class MetricCollector:
     Attributes:
         on_epoch_default: True if a value counts for the epoch (evaluation, hooks around epochs),
             False for its step.
-        closed: where the run is while nothing can be logged; None while something can.
+        is_open: values can be logged now.
         sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is
             nothing to reduce.
         batch: the running batch; its size weighs a mean.
@@ -56,13 +49,12 @@ class MetricCollector:
         has_weighed: True once the size of a batch was determined, with a warning if that is
             uncertain.
         collectors: of all stages, this one among them.
-        computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
-        known_alone: names that only some ranks log, of which a warning was given.
+        reduction: of the epoch.
     """
 
     on_epoch_default: bool
     entries: dict[str, Entry] = field(default_factory=dict)
-    closed: str | None = BEFORE_AND_AFTER
+    is_open: bool = False
     sync_step: Callable[[object, str], object] | None = None
     batch: Any = None
     weight: float | Tensor | None = None
@@ -71,8 +63,7 @@ class MetricCollector:
     dataloader_idx: int | None = None
     has_weighed: bool = False
     collectors: Sequence[MetricCollector] = ()
-    computed: dict[str, ComputedMetric] = field(default_factory=dict)
-    known_alone: set[str] = field(default_factory=set)
+    reduction: EpochReduction = field(default_factory=EpochReduction)
 
     def open(
         self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False
@@ -85,19 +76,19 @@ class MetricCollector:
                 make the same steps.
             holds: steps may say what their batches weigh.
         """
-        self.closed, self.on_epoch_default = None, on_epoch_default
+        self.is_open, self.on_epoch_default = True, on_epoch_default
         self.weight, self.held = None, [] if holds else None
         if strategy is not None and strategy.session.has_peers:
             self.sync_step = partial(_reduce_step, strategy)
 
     def close(self) -> None:
         """Make logging an error from now on."""
-        self.closed, self.sync_step = BEFORE_AND_AFTER, None
+        self.is_open, self.sync_step = False, None
 
     def reset(self) -> None:
         """Another stage begins, perhaps with another module: names may be logged in another way."""
         self.entries.clear()
-        self.computed.clear()
+        self.reduction.clear()
         self.has_weighed, self.share = False, None
         self.close()
 
@@ -110,8 +101,8 @@ class MetricCollector:
         add_dataloader_idx: bool = True,
     ) -> None:
         """Record a value; see `core.Module.log`."""
-        if self.closed is not None:
-            raise ModuleError(log_errors.describe_closed(name, self.closed))
+        if not self.is_open:
+            raise ModuleError(log_errors.describe_closed(name))
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self.entries.get(name)
@@ -205,7 +196,7 @@ class MetricCollector:
 
     def _make_entry(self, name: str, value: Any, options: LogOptions) -> Entry:
         prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
-        reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+        reduction = str(getattr(reduce_fx, "__name__", reduce_fx))
         reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
         if reduction not in REDUCTIONS:
             raise ModuleError(
@@ -221,19 +212,22 @@ class MetricCollector:
         entry = Entry(
             name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options
         )
-        entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
-        entry.dataloader_idx, entry.in_batch = self.dataloader_idx, self.batch is not None
-        if entry.metric is not None:
+        entry.default, entry.dataloader_idx = self.on_epoch_default, self.dataloader_idx
+        entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
+        entry.is_stepwise = not by_epoch and not entry.syncs_steps
+        if _is_metric(value):
+            entry.metric, entry.is_stepwise = value, False
             if by_step and not by_epoch:
                 log_errors.check_called(name, value)
             log_errors.check_alone(entry, self.collectors, self)
-        entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
-        entry.is_stepwise = not by_epoch and not entry.syncs_steps and entry.metric is None
         return entry
 
     def _resolve(self, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
-        by_epoch = self.on_epoch_default if on_epoch is None else on_epoch
-        return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
+        if on_step is None:
+            on_step = not self.on_epoch_default
+        if on_epoch is None:
+            on_epoch = self.on_epoch_default
+        return on_step, on_epoch
 
     def _compare(self, entry: Entry, options: LogOptions) -> None:
         """Check a call from another hook, or after a restart, against the options of the first
@@ -245,26 +239,15 @@ class MetricCollector:
         # `on_step` and `on_epoch`, where they stand in `options`.
         by_step, by_epoch = self._resolve(*options[2:4])
         if entry.options != options or (by_step, by_epoch) != (entry.on_step, entry.on_epoch):
-            raise ModuleError(
-                log_errors.describe_conflict(entry, options, by_step=by_step, by_epoch=by_epoch)
-            )
+            raise ModuleError(log_errors.describe_conflict(entry, options, by_step, by_epoch))
 
     def step_values(self) -> dict[str, Any]:
         """The newest value of everything that is logged by step, as it is."""
-        return {
-            entry.step_name: _last(entry)
-            for entry in self.entries.values()
-            if entry.on_step and _has_last(entry)
-        }
+        return _newest(entry for entry in self.entries.values() if entry.on_step)
 
     def fresh_values(self) -> dict[str, Any]:
         """The step values that no newer one has replaced."""
-        fresh = [
-            entry
-            for entry in self.entries.values()
-            if entry.is_fresh and entry.on_step and _has_last(entry)
-        ]
-        return {entry.step_name: _last(entry) for entry in fresh}
+        return _newest(entry for entry in self.entries.values() if entry.on_step and entry.is_fresh)
 
     def mark_stale(self) -> None:
         """Mark all values as no longer fresh: newer ones may come."""
@@ -273,123 +256,33 @@ class MetricCollector:
 
     def names(self) -> set[str]:
         """All names under which values appear."""
-        return {
-            name
-            for entry in self.entries.values()
-            for name in (entry.name, entry.step_name, entry.epoch_name)
-        }
-
-    def bar_names(self) -> set[str]:
-        """All names that the progress bar shows."""
-        return {
-            name
-            for entry in self.entries.values()
-            if entry.prog_bar
-            for name in (entry.step_name, entry.epoch_name)
-        }
+        names = set(self.entries)
+        return names.union(*(entry.shown_names for entry in self.entries.values()))
 
     def logger_names(self) -> set[str]:
         """All names that go to the loggers."""
-        return {
-            name
-            for entry in self.entries.values()
-            if entry.logger
-            for name in (entry.step_name, entry.epoch_name)
-        }
+        logged = (entry.shown_names for entry in self.entries.values() if entry.logger)
+        return set[str]().union(*logged)
 
     def reduce_epoch(
-        self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
+        self, strategy: Strategy, module: nn.Module, *, is_over: bool = True
     ) -> dict[str, float]:
-        """All ranks. The epoch's values, over all shards of the data where asked; begins a new
-        epoch.
-
-        Values that are not logged with `sync_dist=False` are exact over all samples: sums and
-        weights are added, ranks that saw fewer samples, or none, included.
+        """All ranks. The epoch's values; see `EpochReduction`.
 
         Args:
             strategy: whose ranks take part.
-            module: that has the torchmetrics objects; a rank that saw no batch finds them there.
-            is_over: False to look at an epoch that goes on, or whose last hooks are still to run.
-                Torchmetrics objects are computed once for both, unless those hooks have updated
-                one.
+            module: that has the torchmetrics objects.
+            is_over: a new epoch begins. False to look at one that goes on, or whose last hooks are
+                still to run.
         """
         if self.held:  # a batch that was left out
             self.release(None)
-        # What this rank has.
-        reduced = [entry for entry in self.entries.values() if entry.on_epoch]
-        local = {
-            entry.epoch_name: _partial(entry)
-            for entry in reduced
-            if entry.metric is None and entry.count
-        }
-        metrics = {entry.epoch_name: entry.metric for entry in reduced if entry.metric is not None}
-        synced: dict[str, _Reduction] = {}
-        module_paths: dict[str, str] = {}
-        has_changed = any(found.is_stale for found in self.computed.values())
-        # What all shares have. A rank that saw no batch learns here which torchmetrics objects to
-        # compute with the others.
-        if strategy.session.has_peers:
-            synced_entries = (
-                entry
-                for entry in reduced
-                if entry.sync_dist is not False and not entry.rank_zero_only
-            )
-            shared = {entry.epoch_name for entry in synced_entries}
-            part = {name: part for name, part in local.items() if name in shared}
-            own = part, _module_paths(metrics, module), has_changed, self._logged_always(part)
-            (synced, module_paths, has_changed), logged = _gather(strategy, *own)
-            # ranks of one share have parts of a model
-            if strategy.data_parallel_size == strategy.world_size:
-                self._warn_of_alone(logged)
-        if has_changed:
-            self.computed.clear()
-        # One number for each name; a mean's total is weighted.
-        values = {}
-        for name, (reduction, total, weight) in {**local, **synced}.items():
-            values[name] = total / weight if reduction == "mean" else total
-        # torchmetrics communicates when it computes: in the same order on all ranks.
-        for name in dict.fromkeys((*module_paths, *metrics)):
-            if name not in self.computed:
-                metric: Any = (
-                    metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
-                )
-                self.computed[name] = ComputedMetric.of(name, metric, recompute=has_changed)
-        values.update({name: found.value for name, found in self.computed.items()})
+        values = self.reduction.reduce(self.entries.values(), strategy, module)
         if is_over:
-            for found in self.computed.values():  # after all were computed: some are made of others
-                found.metric.reset()
-            self.begin_epoch()
+            self.reduction.end_epoch()
+            for entry in self.entries.values():
+                entry.clear()
         return values
-
-    def _logged_always(self, part: dict[str, _Reduction]) -> set[str]:
-        """The names that this rank has logged in each batch, or beside batches; none where it has
-        had no batch.
-        """
-        entries = [
-            each
-            for each in self.entries.values()
-            if each.epoch_name in part and each.dataloader_idx is None
-        ]
-        weights = {
-            entry.epoch_name: part[entry.epoch_name][2] for entry in entries if entry.in_batch
-        }
-        most = max(weights.values(), default=0)
-        return {
-            entry.epoch_name
-            for entry in entries
-            if most and weights.get(entry.epoch_name, most) == most
-        }
-
-    def _warn_of_alone(self, logged: Sequence[tuple[set[str], set[str]]]) -> None:
-        """Warn once of a name that some ranks always log, and others never. `logged`: what each
-        logs, and always.
-        """
-        ranks = {rank: names for rank, (names, always) in enumerate(logged) if always}
-        for name in set[str]().union(*(always for _, always in logged)) - self.known_alone:
-            on = [rank for rank, names in ranks.items() if name in names]
-            if len(on) < len(ranks):
-                self.known_alone.add(name)
-                warn_caller(log_errors.describe_alone(name, on, sorted(ranks.keys() - on)))
 
     def reset_metrics(self) -> None:
         """Forget what torchmetrics objects have gathered: the next stage may log them too."""
@@ -397,11 +290,10 @@ class MetricCollector:
             if entry.metric is not None:
                 entry.metric.reset()
 
-    def begin_epoch(self) -> None:
-        """Forget what was reduced so far."""
-        self.computed.clear()
-        for entry in self.entries.values():
-            entry.clear()
+
+def _newest(entries: Iterable[Entry]) -> dict[str, Any]:
+    newest = {entry.step_name: entry.newest for entry in entries}
+    return {name: value for name, value in newest.items() if value is not None}
 
 
 def _is_metric(value: Any) -> bool:
@@ -413,14 +305,12 @@ def _is_metric(value: Any) -> bool:
 
 def _as_number(name: str, value: Any) -> int | float:
     """A NumPy scalar and the like."""
-    if (
-        isinstance(value, str | bytes)
-        or not hasattr(value, "__float__")
-        or getattr(value, "size", 1) != 1
-    ):
+    is_text = isinstance(value, str | bytes)
+    if is_text or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
         raise ModuleError(log_errors.describe_type(name, value))
-    number = value.item() if hasattr(value, "item") else value
-    return number if isinstance(number, int) else float(number)
+    if hasattr(value, "item"):
+        value = value.item()
+    return value if isinstance(value, int) else float(value)
 
 
 def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> object:
@@ -431,70 +321,6 @@ def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> object:
     if reduction != "sum" or num_copies == 1:
         return reduced
     return reduced / num_copies if reduced.is_floating_point() else reduced // num_copies
-
-
-def _module_paths(metrics: dict[str, object], module: nn.Module | None) -> dict[str, str]:
-    """The path of each metric in the module, by the name under which it is logged."""
-    if not metrics or module is None:
-        return {}
-    names = {id(part): path for path, part in module.named_modules(remove_duplicate=False)}
-    return {name: names[id(metric)] for name, metric in metrics.items() if id(metric) in names}
-
-
-def _gather(
-    strategy: Strategy,
-    local: dict[str, _Reduction],
-    module_paths: dict[str, str],
-    has_changed: bool,
-    always: set[str],
-) -> tuple[tuple[dict[str, _Reduction], dict[str, str], bool], list[tuple[set[str], set[str]]]]:
-    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's
-    have changed.
-
-    Also, on rank 0, the names that each rank has logged, and `always`.
-    """
-    merged: dict[str, _Reduction] = {}
-    found: dict[str, str] = {}
-    seen: set[tuple[int, str]] = set()
-    logged: list[tuple[set[str], set[str]]] = []
-    own = (strategy.data_parallel_rank, local, module_paths, has_changed, always)
-    for share, part, metrics, other_has_changed, others in strategy.gather_objects(own) or ():
-        logged.append((set(part), others))
-        # The path of the first rank that has one.
-        found = {**metrics, **found}
-        has_changed = has_changed or other_has_changed
-        for name, (reduction, total, weight) in part.items():
-            # ranks of one shard have logged the same: the first one counts
-            if (share, name) in seen:
-                continue
-            seen.add((share, name))
-            if name not in merged:
-                merged[name] = (reduction, total, weight)
-                continue
-            _, so_far, so_far_weight = merged[name]
-            merged[name] = (
-                reduction,
-                join_totals(reduction, so_far, total),
-                so_far_weight + weight,
-            )
-    return strategy.broadcast((merged, found, has_changed)), logged
-
-
-def _partial(entry: Entry) -> _Reduction:
-    total, count = entry.total, entry.count
-    number = count.item() if isinstance(count, Tensor) else count
-    # `+` makes an int of a bool.
-    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, number
-
-
-def _has_last(entry: Entry) -> bool:
-    return entry.last is not None or getattr(entry.metric, "_forward_cache", None) is not None
-
-
-def _last(entry: Entry) -> object:
-    if entry.last_dtype is not None:
-        return torch.tensor(entry.last, dtype=entry.last_dtype)
-    return entry.last if entry.metric is None else entry.metric._forward_cache
 
 
 class NullMetricCollector(MetricCollector):

@@ -1,6 +1,4 @@
-"""A name that the user logs: its options, its newest value, its reduction, and the result of a
-torchmetrics object.
-"""
+"""A name that the user logs: its options, its newest value, and its reduction."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from core_training.logging import log_errors
-from core_training.logging.scalar_widths import add, pick, to_tensor, widen
+from core_training.logging.scalar_widths import on_one_device, to_tensor, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,12 +39,12 @@ class Entry:
             can't change.
         last_dtype: of a tensor whose number alone is `last`.
         is_fresh: it is the newest of its name, from whatever stage.
-        total, count: running reduction of an epoch, of 64 bits where the device has them; for the
-            mean, weighted by batch sizes, or by the weights that steps gave, which may be tensors.
+        total, count: running reduction of an epoch, a tensor of 64 bits where the device has them;
+            for the mean, weighted by batch sizes, or by the weights that steps gave, which may be
+            tensors.
         metric: a torchmetrics object that reduces by itself.
         dataloader_idx: of several loaders, the one in which it was logged first.
         is_stepwise: the newest value alone is kept, as this rank has it.
-        in_batch: it was logged first while a batch was running.
     """
 
     name: str
@@ -69,7 +66,6 @@ class Entry:
     metric: Any = None
     dataloader_idx: int | None = None
     is_stepwise: bool = False
-    in_batch: bool = False
 
     @property
     def step_name(self) -> str:
@@ -80,6 +76,20 @@ class Entry:
     def epoch_name(self) -> str:
         """The name of epoch values, with a suffix if single steps are logged too."""
         return f"{self.name}_epoch" if self.on_step else self.name
+
+    @property
+    def shown_names(self) -> tuple[str, str]:
+        """The names of step values and of epoch values."""
+        return self.step_name, self.epoch_name
+
+    @property
+    def newest(self) -> Any:
+        """The newest value of a step, as it is; None if there is none."""
+        if self.last_dtype is not None:
+            return torch.tensor(self.last, dtype=self.last_dtype)
+        if self.metric is None:
+            return self.last
+        return getattr(self.metric, "_forward_cache", None)
 
     def add(self, value: Any, weight: float) -> None:
         """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if
@@ -98,9 +108,8 @@ class Entry:
             self.total = torch.add(total, value, alpha=weight)
             self.count += weight
             return
-        if isinstance(value, Tensor):
-            value = widen(value, is_float=type(weight) is float)
-        self.merge(value * weight, weight)  # a new tensor: the user may change the old one
+        wide = widen(to_tensor(value), is_float=type(weight) is float)
+        self.merge(wide * weight, weight)  # a new tensor: the user may change the old one
 
     def add_weighted(self, value: Any, weight: float | Tensor) -> None:
         """Add a value with a weight that its step gave. Where that is a tensor, there is no wait
@@ -113,13 +122,13 @@ class Entry:
         value = widen(to_tensor(value, wide.device), is_float=True)
         self.merge(torch.where(wide == 0, 0.0, value * wide), wide)
 
-    def merge(self, total: Any, count: float | Tensor) -> None:
+    def merge(self, total: Tensor, count: float | Tensor) -> None:
         """Merge another running reduction into this one."""
         if self.total is None:
             self.total, self.count = total, count
             return
         self.count = self.count + count  # not in place: it may be a tensor that a step gave
-        self.total = join_totals(self.reduce_fx, self.total, total)
+        self.total = join_totals(self.reduce_fx, *on_one_device(self.total, total))
 
     def clear(self) -> None:
         """Begin a new epoch. The newest value stays to be seen."""
@@ -127,44 +136,13 @@ class Entry:
 
 
 def join_totals(reduction: str, so_far: Any, more: Any) -> Any:
-    """Two running totals as one."""
+    """Two running totals, both tensors or both numbers, as one. An extreme is NaN if one of them
+    is.
+    """
     if reduction in SUMS:
-        return so_far + more if type(so_far) is type(more) else add(so_far, more)
-    return pick(reduction, so_far, more)
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedMetric:
-    """The result of a torchmetrics object, after so many updates."""
-
-    metric: Any
-    value: float
-    num_updates: int
-
-    @property
-    def is_stale(self) -> bool:
-        """True if the object was updated since."""
-        return _num_updates(self.metric) > self.num_updates
-
-    @classmethod
-    def of(cls, name: str, metric: Any, *, recompute: bool) -> ComputedMetric:
-        """All ranks. Compute; `recompute` forgets what was computed before, since another rank's
-        object was updated.
-        """
-        if recompute:
-            for part in _parts_of(metric):
-                part._computed = None
-        return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
-
-
-def _num_updates(metric: Any) -> int:
-    return sum(part._update_count for part in _parts_of(metric))
-
-
-def _parts_of(metric: Any) -> list[Any]:
-    """A torchmetrics object, and those that it is made of; none of another library."""
-    return (
-        [part for part in metric.modules() if hasattr(part, "_update_count")]
-        if hasattr(metric, "modules")
-        else []
-    )
+        return so_far + more
+    if not isinstance(so_far, Tensor):
+        return join_totals(reduction, to_tensor(so_far), to_tensor(more)).item()
+    if reduction == "min":
+        return torch.minimum(so_far, more)
+    return torch.maximum(so_far, more)

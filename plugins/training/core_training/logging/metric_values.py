@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
 
 from core_training.logging.non_finite_losses import NonFiniteLossCheck
 from core_training.logging.scalar_widths import to_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
 
     from core.contract import Strategy
     from core_training.logging.metric_collector import MetricCollector
+    from core_training.logging.metric_entry import Entry
     from core_training.progress import Progress
 
 Origin: TypeAlias = Literal["step", "epoch", "validation"]
+_CPU = torch.device("cpu")
 
 
 class MetricValues:
@@ -34,8 +39,9 @@ class MetricValues:
         self.evaluation = {
             stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")
         }
-        for metrics in self._all_metrics():
-            metrics.collectors = self._all_metrics()
+        self._collectors = [self.train, *self.evaluation.values()]
+        for metrics in self._collectors:
+            metrics.collectors = self._collectors
         self.losses = NonFiniteLossCheck(progress)
         # of epochs reduced, of steps of a stage that has paused, of callbacks
         self._kept: dict[str, object] = {}
@@ -43,9 +49,8 @@ class MetricValues:
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""
         values = _to_tensors(self._newest())
-        entries = [entry for metrics in self._all_metrics() for entry in metrics.entries.values()]
-        owned = {name for entry in entries for name in (entry.step_name, entry.epoch_name)}
-        for entry in entries:
+        owned = set(chain.from_iterable(entry.shown_names for entry in self._entries()))
+        for entry in self._entries():
             # Under its own name too: the epoch's value, or the step's as long as there is none.
             found = values.get(entry.epoch_name, values.get(entry.step_name))
             if found is not None and entry.name not in owned:
@@ -54,16 +59,17 @@ class MetricValues:
 
     def for_bar(self) -> dict[str, float]:
         """The values that were logged with `prog_bar=True`. Waits for the device."""
-        shown = set[str]().union(*(metrics.bar_names() for metrics in self._all_metrics()))
+        of_bar = (entry.shown_names for entry in self._entries() if entry.prog_bar)
+        shown = set(chain.from_iterable(of_bar))
         return {name: float(value) for name, value in self._newest().items() if name in shown}
 
     def names(self) -> set[str]:
         """All names that have a value, or had one before."""
-        return set(self._kept).union(*(metrics.names() for metrics in self._all_metrics()))
+        return set(self._kept).union(*(metrics.names() for metrics in self._collectors))
 
     def logger_names(self) -> set[str]:
         """All names that go to the loggers."""
-        return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))
+        return set[str]().union(*(metrics.logger_names() for metrics in self._collectors))
 
     def origin(self, name: str) -> Origin | None:
         """The event that renews a value on this rank: each training step, a training epoch's end,
@@ -87,7 +93,7 @@ class MetricValues:
         """Keep the steps' newest values, before something newer comes from another stage or from
         the epoch.
         """
-        for metrics in self._all_metrics():
+        for metrics in self._collectors:
             self._kept.update(metrics.fresh_values())
             metrics.mark_stale()
 
@@ -112,24 +118,25 @@ class MetricValues:
     def begin_stage(self) -> None:
         """A stage begins, perhaps with another module: forget everything."""
         self._kept.clear()
-        for metrics in self._all_metrics():
+        for metrics in self._collectors:
             metrics.reset()
         self.losses.begin_stage()
 
     def end_stage(self) -> None:
         """A stage is over, perhaps within an epoch."""
-        for metrics in self._all_metrics():
+        for metrics in self._collectors:
             metrics.reset_metrics()
 
     def _newest(self) -> dict[str, Any]:
         values = dict(self._kept)
-        for metrics in self._all_metrics():
+        for metrics in self._collectors:
             values.update(metrics.fresh_values())
         return values
 
-    def _all_metrics(self) -> list[MetricCollector]:
-        return [self.train, *self.evaluation.values()]
+    def _entries(self) -> Iterator[Entry]:
+        for metrics in self._collectors:
+            yield from metrics.entries.values()
 
 
 def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: to_tensor(value) for name, value in values.items()}
+    return {name: to_tensor(value, _CPU) for name, value in values.items()}

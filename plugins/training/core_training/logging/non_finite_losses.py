@@ -69,45 +69,32 @@ class NonFiniteLossCheck:
         """A sentence if the loss wasn't finite any more when it was last looked at; else empty."""
         if self.since is None:
             return ""
-        after = (
-            "or before"
-            if self._last_finite is None
-            else f"at the latest, and not before step {self._last_finite}"
-        )
+        after = "or before"
+        if self._last_finite is not None:
+            after = f"at the latest, and not before step {self._last_finite}"
         return (
             f"The loss has been {self._value} since step {self.since} {after}: weights that "
             "come of it are useless."
         )
 
-    @staticmethod
-    def loss_of(output: object) -> Tensor | None:
-        """The plain loss, of one element, in an output of `training_step`; None if there is
-        none.
-        """
-        loss = loss_in(output)
-        return loss if type(loss) is Tensor and loss.numel() == 1 else None
-
-    def look_at_output(
-        self, output: Any, module: nn.Module, strategy: Strategy, *, value: float | None = None
-    ) -> None:
-        """Check the last output of the module's `training_step` on this rank.
+    def look_at_output(self, output: Any, module: nn.Module, strategy: Strategy) -> None:
+        """Check the last output of the module's `training_step` on this rank. Waits for the device.
 
         Args:
             output: a loss, or a dict with one.
             module: whose step it is.
             strategy: has the rank.
-            value: of the loss, where it was read already; None to wait for it here.
         """
         loss = loss_in(output)
         if not isinstance(loss, Tensor):
             return
-        if _is_finite(loss) if value is None else math.isfinite(value):
+        if _is_finite(loss):
             self._last_finite, self.since = self._progress.global_step, None
         elif weight_in(output) != 0:
             self.since = self.since or self._progress.global_step
-            shown = self._value = loss.item() if loss.numel() == 1 else loss
+            self._value = _shown(loss)
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
-            what = f"{class_name(module)}.training_step returned a loss of {shown}{where}"
+            what = f"{class_name(module)}.training_step returned a loss of {self._value}{where}"
             self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
     def look_at_values(
@@ -117,9 +104,8 @@ class NonFiniteLossCheck:
         for name, value in values.items():
             if not math.isfinite(value) and "loss" in name.lower():
                 # One warning for the loss that training_step returned and one that it logged.
-                self._warn(
-                    _TRAINING if name in training else name, f"The logged loss {name!r} is {value}"
-                )
+                key = _TRAINING if name in training else name
+                self._warn(key, f"The logged loss {name!r} is {value}")
 
     def _warn(self, key: str, what: str, function: Callable[..., object] | None = None) -> None:
         if self._warns and key not in self._warned:
@@ -168,9 +154,8 @@ def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: in
     """
     if _is_finite(loss):
         return
-    value = loss.item() if loss.numel() == 1 else loss
     raise NonFiniteLossError(
-        f"{what} a loss of {value} for batch {batch_idx} of epoch {progress.epoch}, after "
+        f"{what} a loss of {_shown(loss)} for batch {batch_idx} of epoch {progress.epoch}, after "
         f"{progress.global_step} optimizer steps, and terminate_on_nan=True. With automatic "
         "optimization nothing was learned from that batch: weights are those of the step before. "
         "detect_anomaly=True finds the operation whose gradient is NaN.",
@@ -181,4 +166,10 @@ def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: in
 
 
 def _is_finite(loss: Tensor) -> bool:
+    if loss.numel() == 1:
+        return math.isfinite(loss.item())
     return bool(torch.isfinite(loss.detach()).all())
+
+
+def _shown(loss: Tensor) -> object:
+    return loss.item() if loss.numel() == 1 else loss

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from core.data import map_leaves
 from core_training.logging.metric_entry import Entry
-from core_training.logging.scalar_widths import narrow_for
+from core_training.logging.scalar_widths import narrow_for, to_tensor
 from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
@@ -29,29 +29,26 @@ def collect(logged: MetricValues, module: nn.Module) -> dict[str, Any]:
     """All ranks. Running reductions, the newest values of everything, and the states of
     torchmetrics objects.
     """
-    objects = [*_torchmetrics(module)]
-    paths = {id(metric): path for path, metric in objects}
+    states: dict[str, object] = {}
+    paths: dict[int, str] = {}
+    for path, metric in _torchmetrics(module):
+        paths[id(metric)] = path
+        states[path] = {
+            "state": _moved(metric.metric_state, torch.device("cpu")),
+            "update_count": metric._update_count,
+        }
     reductions, logged_objects = {}, {}
     for name, entry in logged.train.entries.items():
         flags = {flag: getattr(entry, flag) for flag in _FLAGS}
         if id(entry.metric) in paths:
             logged_objects[name] = {"place": paths[id(entry.metric)], **flags}
         elif entry.metric is None and entry.total is not None:
-            total = entry.total.cpu() if isinstance(entry.total, Tensor) else entry.total
-            is_moved = total is not entry.total
             reductions[name] = {
-                "total": total,
-                "is_on_device": is_moved,
+                "total": entry.total.cpu(),
+                "is_on_device": not entry.total.is_cpu,
                 "count": float(entry.count),
                 **flags,
             }
-    states = {
-        path: {
-            "state": _moved(metric.metric_state, torch.device("cpu")),
-            "update_count": metric._update_count,
-        }
-        for path, metric in objects
-    }
     return {
         "reductions": reductions,
         "values": logged.newest(),
@@ -92,7 +89,9 @@ def restore(
         for name, state in part["reductions"].items():
             if name not in entries:
                 entries[name] = _make_entry(name, state)
-            total = narrow_for(device, state["total"]) if state["is_on_device"] else state["total"]
+            total = to_tensor(state["total"])
+            if state["is_on_device"]:
+                total = narrow_for(device, total)
             entries[name].merge(total, state["count"])
     for name, state in own["logged_objects"].items():
         if state["place"] in objects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +14,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_CPU = torch.device("cpu")
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-def to_tensor(value: Any, device: torch.device = _CPU) -> Tensor:
+def to_tensor(value: Any, device: torch.device | None = None) -> Tensor:
     """A number as a tensor on `device`, of 64 bits where the device has them; a tensor as it is,
-    moved there.
+    moved there. Without a device, numbers go to the CPU, and tensors stay.
     """
     if isinstance(value, Tensor):
-        return value.detach().to(device)
-    is_exact = isinstance(value, int) and -_LARGEST <= value <= _LARGEST
-    return torch.tensor(
-        value, dtype=torch.int64 if is_exact else widest_float(device.type), device=device
-    )
+        value = value.detach()
+        return value if device is None else value.to(device)
+    dtype = torch.int64
+    if not isinstance(value, int) or abs(value) > _LARGEST:
+        dtype = torch.float64 if device is None else widest_float(device.type)
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
@@ -37,40 +38,32 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
         value: one element, in any shape.
         is_float: an integer becomes a float too.
     """
-    is_float = is_float or value.is_floating_point()
-    wide = value.to(widest_float(value.device.type) if is_float else torch.int64)
+    dtype = torch.int64
+    if is_float or value.is_floating_point():
+        dtype = widest_float(value.device.type)
+    wide = value.to(dtype)
     return wide.reshape(()) if wide.dim() else wide
 
 
-def read(values: Sequence[Any]) -> list[Any]:
-    """Numbers, and tensors of one element, as floats; None stays. Waits for a device once, however
-    many it has.
+def read(values: Sequence[Any]) -> list[float]:
+    """Numbers, and tensors of one element, as floats. Waits for a device once, however many it
+    has.
     """
-    on_device = [value for value in values if _is_on_device(value)]
+    on_device = [value for value in values if type(value) is Tensor and not value.is_cpu]
+    found: dict[int, float] = {}
     if len(on_device) > 1:
-        first = on_device[0].device
-        found = iter(
-            torch.stack(
-                [widen(value.detach().to(first), is_float=True) for value in on_device]
-            ).tolist()
-        )
-        values = [next(found) if _is_on_device(value) else value for value in values]
-    # Detached: torch warns of a number that is made of a loss.
-    values = [value.detach() if isinstance(value, Tensor) else value for value in values]
-    return [None if value is None else float(value) for value in values]
-
-
-def _is_on_device(value: Any) -> bool:
-    return type(value) is Tensor and not value.is_cpu
+        device = on_device[0].device
+        wide = [widen(to_tensor(value, device), is_float=True) for value in on_device]
+        found = dict(zip(map(id, on_device), torch.stack(wide).tolist(), strict=True))
+    # Detached by `to_tensor`: torch warns of a number that is made of a loss.
+    return [float(to_tensor(found.get(id(value), value))) for value in values]
 
 
 def narrow_for(device: torch.device, value: Tensor) -> Tensor:
     """A widened scalar, moved to a device that may not have its format."""
-    return (
-        value.to(widest_float(device.type)).to(device)
-        if value.is_floating_point()
-        else value.to(device)
-    )
+    if value.is_floating_point():
+        value = value.to(widest_float(device.type))
+    return value.to(device)
 
 
 @cache
@@ -83,32 +76,13 @@ def widest_float(device_type: str) -> torch.dtype:
     return torch.float64
 
 
-def add(first: Any, second: Any) -> object:
-    """The sum of two numbers, each a tensor or not."""
-    first, second = _alike(first, second)
-    return first + second
-
-
-def pick(reduction: str, first: Any, second: Any) -> object:
-    """The smaller (`"min"`) or larger of two numbers, each a tensor or not; NaN if one of them
-    is.
-    """
-    first, second = _alike(first, second)
-    if isinstance(first, Tensor):
-        return torch.minimum(first, second) if reduction == "min" else torch.maximum(first, second)
-    is_beyond = second < first if reduction == "min" else second > first
-    # NaN alone differs from itself.
-    is_nan = second != second
-    return second if is_beyond or is_nan else first
-
-
-def _alike(first: Any, second: Any) -> tuple[object, object]:
-    """Two tensors of one device if there is one: a number beside a tensor would narrow it."""
-    if isinstance(first, Tensor):
-        return first, to_tensor(second, first.device)
-    return (
-        (to_tensor(first, second.device), second) if isinstance(second, Tensor) else (first, second)
-    )
+def on_one_device(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two widened scalars, the one in memory moved to the device of the other."""
+    if first.device == second.device:
+        return first, second
+    if first.is_cpu:
+        return narrow_for(second.device, first), second
+    return first, narrow_for(first.device, second)
 
 
 def reduce_weighted(
@@ -134,9 +108,8 @@ def reduce_weighted(
 
 def _neutral(reduction: str, like: Tensor) -> float:
     """The value that changes nothing."""
-    if reduction == "sum":
-        return 0
-    limits = torch.finfo(like.dtype) if like.is_floating_point() else torch.iinfo(like.dtype)
-    if like.is_floating_point():
-        return float("inf") if reduction == "min" else float("-inf")
-    return limits.max if reduction == "min" else limits.min
+    least, most = -math.inf, math.inf
+    if not like.is_floating_point():
+        limits = torch.iinfo(like.dtype)
+        least, most = limits.min, limits.max
+    return {"sum": 0, "min": most, "max": least}[reduction]

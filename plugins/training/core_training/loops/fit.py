@@ -26,7 +26,7 @@ from core_training.loops.validation_schedule import ValidationSchedule
 from core_training.module.module import require_method
 from core_training.module.module_steps import apply_overrides
 from core_training.module.optimization import evaluates_loss, takes_metric
-from core_training.stage_data.loaders import length_of
+from core_training.stage_data.evaluation_loaders import length_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -182,17 +182,19 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
         ConfigurationError: a fraction of an unknown number, or a fraction so small that nothing is
             left.
     """
-    if value is None or is_whole(value):
+    if value is None or is_whole(value) or not available:
         return available
     if isinstance(value, int):
         return min(value, available)
-    if available == float("inf") and value > 0:
+    if not value:
+        return 0
+    if available == float("inf"):
         raise ConfigurationError(
             f"{name}={value!r} is a fraction, and the data set doesn't know its length. Give a "
             "number of batches (int)."
         )
-    taken = int(available * value) if value > 0 else 0
-    if taken == 0 and value > 0:
+    taken = int(available * value)
+    if not taken:
         raise ConfigurationError(
             f"{name}={value!r} of {available} batches is less than one. Use at least "
             f"{1 / available:.2g}, or an int."

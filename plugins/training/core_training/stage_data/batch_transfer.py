@@ -4,25 +4,23 @@ once a stage.
 
 from __future__ import annotations
 
-import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from core.contract import ModuleError
 from core.data import make_transfer, map_leaves
 from core_training.hooks.events import overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from core.contract import Strategy
 
+    _Step: TypeAlias = Callable[[Any], Any]
 
-def batch_transfer(
-    strategy: Strategy, owners: Sequence[Any], dataloader_idx: int
-) -> Callable[[Any], Any] | None:
+
+def batch_transfer(strategy: Strategy, owners: Sequence[Any], dataloader_idx: int) -> _Step | None:
     """All ranks. The function that brings a loader's batches to the device; None if there is
     nothing to do.
 
@@ -30,68 +28,39 @@ def batch_transfer(
         strategy: has precision and device.
         owners: may have hooks; those of the first come before those of the next. None is left out.
         dataloader_idx: handed to the hooks.
-
-    Raises:
-        ModuleError: a hook can't be called with what it gets.
     """
     precision, device = strategy.precision_plugin, strategy.root_device
     convert = precision.convert_input if precision.converts_input else None
-    before, own, after = (
-        _find(owners, name, num_arguments)
-        for name, num_arguments in (
-            ("on_before_batch_transfer", 2),
-            ("transfer_batch_to_device", 3),
-            ("on_after_batch_transfer", 2),
-        )
-    )
-    steps: list[Callable[[Any], Any] | None] = [
-        partial(_call_last, before, (dataloader_idx,)) if before is not None else None,
-        make_transfer(device, convert)
-        if own is None
-        else partial(_call_last, own, (device, dataloader_idx)),
+    usual = [make_transfer(device, convert)]
+    own = _find(owners, "transfer_batch_to_device", device, dataloader_idx)
+    if own is not None:
         # A user's own transfer knows nothing of the precision: what it brings is cast afterwards.
-        _converter(convert) if own is not None and convert is not None else None,
-        partial(_call_last, after, (dataloader_idx,)) if after is not None else None,
-    ]
-    return _chain([step for step in steps if step is not None])
+        usual = [own, _converter(convert)]
+    before = _find(owners, "on_before_batch_transfer", dataloader_idx)
+    after = _find(owners, "on_after_batch_transfer", dataloader_idx)
+    return _chain([step for step in (before, *usual, after) if step is not None])
 
 
-def _find(owners: Sequence[object], name: str, num_arguments: int) -> Callable[..., object] | None:
+def _find(owners: Sequence[object], name: str, *arguments: object) -> _Step | None:
+    """The first owner's hook, called with these arguments after the batch."""
     for owner in owners:
         if owner is not None and overrides(owner, name):
             hook: Callable[..., object] = getattr(owner, name)
-            _check_signature(hook, num_arguments)
-            return hook
+            return lambda batch: hook(batch, *arguments)
     return None
 
 
-def _check_signature(hook: Callable[..., object], num_arguments: int) -> None:
-    signature = inspect.signature(hook)
-    try:
-        signature.bind(*range(num_arguments))
-    except TypeError:
-        names = (
-            ("batch", "device", "dataloader_idx")
-            if num_arguments == 3
-            else ("batch", "dataloader_idx")
-        )
-        raise ModuleError(
-            f"{hook.__qualname__}{signature} can't be called; it gets ({', '.join(names)})."
-        ) from None
+def _converter(convert: Callable[[Tensor], Tensor] | None) -> _Step | None:
+    if convert is None:
+        return None
 
-
-def _call_last(hook: Callable[..., object], arguments: tuple[object, ...], batch: object) -> object:
-    return hook(batch, *arguments)
-
-
-def _converter(convert: Callable[[Tensor], Tensor]) -> Callable[[object], object]:
     def cast(leaf: Any) -> Any:
         return convert(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
     return lambda batch: map_leaves(cast, batch)
 
 
-def _chain(steps: list[Callable[[object], object]]) -> Callable[[object], object] | None:
+def _chain(steps: list[_Step]) -> _Step | None:
     if len(steps) < 2:
         return steps[0] if steps else None
 

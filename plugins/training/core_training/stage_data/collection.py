@@ -29,9 +29,8 @@ def _contains_loader(data: Any) -> bool:
         return any(map(_contains_loader, data.values()))
     if isinstance(data, list | tuple):
         return any(map(_contains_loader, data))
-    has_values = isinstance(data, str | bytes | Tensor) or hasattr(
-        data, "shape"
-    )  # a tensor or an array, of whatever library
+    # a tensor or an array, of whatever library, has a shape
+    has_values = isinstance(data, str | bytes | Tensor) or hasattr(data, "shape")
     return hasattr(data, "__iter__") and not has_values
 
 

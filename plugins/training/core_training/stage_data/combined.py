@@ -11,6 +11,8 @@ from core_training.stage_data.resumable_loader import ResumableLoader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from core.data import MicroBatch
+
 CombinationMode = Literal["min_size", "max_size", "max_size_cycle", "sequential"]
 
 _END = object()
@@ -62,17 +64,6 @@ class CombinedLoader:
     def leaves(self) -> list[tuple[str, Any]]:
         """The loaders with their names in the structure, in the order in which they are read."""
         return list(leaves_of(self.loaders))
-
-    def with_resumables(self, resumables: Sequence[ResumableLoader]) -> CombinedLoader:
-        """The same combination of other loaders, one for each of `leaves`."""
-        clone = CombinedLoader(
-            fill(self.loaders, (resumable.loader for resumable in resumables)), self.mode
-        )
-        names = [name for name, _ in self.leaves]
-        clone._lanes = [
-            _Lane(name, resumable) for name, resumable in zip(names, resumables, strict=True)
-        ]
-        return clone
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -132,13 +123,28 @@ class CombinedLoader:
         self._epoch, self._has_begun = self._lanes[0].resumable.epoch % _PASS_STRIDE, False
 
 
-class CombinedResumableLoader:
-    """A `core.data.ResumableLoader` for several loaders at once, each of which counts as it is
-    read.
+class CombinedResumableLoader(CombinedLoader):
+    """The same combination of a rank's loaders, each of which counts as it is read; used as a
+    `ResumableLoader`.
     """
 
-    def __init__(self, loader: CombinedLoader, resumables: Sequence[ResumableLoader]) -> None:
-        self.loader, self.resumables = loader.with_resumables(resumables), resumables
+    is_sharded = reads_again = False
+    last_read = None
+
+    def __init__(self, combined: CombinedLoader, resumables: Sequence[ResumableLoader]) -> None:
+        """Read other loaders, one for each of `combined.leaves`."""
+        super().__init__(
+            fill(combined.loaders, (resumable.loader for resumable in resumables)), combined.mode
+        )
+        self.resumables = resumables
+        self.uneven: dict[int, MicroBatch] = {}
+        for lane, resumable in zip(self._lanes, resumables, strict=True):
+            lane.resumable = resumable
+
+    @property
+    def loader(self) -> CombinedLoader:
+        """What is iterated over."""
+        return self
 
     @property
     def differs_by_rank(self) -> bool:
@@ -151,26 +157,18 @@ class CombinedResumableLoader:
         counts = [
             resumable.num_batches for resumable in self.resumables if resumable.epoch < _PASS_STRIDE
         ]
-        return sum(counts) if self.loader.mode == "sequential" else max(counts, default=0)
+        return sum(counts) if self.mode == "sequential" else max(counts, default=0)
 
     def begin(self, epoch: int) -> None:
         """The next iteration is this epoch, from the position on."""
-        self.loader.set_epoch(epoch)
+        self.set_epoch(epoch)
 
     def open(self) -> Iterator[Any]:
         """The epoch's batches from the position on."""
-        return iter(self.loader)
+        return iter(self)
 
     def count(self, num_batches: int) -> None:
         """Do nothing: the loaders have counted."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of every loader."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from there."""
-        self.loader.load_state_dict(state)
 
 
 class _Lane:
@@ -182,8 +180,9 @@ class _Lane:
 
     def begin(self, epoch: int) -> None:
         # A position that was restored may be in a later pass of this epoch: there it goes on.
-        same = self.resumable.epoch % _PASS_STRIDE == epoch
-        self.resumable.begin(self.resumable.epoch if same else epoch)
+        if self.resumable.epoch % _PASS_STRIDE == epoch:
+            epoch = self.resumable.epoch
+        self.resumable.begin(epoch)
 
     def open(self) -> None:
         # Read once more means read to the end before.
@@ -192,10 +191,9 @@ class _Lane:
 
     def take(self) -> Any:
         """The next batch, or `_END`, once and for all."""
-        batches = self.resumable.batches
-        batch = _END if batches is None else next(batches, _END)
+        batch = next(self.resumable.batches, _END)
         if batch is _END:
-            self.has_ended, self.resumable.batches = True, None
+            self.has_ended, self.resumable.batches = True, iter(())
         else:
             self.resumable.count(self.resumable.num_batches + 1)
         return batch
@@ -208,7 +206,8 @@ class _Lane:
         """
         self.resumable.begin(self.resumable.epoch + _PASS_STRIDE)
         self.resumable.batches = self.resumable.open()
-        if (batch := self.take()) is _END:
+        batch = self.take()
+        if batch is _END:
             raise ConfigurationError(
                 f"The loader {self.name!r} gave no batch when it began again: it is empty, or an "
                 "iterator that can be read once. Pass something that can be iterated over again, "
@@ -221,7 +220,8 @@ def _read_shortest(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
     while True:
         batches = []
         for lane in lanes:
-            if (batch := lane.take()) is _END:
+            batch = lane.take()
+            if batch is _END:
                 return
             batches.append(batch)
         yield batches
@@ -252,8 +252,7 @@ def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
 
 def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
-        while (batch := lane.take()) is not _END:
-            yield batch
+        yield from iter(lane.take, _END)
 
 
 _READERS: dict[str, Callable[[Sequence[_Lane]], Iterator[list[object]]]] = {

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
-
-from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import Capability, CheckpointError, ConfigurationError
 from core.data import (
     LoaderSharder,
     divide_global_batch,
-    read_windows,
     shuffles,
     without_shuffling,
 )
 from core.fabric import draw_alike
-from core_training.settings.options import is_whole, resolve_limit
+from core_training.settings.options import resolve_limit
 from core_training.settings.warn_at import warn_caller
 from core_training.stage_data.collection import is_collection, leaves_of
 from core_training.stage_data.combined import CombinedLoader, CombinedResumableLoader
+from core_training.stage_data.evaluation_loaders import (
+    UNKNOWN,
+    StageLoader,
+    knows_length,
+    length_of,
+)
 from core_training.stage_data.resumable_loader import ResumableLoader
 from core_training.stage_data.sample_seeds import seed_samples
 from core_training.stage_data.sources import PREDICTION, TEST, TRAIN, VALIDATION
@@ -28,64 +31,14 @@ from core_training.stage_data.validation_interval import check_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import TypeAlias
 
     from core.contract import Strategy
     from core.data import GlobalBatch, MicroBatch
     from core_training.settings.options import TrainerOptions
     from core_training.stage_data.sources import Role, Source
 
-    _Evaluated: TypeAlias = tuple[Any, Sequence[ResumableLoader], dict[int, MicroBatch]]
-    """A loader, what it reads, and which of its batches are uneven."""
-
-_UNKNOWN = float("inf")
 _WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
 """Strategies that don't read `TrainingStep.weight`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageLoader:
-    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its
-    length.
-
-    Attributes:
-        limit: the most batches that the user wants; infinite for all.
-        resumables: what it reads.
-        uneven: of the iteration that is on, the batches that don't weigh as much as others; see
-            `ShardedSampler`.
-        together: whose ranks agree before each batch, where they must make the same number of
-            steps, and may have other numbers of batches; None elsewhere.
-    """
-
-    loader: Any
-    num_batches: int | float
-    limit: int | float
-    resumables: Sequence[ResumableLoader]
-    uneven: dict[int, MicroBatch] = field(default_factory=dict)
-    together: Strategy | None = None
-
-    def limited(self, num_batches: int | float) -> StageLoader:
-        """The same loader, with so many batches at most."""
-        return replace(
-            self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches)
-        )
-
-    def batches(self) -> Iterator[Any]:
-        """An iterator over as many batches as are wanted."""
-        for resumable in self.resumables:
-            resumable.set_window(1, lambda: self.limit)
-        batches = iter(self.loader)
-        wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
-        own = batches if wanted == _UNKNOWN else islice(batches, int(wanted))
-        if self.together is None:
-            return own
-        line: dict[str, Any] = {
-            "share": self.together.data_parallel_rank,
-            "collectives": self.together.session.collectives,
-        }
-        return read_windows(
-            own, self.uneven, num_accumulated=1, num_batches=self.limit, goes_on=True, **line
-        )
 
 
 class Loaders:
@@ -102,22 +55,24 @@ class Loaders:
         global_batch: the division of `global_batch_size`, from `setup` on; None without it.
     """
 
+    train: Any = None
+    num_train_batches: int | float = 0
+    knows_length: bool = True
+    global_batch: GlobalBatch | None = None
+    _strategy: Strategy
+    _has_asked: bool = False
+    _asked_in_epoch: int = 0
+    _has_warned_of_empty: bool = False
+    _resumable: ResumableLoader | CombinedResumableLoader | None = None
+    _restored: dict[str, object] | None = None
+
     def __init__(self, options: TrainerOptions, sources: Sequence[Source]) -> None:
         self._options = options
         self._sources = {source.role: source for source in sources}
-        self._strategy: Strategy | None = None
-        self._resumable: ResumableLoader | CombinedResumableLoader | None = None
-        self._restored: dict[str, object] | None = None
-        self._asked_in_epoch = 0
-        self._has_warned_of_empty = False
-        self.global_batch: GlobalBatch | None = None
-        self.train: Any = None
+        self._evaluated: dict[Role, list[StageLoader]] = {}
         self.validation: list[StageLoader] = []
         self.test: list[StageLoader] = []
         self.predict: list[StageLoader] = []
-        self.num_train_batches: int | float = 0
-        self._evaluated: dict[Role, list[_Evaluated]] = {}
-        self.knows_length = True
 
     def setup(self, strategy: Strategy) -> None:
         """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their
@@ -127,8 +82,8 @@ class Loaders:
             ConfigurationError: a loader is empty, or ranks would make different numbers of training
                 steps.
         """
-        if self._strategy is None:
-            self._strategy = strategy
+        if not self._has_asked:
+            self._strategy, self._has_asked = strategy, True
             self._ask()
 
     def ask_again(self) -> None:
@@ -138,7 +93,6 @@ class Loaders:
             self._train_loader.load_state_dict(self._restored)
 
     def _ask(self) -> None:
-        assert self._strategy is not None
         draw_apart = draw_alike(self._strategy)
         # New shards, so that loaders that are asked for again have the seeds of the first ones.
         self._sharder = LoaderSharder(self._strategy)
@@ -154,9 +108,12 @@ class Loaders:
         """End workers that persist: garbage collection, which finds them in a cycle, would wait for
         each for 5 s.
         """
-        evaluated = [resumables for made in self._evaluated.values() for _, resumables, _ in made]
-        for resumable in chain(*evaluated, self._resumables if self._resumable is not None else ()):
-            resumable.end_workers()
+        for loader in chain.from_iterable(self._evaluated.values()):
+            for resumable in loader.resumables:
+                resumable.end_workers()
+        if self._resumable is not None:
+            for resumable in self._resumable.resumables:
+                resumable.end_workers()
 
     # making ---------------------------------------------------------------------------------------
 
@@ -167,18 +124,16 @@ class Loaders:
             raise ConfigurationError(
                 f"{owner}.train_dataloader() returned None; expected a loader."
             )
-        combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
-        self._divide(combined)
-        if isinstance(combined, CombinedLoader):
-            self._resumable = CombinedResumableLoader(
-                combined, [self._make_resumable(leaf, TRAIN) for _, leaf in combined.leaves]
-            )
+        if is_collection(loaders):
+            loaders = CombinedLoader(loaders, "max_size_cycle")
+        self._divide(loaders)
+        if isinstance(loaders, CombinedLoader):
+            resumables = [self._make_resumable(leaf, TRAIN) for _, leaf in loaders.leaves]
+            self._resumable = CombinedResumableLoader(loaders, resumables)
         else:
-            self._resumable = self._make_resumable(combined, TRAIN, rebalances=not self.weighs)
+            self._resumable = self._make_resumable(loaders, TRAIN, rebalances=not self.weighs)
         self.train = self._resumable.loader
-        self.knows_length = length_of(self.train) != _UNKNOWN and not any(
-            map(_estimates_length, _leaves(combined))
-        )
+        self.knows_length = length_of(self.train) != UNKNOWN and knows_length(loaders)
         # Compared on all ranks, since one with more batches would wait in its step for the others.
         self._check_train(self._gather(self.count_train()))
         check_interval(self._options, self)
@@ -194,7 +149,7 @@ class Loaders:
 
     def _divide(self, loader: Any) -> None:
         wanted, strategy = self._options.global_batch_size, self._strategy
-        if wanted is None or strategy is None:
+        if wanted is None:
             return
         if isinstance(loader, CombinedLoader):
             raise ConfigurationError(
@@ -230,13 +185,15 @@ class Loaders:
         # index.
         if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
             resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
-            made: list[_Evaluated] = [(loaders.with_resumables(resumables), resumables, {})]
-        else:
-            leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
-            joins = self._forwards_together
-            resumables = [self._make_resumable(leaf, role, joins=joins) for _, leaf in leaves]
-            made = [(resumable.loader, [resumable], resumable.uneven) for resumable in resumables]
-        self._evaluated[role] = made
+            combined = CombinedResumableLoader(loaders, resumables)
+            self._evaluated[role] = [StageLoader(combined, resumables, {})]
+            return self._count(role)
+        leaves = leaves_of(loaders)
+        if isinstance(loaders, CombinedLoader):
+            leaves = iter(loaders.leaves)
+        for _, leaf in leaves:
+            made = self._make_resumable(leaf, role, joins=self._forwards_together)
+            self._evaluated[role].append(StageLoader(made.loader, [made], made.uneven))
         return self._count(role)
 
     @property
@@ -244,7 +201,6 @@ class Loaders:
         """True if the weights are gathered in evaluation, so that a rank must not end before the
         others.
         """
-        assert self._strategy is not None
         capabilities = self._strategy.capabilities
         return (
             Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
@@ -255,62 +211,42 @@ class Loaders:
         empty for all is.
         """
         made = self._evaluated[role]
-        lengths = [length_of(loader) for loader, _, _ in made]
-        of_ranks = list(zip(*self._gather(lengths), strict=True))
-        longest = [max(counts) for counts in of_ranks]
+        of_ranks = self._gather([length_of(each.loader) for each in made])
+        longest = [max(lengths) for lengths in zip(*of_ranks, strict=True)]
         if 0 in longest or not longest:
             self._check_empty(role)
         if not any(longest):
             return []
-        limit = self._limit(role)
-        wanted = [
-            resolve_limit(limit, available, name=role.limit) if available else 0
-            for available in longest
-        ]
-        limits = wanted
-        if isinstance(limit, int):
-            limits = [limit] * len(wanted)
-        elif is_whole(limit):
-            limits = [_UNKNOWN] * len(wanted)
-        return [
-            StageLoader(loader, number, most, resumables, uneven, self._joined(loader, *counts))
-            for (loader, resumables, uneven), number, most, counts in zip(
-                made, map(min, wanted, lengths), limits, of_ranks, strict=True
-            )
-        ]
-
-    def _joined(self, loader: Any, *counts: int | float) -> Strategy | None:
-        """For a loader of these numbers of batches on all ranks; see `StageLoader.together`."""
-        agrees = min(counts) == max(counts) != _UNKNOWN and not any(
-            map(_estimates_length, _leaves(loader))
-        )
-        return None if agrees or len(counts) == 1 or not self._forwards_together else self._strategy
+        counted = []
+        for index, loader in enumerate(made):
+            lengths = {of_rank[index] for of_rank in of_ranks}
+            agrees = len(lengths) == 1 and knows_length(loader.loader)
+            if self._forwards_together and not agrees and len(of_ranks) > 1:
+                loader = replace(loader, together=self._strategy)
+            counted.append(loader.counted(self._limit(role), role.limit, longest[index]))
+        return counted
 
     @property
     def weighs(self) -> bool:
         """True if training can weigh batches."""
-        assert self._strategy is not None
         return not self._strategy.capabilities & _WEIGHS_NOTHING
 
     def _make_resumable(self, source: object, role: Role, **sharding: bool) -> ResumableLoader:
         """Shard one loader, and hand it to the strategy."""
-        strategy, options = self._strategy, self._options
-        assert strategy is not None
+        options, trains = self._options, role is TRAIN
         if shuffles(source):
             source = self._handle_shuffling(source, role)
         if options.use_distributed_sampler:
-            source = self._sharder.shard(
-                source, role.stage, self.global_batch if role is TRAIN else None, **sharding
-            )
-        if options.seed_samples and role is TRAIN:
+            global_batch = self.global_batch if trains else None
+            source = self._sharder.shard(source, role.stage, global_batch, **sharding)
+        if options.seed_samples and trains:
             source = seed_samples(source)
-        return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
+        return ResumableLoader(self._strategy.setup_dataloader(source, role.stage), source)
 
     def _handle_shuffling(self, loader: Any, role: Role) -> object:
         """Replace a shuffling loader where the order has to be fixed, and warn of one in
         evaluation.
         """
-        assert self._strategy is not None
         warns = self._strategy.is_global_zero
         if self._options.overfit_batches and role in (TRAIN, VALIDATION):
             if warns:
@@ -336,7 +272,6 @@ class Loaders:
     def _gather(self, value: object) -> list[Any]:
         """All ranks. The answers of all ranks."""
         strategy = self._strategy
-        assert strategy is not None
         if not strategy.session.has_peers:
             return [value]
         return list(strategy.broadcast(strategy.gather_objects(value)))
@@ -350,7 +285,6 @@ class Loaders:
         """
         if role is not VALIDATION or TRAIN not in self._sources:
             raise ConfigurationError(self._describe_empty(role))
-        assert self._strategy is not None
         if self._strategy.is_global_zero and not self._has_warned_of_empty:
             warn_caller(f"{self._describe_empty(role)} It is left out of validation.")
         self._has_warned_of_empty = True
@@ -388,7 +322,7 @@ class Loaders:
             self.validation = self._count(VALIDATION)
 
     def open_train(
-        self, num_accumulated: int = 1, num_batches: Callable[[], int | float] = lambda: _UNKNOWN
+        self, num_accumulated: int = 1, num_batches: Callable[[], int | float] = lambda: UNKNOWN
     ) -> Iterator[Any]:
         """All ranks. The epoch's batches from the position on.
 
@@ -396,10 +330,10 @@ class Loaders:
             num_accumulated: batches of an accumulation window.
             num_batches: that will be taken at most; asked once the order is drawn.
         """
-        for resumable in self._resumables:
-            resumable.set_window(
-                num_accumulated if self.is_sharded and self.weighs else 1, num_batches
-            )
+        if not (self._train_loader.is_sharded and self.weighs):
+            num_accumulated = 1
+        for resumable in self._train_loader.resumables:
+            resumable.set_window(num_accumulated, num_batches)
         return self._train_loader.open()
 
     @property
@@ -407,19 +341,19 @@ class Loaders:
         """True if the order of one training loader is cut into batches here, so that their sizes
         are known before.
         """
-        return isinstance(self._resumable, ResumableLoader) and self._resumable.is_sharded
+        return self._train_loader.is_sharded
 
     @property
     def uneven(self) -> dict[int, MicroBatch]:
         """This rank's batches since `open_train` that don't weigh as much as others; see
         `ShardedSampler`.
         """
-        return self._resumable.uneven if isinstance(self._resumable, ResumableLoader) else {}
+        return self._train_loader.uneven
 
     @property
     def last_read(self) -> Any:
         """The last batch that was read again to come to the position; None where none was."""
-        return self._resumable.last_read if isinstance(self._resumable, ResumableLoader) else None
+        return self._train_loader.last_read
 
     def refuse_empty_loader(self) -> None:
         """An epoch has ended without a batch.
@@ -437,11 +371,9 @@ class Loaders:
     def windowed_loader(self) -> ResumableLoader | None:
         """The training data, if its order is cut into whole accumulation windows."""
         loader = self._resumable
-        return (
-            loader
-            if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None
-            else None
-        )
+        if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None:
+            return loader
+        return None
 
     @property
     def is_combined(self) -> bool:
@@ -453,14 +385,14 @@ class Loaders:
         """True if a run goes on within an epoch by reading its batches again; not where several
         loaders are read.
         """
-        return isinstance(self._resumable, ResumableLoader) and self._resumable.reads_again
+        return self._train_loader.reads_again
 
     @property
     def was_recut(self) -> bool:
         """True if what is left of a restored epoch has another number of batches than
         `num_train_batches` says.
         """
-        return any(resumable.was_recut for resumable in self._resumables)
+        return any(resumable.was_recut for resumable in self._train_loader.resumables)
 
     @property
     def has_position(self) -> bool:
@@ -474,7 +406,6 @@ class Loaders:
         resumable = self._train_loader
         resumable.count(num_batches)
         state = resumable.state_dict()
-        assert self._strategy is not None
         # Of several loaders each counts what it has given, on a rank that has run out less than on
         # the others.
         counts_alone = (
@@ -504,13 +435,12 @@ class Loaders:
         self._restored = saved
         if not num_batches:
             return num_batches
-        for each in self._resumables:
+        for each in resumable.resumables:
             each.check_length()
         return resumable.num_batches if "train" in state else num_batches
 
     def _state_of_rank(self, state: dict[str, Any]) -> dict[str, object] | None:
         strategy = self._strategy
-        assert strategy is not None
         if "train_by_rank" not in state:
             return state.get("train")
         states = state["train_by_rank"]
@@ -524,32 +454,6 @@ class Loaders:
         return found
 
     @property
-    def _resumables(self) -> Sequence[ResumableLoader]:
-        resumable = self._train_loader
-        return (
-            resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable]
-        )
-
-    @property
     def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:
         assert self._resumable is not None
         return self._resumable
-
-
-def length_of(loader: Any) -> int | float:
-    """Batches of a loader; infinite if it doesn't know."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return _UNKNOWN
-
-
-def _leaves(loader: Any) -> list[object]:
-    return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
-
-
-def _estimates_length(loader: Any) -> bool:
-    """True if the length is only what the user's data set says: workers may share it out in other
-    ways.
-    """
-    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,12 @@ class ResumableLoader:
         self._is_restored = False
         self._unread_state: object = None
         self.last_read: object = None
-        self.batches: Iterator[Any] | None = None
+        self.batches: Iterator[Any] = iter(())
+
+    @property
+    def resumables(self) -> list[ResumableLoader]:
+        """The loaders that are read: this one."""
+        return [self]
 
     @property
     def differs_by_rank(self) -> bool:
@@ -89,27 +95,27 @@ class ResumableLoader:
     def open(self) -> Iterator[Any]:
         """The epoch's batches: all of them, or those after the position that was loaded."""
         was_restored, self._is_restored, self.last_read = self._is_restored, False, None
-        if was_restored and self._sampler is None:
-            return self._open_at_position()
-        self.num_batches = self.num_batches if was_restored else 0
-        return iter(self.loader)
-
-    def _open_at_position(self) -> Iterator[object]:
-        state, self._unread_state = self._unread_state, None
-        if state is not None:
-            try:
-                self.loader.load_state_dict(state)
-                return iter(self.loader)
-            except Exception as error:
-                cure = (
-                    "doesn't take the state that it saved. Build it as it was then, with as "
-                    "many workers. It says:"
-                )
-                raise CheckpointError(f"{type(self.loader).__name__} {cure} {error}") from error
+        if not was_restored:
+            self.num_batches = 0
+        if not was_restored or self._sampler is not None:
+            return iter(self.loader)
+        if self._unread_state is not None:
+            return self._open_at_own_state()
         batches: Iterator[object] = iter(self.loader)
         for batch in islice(batches, self.num_batches):  # those that the loop had
             self.last_read = batch
         return batches
+
+    def _open_at_own_state(self) -> Iterator[object]:
+        state, self._unread_state = self._unread_state, None
+        try:
+            self.loader.load_state_dict(state)
+            return iter(self.loader)
+        except Exception as error:
+            raise CheckpointError(
+                f"{type(self.loader).__name__} doesn't take the state that it saved. Build it as "
+                f"it was then, with as many workers. It says: {error}"
+            ) from error
 
     @property
     def num_accumulated(self) -> int | None:
@@ -168,7 +174,7 @@ class ResumableLoader:
         """End workers that persist; another iteration makes new ones. A loader with a state of its
         own keeps both.
         """
-        self.batches = None
+        self.batches = iter(())
         if not self._keeps_state and getattr(self._source, "_iterator", None) is not None:
             self._source._iterator = None
 
@@ -179,28 +185,27 @@ class ResumableLoader:
             "num_batches": self.num_batches * self._num_joined,
         }
         if self._sampler is not None:
-            return {**state, "sampler": self._sampler.state_dict()}
-        return (
-            {**state, "loader": self.loader.state_dict()}
-            if self._keeps_state
-            else {**state, "cut": self._cut()}
-        )
+            state["sampler"] = self._sampler.state_dict()
+        elif self._keeps_state:
+            state["loader"] = self.loader.state_dict()
+        else:
+            state["cut"] = self._cut()
+        return state
 
     def _cut(self) -> dict[str, int | None]:
         """The attributes that decide how an order is cut into batches, if a position is reached by
         reading again.
         """
-        source = self._source
-        cut: dict[str, int | None] = {
-            name: value if type(value := getattr(source, name, None)) is int else None
-            for name in _CUT
-        }
+        cut: dict[str, int | None] = dict.fromkeys((*_CUT, "number of batches"))
+        for name in _CUT:
+            value = getattr(self._source, name, None)
+            if type(value) is int:
+                cut[name] = value
         if cut["num_workers"] == 0:
             cut["num_workers"] = 1  # reads in the same order
-        try:
-            return {**cut, "number of batches": len(source)}
-        except (TypeError, NotImplementedError):
-            return {**cut, "number of batches": None}
+        with suppress(TypeError, NotImplementedError):
+            cut["number of batches"] = len(self._source)
+        return cut
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a position, from which the next iteration continues; `num_batches` is then for
@@ -231,23 +236,20 @@ class ResumableLoader:
                 f"order can't be entered in between. Save after a multiple of {self._num_joined} "
                 "batches, or at the end of an epoch."
             )
-        self.epoch, self.num_batches, self._is_restored = (
-            state["epoch"],
-            -(-given // self._num_joined),
-            True,
-        )
-        if "loader" in state and self._keeps_state and self.num_batches:
-            self._unread_state = state["loader"]
+        self.epoch, self._is_restored = state["epoch"], True
+        self.num_batches = -(-given // self._num_joined)
+        if self._keeps_state and self.num_batches:
+            self._unread_state = state.get("loader")
 
     def _check_cut(self, saved: Mapping[str, object]) -> None:
         own = self._cut()
         for name, before in saved.items():
-            if (now := own.get(name)) != before:
+            if own.get(name) != before:
                 raise CheckpointError(
                     f"The checkpoint was saved within an epoch of a {type(self._source).__name__} "
                     f"with {name}={before}"
-                    f", and now it is {now}. Its order is entered by reading the same batches "
-                    "again: build the loader as it was, or pass a checkpoint of an epoch's end. A "
-                    "map-style data set, or a loader with state_dict and load_state_dict, goes on "
-                    "with batches of another size."
+                    f", and now it is {own.get(name)}. Its order is entered by reading the same "
+                    "batches again: build the loader as it was, or pass a checkpoint of an epoch's "
+                    "end. A map-style data set, or a loader with state_dict and load_state_dict, "
+                    "goes on with batches of another size."
                 )

@@ -56,9 +56,10 @@ def make_callbacks(
     given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
     chosen = [_make_callback(item) for item in given]
     for argument, value in enabled.items():
-        is_enabled = default if value is None else value
-        if chosen or is_enabled:
-            _add_default(chosen, argument, is_enabled)
+        if value is None:
+            value = default
+        if chosen or value:
+            _add_default(chosen, argument, value)
     refuse_equal_keys(chosen)
     return sorted(chosen, key=lambda callback: callback.found_as == "checkpoint_callback")
 
@@ -78,11 +79,9 @@ def _make_callback(item: object) -> Callback:
             ) from None
     if isinstance(item, Callback):
         return item
-    what = (
-        f"the class {item.__name__} (did you mean {item.__name__}()?)"
-        if isinstance(item, type)
-        else repr(item)
-    )
+    what = repr(item)
+    if isinstance(item, type):
+        what = f"the class {item.__name__} (did you mean {item.__name__}()?)"
     raise ConfigurationError(
         f"callbacks has {what}; expected instances of core.Callback, or names of installed event "
         "hooks."
@@ -113,11 +112,12 @@ def refuse_equal_keys(callbacks: Sequence[Callback]) -> None:
         ConfigurationError: two with one state key.
     """
     keys = [callback.state_key for callback in callbacks if callback.keeps_state]
-    if duplicates := sorted({key for key in keys if keys.count(key) > 1}):
-        raise ConfigurationError(
-            f"Two callbacks have the state key {duplicates[0]!r}, so their states can't be told "
-            "apart in a checkpoint. Override state_key in one of them."
-        )
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigurationError(
+                f"Two callbacks have the state key {key!r}, so their states can't be told apart in "
+                "a checkpoint. Override state_key in one of them."
+            )
 
 
 def make_loggers(
@@ -132,29 +132,31 @@ def make_loggers(
     if logger is False:
         return []
     if logger is None or logger is True:
-        return [_make_logger("csv", root)]
-    given = (
-        [logger]
-        if isinstance(logger, str | Logger) or not isinstance(logger, Iterable)
-        else list(logger)
-    )
+        logger = "csv"
+    given = [logger]
+    if isinstance(logger, Iterable) and not isinstance(logger, str | Logger):
+        given = list(logger)
+    loggers = []
     for item in given:
-        if not isinstance(item, str | Logger):
+        if isinstance(item, str):
+            item = _make_logger(item, root)
+        if not isinstance(item, Logger):
             raise ConfigurationError(
                 f"logger has {item!r}; expected aliases ({', '.join(LOGGER_REGISTRY)}) or "
                 "instances of core.Logger, one or several; True or None for the CSV logger; False "
                 "for none."
             )
-    return [_make_logger(item, root) if isinstance(item, str) else item for item in given]
+        loggers.append(item)
+    return loggers
 
 
 def _make_logger(alias: str, root: PathLike | None) -> Logger:
     """The logger, made with the folder for everything, if it takes one."""
-    offer = LOGGER_REGISTRY.offer(alias)
-    takes_folder = "save_dir" in inspect.signature(LOGGER_REGISTRY.get(offer)).parameters
-    return LOGGER_REGISTRY.create(
-        offer, **({"save_dir": root} if takes_folder and root is not None else {})
-    )
+    offer, options = LOGGER_REGISTRY.offer(alias), {}
+    parameters = inspect.signature(LOGGER_REGISTRY.get(offer)).parameters
+    if root is not None and "save_dir" in parameters:
+        options["save_dir"] = root
+    return LOGGER_REGISTRY.create(offer, **options)
 
 
 def make_profiler(profiler: object) -> Profiler | None:

@@ -25,9 +25,8 @@ class ModuleCallbacks:
         """
         if callbacks is not self._joined:
             self._without = callbacks
-        joined = with_module_callbacks(self._without, module)
-        self._joined = joined if joined is not self._without else None
-        return joined
+        self._joined = with_module_callbacks(self._without, module)
+        return self._joined
 
 
 def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callback]:
@@ -37,8 +36,10 @@ def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callba
         ModuleError: `configure_callbacks` returned something else.
         ConfigurationError: two callbacks with one state key.
     """
-    own = module.configure_callbacks() if overrides(module, "configure_callbacks") else None
-    brought = [own] if isinstance(own, Callback) else list(own or ())
+    if not overrides(module, "configure_callbacks"):
+        return callbacks
+    brought = module.configure_callbacks()
+    brought = [brought] if isinstance(brought, Callback) else list(brought or ())
     for callback in brought:
         if not isinstance(callback, Callback):
             raise ModuleError(
@@ -47,13 +48,10 @@ def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callba
             )
     if not brought:
         return callbacks
-    kept = [
-        callback for callback in callbacks if not any(_replaces(new, callback) for new in brought)
-    ]
-    refuse_equal_keys([*kept, *brought])
-    return sorted(
-        [*kept, *brought], key=lambda callback: callback.found_as == "checkpoint_callback"
-    )
+    kept = [old for old in callbacks if not any(_replaces(new, old) for new in brought)]
+    joined = [*kept, *brought]
+    refuse_equal_keys(joined)
+    return sorted(joined, key=lambda callback: callback.found_as == "checkpoint_callback")
 
 
 def _replaces(new: Callback, old: Callback) -> bool:

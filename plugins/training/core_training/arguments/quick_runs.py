@@ -62,9 +62,9 @@ def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     """The loggers; in a quick run as many that write nothing, so that a module may use its logger
     as it does.
     """
-    return (
-        loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
-    )
+    if not num_batches:
+        return loggers
+    return [SilentLogger("fast_dev_run", None, None) for _ in loggers]
 
 
 def check_barebones(**left_out: object) -> None:

@@ -113,7 +113,8 @@ def run_loaders(
     metrics = run.metrics
     for dataloader_idx, loader in enumerate(loaders):
         transfer, uneven, batch_idx = run.make_transfer(dataloader_idx), loader.uneven, -1
-        metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
+        if len(loaders) > 1:
+            metrics.dataloader_idx = dataloader_idx
         for batch_idx, batch in enumerate(profiled_batches(run.profiler, loader.batches())):
             heartbeat.count += 1
             if transfer is not None:
@@ -130,16 +131,18 @@ def run_loaders(
                 end(output, batch, batch_idx, dataloader_idx)
             if collect is not None:
                 collect(dataloader_idx, output)
-        if batch_idx < 0 and loader.num_batches:
-            _warn_of_empty_loader(stage, loader)
+        if batch_idx < 0 and loader.num_batches:  # which may be right for one rank of several
+            warn_caller(
+                f"A {stage} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or "
+                "an iterator that can be read once."
+            )
     metrics.dataloader_idx = metrics.batch = None
 
 
 def _join(run: Run, call: Callable[..., object], *args: object) -> None:
     """Run a step because the other ranks do, on samples that are theirs: nothing of it counts."""
-    from core_training.loops.unchanged_statistics import (
-        unchanged_statistics,  # few steps are joined
-    )
+    # few steps are joined
+    from core_training.loops.unchanged_statistics import unchanged_statistics
 
     run.metrics.share = 0
     with unchanged_statistics(run.module), run.strategy.forward_context() or nullcontext():
@@ -147,23 +150,12 @@ def _join(run: Run, call: Callable[..., object], *args: object) -> None:
     run.metrics.share = None
 
 
-def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:
-    """A loader has given nothing, which may be right for one rank of several."""
-    name = "prediction" if stage == "predict" else stage
-    warn_caller(
-        f"A {name} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an "
-        "iterator that can be read once.",
-    )
-
-
 def _by_loader(values: dict[str, float], num_loaders: int) -> list[dict[str, float]]:
     """A dict a loader; names without an index belong to all."""
-
-    def belongs(name: str, index: int) -> bool:
+    by_loader: list[dict[str, float]] = [{} for _ in range(num_loaders)]
+    for name, value in values.items():
         _, marker, suffix = name.rpartition("/dataloader_idx_")
-        return not marker or suffix.removesuffix("_epoch") == str(index)
-
-    return [
-        {name: value for name, value in values.items() if belongs(name, index)}
-        for index in range(num_loaders)
-    ]
+        for index, own in enumerate(by_loader):
+            if not marker or suffix.removesuffix("_epoch") == str(index):
+                own[name] = value
+    return by_loader

@@ -1,4 +1,6 @@
-"""Several optimizers that step together, as one would that holds all of their parameters."""
+"""A training step with several optimizers: one backward, after which they step together, as one
+would that holds all of their parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from core.contract import TrainingStep
 
 
 class JointOptimizer(Optimizer):
@@ -51,3 +55,26 @@ class JointOptimizer(Optimizer):
         """Clear the gradients of all."""
         for optimizer in self.joined:
             optimizer.zero_grad(set_to_none)
+
+
+def join_optimizers(step: TrainingStep) -> None:
+    """Join the optimizers of a step to one; hooks get each of them, one after the other."""
+    optimizers = step.optimizers
+    step.optimizers = [JointOptimizer(optimizers)]
+    step.before_optimizer_step = _for_each(optimizers, step.before_optimizer_step)
+    step.before_zero_grad = _for_each(optimizers, step.before_zero_grad)
+    step.clip_gradients = _for_each(optimizers, step.clip_gradients)
+    step.zero_grad = _for_each(optimizers, step.zero_grad)
+
+
+def _for_each(
+    optimizers: Sequence[Optimizer], call: Callable[[Optimizer], None] | None
+) -> Callable[[Optimizer], None] | None:
+    if call is None:
+        return None
+
+    def call_for_each(joint: Optimizer) -> None:
+        for optimizer in optimizers:
+            call(optimizer)
+
+    return call_for_each

@@ -37,21 +37,23 @@ def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[
     if not returns:
         return None
     gathered = _gather(run, predictions)
-    return gathered[0] if len(gathered) == 1 else gathered
+    if len(gathered) == 1:
+        return gathered[0]
+    return gathered
 
 
 def _collect_predictions(
     run: Run, loaders: Sequence[StageLoader], returns: bool
 ) -> list[list[Any]]:
-    moves = run.strategy.root_device != _CPU
     predictions: list[list[object]] = [[] for _ in loaders]
 
     def collect(dataloader_idx: int, output: object) -> None:
-        predictions[dataloader_idx].append(to_device(output, _CPU) if moves else output)
+        if returns:
+            predictions[dataloader_idx].append(to_device(output, _CPU))
 
     step = override_of(run.module, "predict_step")
     assert step is not None  # checked before any process starts
-    run_loaders(run, "predict", step, loaders, collect if returns else None)
+    run_loaders(run, "predict", step, loaders, collect)
     return predictions
 
 
@@ -66,15 +68,11 @@ def _gather(run: Run, predictions: list[list[object]]) -> list[list[Any]]:
     # ranks of one shard have predicted the same: the first one counts
     shards = dict(reversed(gathered))
     # Step by step, the batches of all shards in their order: that of the data set.
-    by_loader = zip(*(shards[rank] for rank in sorted(shards)), strict=True)
-    return [
-        [
-            output
-            for output in chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING))
-            if output is not _MISSING
-        ]
-        for parts in by_loader
-    ]
+    joined = []
+    for parts in zip(*(shards[rank] for rank in sorted(shards)), strict=True):
+        steps = chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING))
+        joined.append([output for output in steps if output is not _MISSING])
+    return joined
 
 
 class _NullMetricCollector(MetricCollector):

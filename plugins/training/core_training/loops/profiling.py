@@ -62,10 +62,10 @@ def mark_steps(
         return batch_end
     mark = profiler.step
 
-    def end(*args: object) -> Any:
-        answer = batch_end(*args) if batch_end is not None else None
+    def end(*args: object) -> None:
+        if batch_end is not None:
+            batch_end(*args)
         mark()
-        return answer
 
     return end
 

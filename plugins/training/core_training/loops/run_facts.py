@@ -16,8 +16,6 @@ from core.registry import CORE_VERSION
 from core_training.hparams.hyperparameters import hparams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from core_training.run import Run
 
 _MAX_REASON = 400
@@ -28,7 +26,10 @@ def log_hyperparameters(run: Run) -> None:
     """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to
     every logger.
     """
-    hparams = {**_hyperparameters_of(run.datamodule), **_hyperparameters_of(run.module)}
+    hparams: dict[str, object] = {}
+    for owner in (run.datamodule, run.module):
+        if getattr(owner, "_logs_hparams", True):  # self.save_hyperparameters(logger=False)
+            hparams.update(hparams_of(owner))
     if not hparams or not run.strategy.is_global_zero:
         return
     for logger in run.publisher.loggers:
@@ -45,7 +46,7 @@ def log_facts(run: Run) -> None:
         "outcome": "running",  # until the end says otherwise, which a killed run never does
         "reason": "",
         "command": _command(),
-        "resumed_from": None if run.ckpt_path is None else str(run.ckpt_path),
+        "resumed_from": run.ckpt_path and str(run.ckpt_path),
         "monitored": _monitored(run),
         "machine": platform.platform(),
         "num_processes": run.strategy.world_size,
@@ -76,8 +77,8 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
         outcome: `"finished"`, `"failed"` or `"interrupted"`.
         reason: a sentence, or empty.
     """
-    takers = _takers(run) if run.trains else []
-    if not takers:
+    takers = _takers(run)
+    if not takers or not run.trains:
         return
     now, progress = datetime.datetime.now(datetime.UTC), run.progress
     facts = {
@@ -90,10 +91,11 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
         "step": progress.global_step,
         "training_s": progress.elapsed_s,
         "memory": _memory(run),
-        "newest_save": None
-        if run.newest_save is None
-        else [str(run.newest_save[0]), run.newest_save[1]],
+        "newest_save": None,
     }
+    if run.newest_save is not None:
+        path, step = run.newest_save
+        facts["newest_save"] = [str(path), step]
     for logger in takers:
         logger.log_run(facts)
 
@@ -103,7 +105,7 @@ def log_error(run: Run, error: BaseException) -> None:
     it.
     """
     text = textwrap.shorten(str(error), _MAX_REASON, placeholder=" ...")
-    reason = type(error).__name__ + (f": {text}" if text else "")
+    reason = f"{type(error).__name__}: {text}".removesuffix(": ")
     if run.signals.signal is not None:
         reason = f"{signal.Signals(run.signals.signal).name} has stopped it."
     with contextlib.suppress(Exception):
@@ -147,8 +149,3 @@ def _memory(run: Run) -> dict[str, float]:
         stats = run.strategy.accelerator.memory_stats(run.strategy.root_device)
         return {name: float(value) for name, value in stats.items()}
     return {}
-
-
-def _hyperparameters_of(owner: object) -> Mapping[str, object]:
-    wanted = getattr(owner, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
-    return hparams_of(owner) if wanted else {}

@@ -26,9 +26,10 @@ def print_beginning(run: Run) -> None:
     if not run.trains:
         run.fabric.print(f"{run.stage}: weights of {run.ckpt_path}")
         return
-    batch = f", batch {progress.batch}" if progress.batch else ""
-    where = f"epoch {progress.epoch}{batch}, step {progress.global_step}"
-    run.fabric.print(f"Resumed from {run.ckpt_path}: {where}{others}")
+    where = f"epoch {progress.epoch}"
+    if progress.batch:
+        where += f", batch {progress.batch}"
+    run.fabric.print(f"Resumed from {run.ckpt_path}: {where}, step {progress.global_step}{others}")
 
 
 def print_early_end(run: Run, reason: str) -> None:
@@ -42,9 +43,8 @@ def print_early_end(run: Run, reason: str) -> None:
 
 def write_useless_end(run: Run) -> None:
     """Write a line on rank 0 if the loss was NaN or infinite to the end of training."""
-    if (text := run.logged.losses.end) and run.strategy.is_global_zero:
-        sys.stderr.write(f"{text} {_what_is_saved(run)}\n")
-        sys.stderr.flush()
+    if run.logged.losses.end and run.strategy.is_global_zero:
+        print(run.logged.losses.end, _what_is_saved(run), file=sys.stderr, flush=True)
 
 
 def write_interruption(run: Run) -> None:
@@ -52,12 +52,9 @@ def write_interruption(run: Run) -> None:
     number = run.signals.signal
     if number is None or run.stage != "fit" or not run.strategy.is_global_zero:
         return
-    step = run.progress.global_step
-    sys.stderr.write(
-        f"{signal.Signals(number).name} has stopped training after step {step}. "
-        f"{_what_is_saved(run)}\n"
-    )
-    sys.stderr.flush()
+    name, step = signal.Signals(number).name, run.progress.global_step
+    text = f"{name} has stopped training after step {step}."
+    print(text, _what_is_saved(run), file=sys.stderr, flush=True)
 
 
 def early_end(run: Run, stops: StopAgreement) -> str:
@@ -96,9 +93,8 @@ def _what_is_finite(run: Run, since: int) -> str:
     from core.checkpoint import has_finite_weights
 
     with phase("checkpoint"):
-        earlier = [(path, step) for path, step in reversed(run.saves.items()) if step < since]
-        for path, step in earlier:
-            if has_finite_weights(path):
+        for path, step in reversed(run.saves.items()):
+            if step < since and has_finite_weights(path):
                 return (
                     f"The checkpoint of step {step} has finite weights: ckpt_path={path!r} goes "
                     "on from it."

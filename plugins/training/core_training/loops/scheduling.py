@@ -44,10 +44,8 @@ def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
         if takes_metric(item):
             item.is_waiting = True
             step_waiting(run, [item])
-        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
-            hook(item.scheduler, None)
         else:
-            item.scheduler.step()
+            _step(run, item)
 
 
 def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
@@ -65,22 +63,32 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
         if not item.is_waiting or (item.origin in _EVENTS and item.origin not in item.renewed_by):
             continue  # all ranks alike: nothing is asked for while nothing can have come
         origin, value, names = run.strategy.broadcast(_monitored(run, item))
-        item.origin = None if value is None else origin
+        item.origin = None
+        if value is not None:
+            item.origin = origin
         if not _is_renewed(origin, item):
             continue
         item.is_waiting = False
-        if value is None:
-            if item.strict and item.monitor is not None:
-                hint = did_you_mean(item.monitor, names)
-                raise ModuleError(
-                    f"A scheduler monitors {item.monitor!r}, which was not logged; logged were "
-                    f"{names}.{hint} Call self.log({item.monitor!r}, ...), or give the scheduler "
-                    "'strict': False."
-                )
-        elif (hook := override_of(run.module, "lr_scheduler_step")) is not None:
-            hook(item.scheduler, value)
-        else:
-            item.scheduler.step(value)
+        if value is not None:
+            _step(run, item, value)
+        elif item.strict and item.monitor is not None:
+            hint = did_you_mean(item.monitor, names)
+            raise ModuleError(
+                f"A scheduler monitors {item.monitor!r}, which was not logged; logged were "
+                f"{names}.{hint} Call self.log({item.monitor!r}, ...), or give the scheduler "
+                "'strict': False."
+            )
+
+
+def _step(run: Run, item: Scheduler, metric: float | None = None) -> None:
+    """Step a scheduler, by the module's hook if it has one."""
+    hook = override_of(run.module, "lr_scheduler_step")
+    if hook is not None:
+        hook(item.scheduler, metric)
+    elif metric is None:
+        item.scheduler.step()
+    else:
+        item.scheduler.step(metric)
 
 
 def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
@@ -98,5 +106,7 @@ def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, 
     """
     assert item.monitor is not None  # those that take a metric name one
     values: dict[str, Any] = run.logged.newest()
-    origin, value = run.origin_of(item.monitor), values.get(item.monitor)
-    return (origin, None, sorted(values)) if value is None else (origin, float(value), [])
+    origin = run.origin_of(item.monitor)
+    if item.monitor not in values:
+        return origin, None, sorted(values)
+    return origin, float(values[item.monitor]), []

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def configure_model(run: Run) -> None:
     """All ranks. Call `configure_model`, which builds large layers."""
-    if (hook := override_of(run.module, "configure_model")) is not None:
+    hook = override_of(run.module, "configure_model")
+    if hook is not None:
         hook()
     if run.options.sync_batchnorm and Capability.COLLECTIVES in run.strategy.capabilities:
         run.module = nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
@@ -35,11 +36,10 @@ def configure_model(run: Run) -> None:
 def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
-    made = (
-        strategy.configure_optimizers(run.module)
-        if isinstance(strategy, MakesOptimizers)
-        else require_method(run.module, "configure_optimizers", "fit")()
-    )
+    if isinstance(strategy, MakesOptimizers):
+        made = strategy.configure_optimizers(run.module)
+    else:
+        made = require_method(run.module, "configure_optimizers", "fit")()
     optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(

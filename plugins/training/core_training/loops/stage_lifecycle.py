@@ -54,7 +54,9 @@ def run_stage(run: Run, crosses_processes: bool) -> Any:
     run.signals = SignalGuard(run.progress, requeue.warning_signals(run))
     with run.signals:
         outcome = _run(run, crosses_processes)
-        return outcome.after_teardown(run.module) if crosses_processes else outcome
+        if crosses_processes:
+            return outcome.after_teardown(run.module)
+        return outcome
 
 
 def _run(run: Run, crosses_processes: bool) -> Any:
@@ -75,7 +77,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.events.emit("setup", run.stage)
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
-            result = (_fit if run.trains else _evaluate)(run)
+            result = _fit(run) if run.trains else _evaluate(run)
         rank_loggers.finalize(run.publisher.loggers)
         if crosses_processes:
             from core_training.state.worker_result import WorkerResult
@@ -87,7 +89,8 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         error = explain(run.signals.explain(_explain_torch(run, raised)))
         try:
             requeue.requeue_after(run, error)
-            if (on_exception := getattr(strategy, "on_exception", None)) is not None:
+            on_exception = getattr(strategy, "on_exception", None)
+            if on_exception is not None:
                 on_exception(error)
             run.events.emit("on_exception", error)
             write_interruption(run)
@@ -96,7 +99,9 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             rank_loggers.finalize_after(run.publisher.loggers, error)
         if error is raised:
             raise
-        raise error from (None if isinstance(error, HangError) else raised)
+        if isinstance(error, HangError):
+            raise error from None
+        raise error from raised
     finally:
         _end(run)
 
@@ -126,10 +131,9 @@ def _attach(run: Run) -> None:
 
 
 def _announce_quick_run(run: Run) -> None:
-    batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
     run.fabric.print(
-        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors "
-        "are off, and other limits don't count."
+        f"fast_dev_run: {run.fast_dev_run} of each stage's batches; loggers, checkpoints, early "
+        "stopping and monitors are off, and other limits don't count."
     )
 
 
@@ -203,22 +207,16 @@ def _train(run: Run) -> FitLoop:
 
 
 def _sanity_check(run: Run) -> None:
-    if (
-        not run.loaders.validation
-        or not run.options.num_sanity_val_steps
-        or run.ckpt_path is not None
-    ):
+    most: int | float = run.options.num_sanity_val_steps
+    if not run.loaders.validation or not most or run.ckpt_path is not None:
         return
+    if most < 0:
+        most = math.inf
     run.sanity_checking = True
     place = run.strategy.accelerator, run.strategy.root_device
     random_state = collect_random_state(*place)  # training must not depend on whether this was done
     run.events.emit("on_sanity_check_start")
-    most = run.options.num_sanity_val_steps
-    evaluate(
-        run,
-        "validation",
-        [each.limited(math.inf if most < 0 else most) for each in run.loaders.validation],
-    )
+    evaluate(run, "validation", [each.limited(most) for each in run.loaders.validation])
     run.events.emit("on_sanity_check_end")
     warn_of_misspelt_monitors(run, run.logged.evaluation["validation"].names())
     restore_random_state(random_state, *place)
@@ -253,8 +251,9 @@ def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:
         owner for owner in owners if owner is not None and overrides(owner, "prepare_data")
     ]
     for owner in preparing:
-        per_node = getattr(owner, "prepare_data_per_node", True)
-        is_chosen = strategy.local_rank == 0 if per_node else strategy.is_global_zero
+        is_chosen = strategy.is_global_zero
+        if getattr(owner, "prepare_data_per_node", True):
+            is_chosen = strategy.local_rank == 0
         if is_chosen:
             owner.prepare_data()
     # The hooks are the same on all ranks, so all come to the barrier or none.

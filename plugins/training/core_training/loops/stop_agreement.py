@@ -74,8 +74,9 @@ class StopAgreement:
         """All ranks, when training begins and its clock runs."""
         self._run, self._guard = run, run.signals
         self._is_alone = not run.session.has_peers
-        max_time = run.options.max_time
-        self._max_s = math.inf if max_time is None else max_time.total_seconds()
+        self._max_s = math.inf
+        if run.options.max_time is not None:
+            self._max_s = run.options.max_time.total_seconds()
         self._interval, self._batch = ExchangeInterval(), 0
         self.look_at = math.inf
         self.is_asked = self.is_late = False
@@ -146,17 +147,14 @@ class StopAgreement:
         slowest rank's.
         """
         is_late = self._run.progress.elapsed_s >= self._max_s
-        pace = 0 if self._is_alone else self._interval.propose(batch - self._batch)
+        pace = self._interval.propose(batch - self._batch)
         return [int(self._run.should_stop), int(is_late), self._guard.signal or 0, -pace]
 
     def _adopt(self, agreed: list[int], *, has_requested: bool = True) -> None:
         """Adopt what all ranks know now; a request of this rank is its own to withdraw."""
-        self.is_asked, self.is_late, self._interval.num_steps = (
-            bool(agreed[0]),
-            bool(agreed[1]),
-            -agreed[3],
-        )
+        is_asked, is_late, signal, pace = agreed
+        self.is_asked, self.is_late, self._interval.num_steps = bool(is_asked), bool(is_late), -pace
         if self.is_asked and not has_requested:
             self._run.should_stop = True
-        if agreed[2]:
-            raise self._guard.agree(agreed[2])
+        if signal:
+            raise self._guard.agree(signal)

@@ -26,7 +26,9 @@ class ValidationSchedule:
         self._loaders, self._strategy = run.loaders, run.strategy
         self._question = PeriodicVote()
         self._ended_s = time.monotonic()
-        self._last_at = run.progress.total_batches if run.progress.is_validated else -1
+        self._last_at = -1
+        if run.progress.is_validated:
+            self._last_at = run.progress.total_batches
 
     def note(self) -> None:
         """A validation has just ended."""
@@ -36,41 +38,41 @@ class ValidationSchedule:
         """The question to ask after each batch, with its number from 1; None if nothing is due
         within this epoch.
         """
-        options, progress = self._options, self._progress
-        # After the epoch's last batch nothing is due here: `is_due_after_epoch` decides then.
-        interval, num_batches = (
-            batches_between(options, self._loaders),
-            self._loaders.num_train_batches,
-        )
-        if not self._counts(progress.epoch):
+        self._interval, self._before = batches_between(self._options, self._loaders), 0
+        if self._options.check_val_every_n_epoch is None:  # batches of earlier epochs count too
+            self._before = self._progress.total_batches - self._progress.batch
+        if not self._counts():
             return None
-        if options.val_check_time is not None:
-            return lambda batch: (
-                self._question.ask(self._strategy, self._is_late_here) and batch < num_batches
-            )
-        if interval == 0:
-            return None
-        if options.check_val_every_n_epoch is None:
-            return lambda batch: progress.total_batches % interval == 0 and batch < num_batches
-        return lambda batch: batch % interval == 0 and batch < num_batches
+        if self._options.val_check_time is not None:
+            return self._is_time
+        return self._is_at_interval if self._interval else None
 
     def is_due_after_epoch(self, *, is_cut: bool = False) -> bool:
         """True if a validation is due after all batches of the epoch, or where it is cut, and
         hasn't just been made.
         """
-        options, progress = self._options, self._progress
-        if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
+        if not self._counts() or self._last_at == self._progress.total_batches:
             return False
-        if is_cut or options.val_check_time is not None:
-            return is_cut or bool(self._strategy.broadcast(self._is_late_here()))
-        interval = batches_between(options, self._loaders)
-        if options.check_val_every_n_epoch is None:
-            return progress.total_batches % interval == 0
-        return interval == 0 or progress.batch % interval == 0
+        if is_cut:
+            return True
+        if self._options.val_check_time is not None:
+            return bool(self._strategy.broadcast(self._is_late_here()))
+        return not self._interval or (self._before + self._progress.batch) % self._interval == 0
 
-    def _counts(self, epoch: int) -> bool:
+    # After the epoch's last batch nothing is due by these two: `is_due_after_epoch` decides then.
+
+    def _is_time(self, batch: int) -> bool:
+        is_late = self._question.ask(self._strategy, self._is_late_here)
+        return is_late and batch < self._loaders.num_train_batches
+
+    def _is_at_interval(self, batch: int) -> bool:
+        is_due = (self._before + batch) % self._interval == 0
+        return is_due and batch < self._loaders.num_train_batches
+
+    def _counts(self) -> bool:
         every = self._options.check_val_every_n_epoch
-        return bool(self._loaders.validation) and (every is None or (epoch + 1) % every == 0)
+        is_one = every is None or (self._progress.epoch + 1) % every == 0
+        return bool(self._loaders.validation) and is_one
 
     def _is_late_here(self) -> bool:
         duration = self._options.val_check_time

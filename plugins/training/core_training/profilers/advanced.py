@@ -8,13 +8,13 @@ import pstats
 from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
-from core_training.profilers.stage_profiler import StageProfiler
+from core_training.profilers.profiler import Profiler
 
 if TYPE_CHECKING:
     import os
 
 
-class AdvancedProfiler(StageProfiler):
+class AdvancedProfiler(Profiler):
     """Runs Python's own profiler in each action, and writes its tables to a file:
     `Trainer(profiler="advanced")`.
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from core.contract import ConfigurationError
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
@@ -48,9 +50,8 @@ class Profiler(abc.ABC):
     def __init__(
         self, dirpath: str | os.PathLike[str] | None = None, filename: str = "profile"
     ) -> None:
-        self.dirpath = None if dirpath is None else Path(dirpath).expanduser()
-        self.filename = filename
-        self._folder = Path()
+        self.dirpath, self.filename, self._folder = dirpath, filename, Path()
+        self._clear()
 
     @abc.abstractmethod
     def start(self, action: str) -> None:
@@ -77,7 +78,11 @@ class Profiler(abc.ABC):
             rank: number of this process among all.
         """
         self.stage, self.rank = stage, rank
-        self._folder = self.dirpath or Path(folder)
+        self._folder = Path(self.dirpath or folder).expanduser()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget all measurements: in a new profiler, and when a stage begins."""
 
     def wrap(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
         """The same function, measured."""
@@ -119,3 +124,9 @@ class Profiler(abc.ABC):
         """The file of this stage and rank whose name ends with `suffix`."""
         rank = f"-rank{self.rank}" if self.rank else ""
         return self._folder / f"{self.stage}-{self.filename}{rank}{suffix}"
+
+    def _refuse_stop(self, action: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{type(self).__name__}.stop({action!r}): this action isn't running. Call "
+            f"start({action!r}) before, or use `with trainer.profile({action!r}):`."
+        )

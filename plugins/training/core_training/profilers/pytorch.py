@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerAction, record_function
 
-from core_training.profilers.stage_profiler import StageProfiler
+from core_training.profilers.profiler import Profiler
 
 if TYPE_CHECKING:
     import os
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class PyTorchProfiler(StageProfiler):
+class PyTorchProfiler(Profiler):
     """Runs `torch.profiler` over some training steps: `Trainer(profiler="pytorch")`.
 
     For each recorded cycle it writes a trace, `fit-profile-step5.pt.trace.json`, that
@@ -76,7 +76,8 @@ class PyTorchProfiler(StageProfiler):
 
     def stop(self, action: str) -> None:
         """The action that began last under this name ends."""
-        if not (ranges := self._ranges.get(action)):
+        ranges = self._ranges.get(action)
+        if not ranges:
             raise self._refuse_stop(action)
         ranges.pop().__exit__(None, None, None)
 

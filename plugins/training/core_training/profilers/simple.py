@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-from core_training.profilers.stage_profiler import StageProfiler
-
-_HEADER = ("action", "calls", "mean ms", "total s", "% of run")
+from core_training.profilers.profiler import Profiler
 
 
-class SimpleProfiler(StageProfiler):
+class SimpleProfiler(Profiler):
     """Counts and times each action, and prints a table: `Trainer(profiler="simple")`.
 
     Times are those of the host: work that a GPU has only been handed counts where the host waits
@@ -32,8 +30,8 @@ class SimpleProfiler(StageProfiler):
 
     def stop(self, action: str) -> None:
         """The action that began last under this name ends."""
-        now = time.perf_counter_ns()
-        if not (began := self._running.get(action)):
+        now, began = time.perf_counter_ns(), self._running.get(action)
+        if not began:
             raise self._refuse_stop(action)
         measured = self._measured.setdefault(action, [0, 0])
         measured[0] += 1
@@ -48,30 +46,13 @@ class SimpleProfiler(StageProfiler):
         """A row an action, by total time."""
         whole_ns = max(self._ended_ns - self._began_ns, 1)
         ranked = sorted(self._measured.items(), key=lambda item: item[1][1], reverse=True)
-        rows = [
-            (
-                action,
-                f"{calls}",
-                f"{total / calls / 1e6:.3f}",
-                f"{total / 1e9:.3f}",
-                f"{100 * total / whole_ns:.1f}",
+        whole = ("the whole run", [1, whole_ns])
+        width = max(len(action) for action, _ in [*ranked, whole])
+        lines = [f"{'action':{width}}     calls       mean ms     total s  % of run"]
+        for action, (calls, total) in [*ranked, whole]:
+            mean_ms, total_s, share = total / calls / 1e6, total / 1e9, 100 * total / whole_ns
+            lines.append(
+                f"{action:{width}}  {calls:8}  {mean_ms:12.3f}  {total_s:10.3f}  {share:8.1f}"
             )
-            for action, (calls, total) in ranked
-        ]
-        last = ("the whole run", "1", f"{whole_ns / 1e6:.3f}", f"{whole_ns / 1e9:.3f}", "100.0")
-        return _to_table([_HEADER, *rows, last])
-
-
-def _to_table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
-    rule = "-" * len(lines[0])
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        rule = "-" * len(lines[0])
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])

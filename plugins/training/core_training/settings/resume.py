@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
 PARTS = ("weights", "optimizers", "schedulers", "data", "step", "callbacks")
 _SECTIONS = {
-    **dict.fromkeys(("model", "module_section"), "weights"),
-    **dict.fromkeys(("optimizers", "precision"), "optimizers"),
-    **dict.fromkeys(("lr_schedulers", "schedulers"), "schedulers"),
-    **dict.fromkeys(("loaders", "datamodule", "ranks"), "data"),
-    **{"progress": "step", "callbacks": "callbacks"},
+    "model": "weights",
+    "module_section": "weights",
+    "optimizers": "optimizers",
+    "precision": "optimizers",
+    "lr_schedulers": "schedulers",
+    "schedulers": "schedulers",
+    "loaders": "data",
+    "datamodule": "data",
+    "ranks": "data",
+    "progress": "step",
+    "callbacks": "callbacks",
 }
 """The part to which each section of a checkpoint belongs."""
 
@@ -52,16 +58,12 @@ class Resume:
     settings: Literal["checkpoint", "program"] = "checkpoint"
 
     def __post_init__(self) -> None:
-        if self.parts == "all":
-            given: tuple[str, ...] = PARTS
-        elif isinstance(self.parts, str):
-            given = (self.parts,)
-        else:
-            given = tuple(self.parts)
-        if not given or (unknown := [part for part in given if part not in PARTS]):
+        given = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
+        if given == ("all",):
+            given = PARTS
+        if not given or not set(PARTS).issuperset(given):
             raise ConfigurationError(
-                f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}"
-                f"{f', not {unknown[0]!r}' if given else ''}."
+                f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}."
             )
         if self.settings not in ("checkpoint", "program"):
             raise ConfigurationError(

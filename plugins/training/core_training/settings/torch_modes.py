@@ -30,7 +30,9 @@ def torch_modes(options: TrainerOptions) -> Iterator[None]:
             # cuBLAS reads it when it is used first:
             # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
             os.environ.setdefault(_CUBLAS, ":4096:8")
-        benchmark = False if options.deterministic else options.benchmark
+        benchmark = options.benchmark
+        if options.deterministic:
+            benchmark = False
         if benchmark is not None:
             stack.callback(
                 setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark

@@ -137,7 +137,6 @@ class CombinedResumableLoader(CombinedLoader):
             fill(combined.loaders, (resumable.loader for resumable in resumables)), combined.mode
         )
         self.resumables = resumables
-        self.uneven: dict[int, MicroBatch] = {}
         for lane, resumable in zip(self._lanes, resumables, strict=True):
             lane.resumable = resumable
 
@@ -145,6 +144,11 @@ class CombinedResumableLoader(CombinedLoader):
     def loader(self) -> CombinedLoader:
         """What is iterated over."""
         return self
+
+    @property
+    def uneven(self) -> dict[int, MicroBatch]:
+        """None: their batches have no common weight."""
+        return {}
 
     @property
     def differs_by_rank(self) -> bool:

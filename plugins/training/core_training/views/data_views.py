@@ -67,13 +67,6 @@ class DataViews(Ranks):
         """Batches of a window whose optimizer step is still to come."""
         return self.run.count_unfinished()
 
-    @property
-    def window(self) -> int:
-        """Batches of an accumulation window, as the loop counts them: a compiled step is handed
-        whole windows.
-        """
-        return self.run.window
-
     # data -----------------------------------------------------------------------------------------
 
     @property
@@ -94,7 +87,9 @@ class DataViews(Ranks):
         from core_training.stage_data.combined import CombinedLoader
 
         train = self.loaders.train
-        return train.loaders if isinstance(train, CombinedLoader) else train
+        if isinstance(train, CombinedLoader):
+            return train.loaders
+        return train
 
     @property
     def val_dataloaders(self) -> Any:
@@ -119,23 +114,25 @@ class DataViews(Ranks):
     @property
     def num_val_batches(self) -> list[int | float]:
         """Batches of a validation run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.validation]
+        return _counts(self.loaders.validation)
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
         """Batches of the sanity check on this rank, for each validation loader."""
         steps = self.options.num_sanity_val_steps
-        return [batches if steps < 0 else min(batches, steps) for batches in self.num_val_batches]
+        if steps < 0:
+            return self.num_val_batches
+        return [min(batches, steps) for batches in self.num_val_batches]
 
     @property
     def num_test_batches(self) -> list[int | float]:
         """Batches of a test run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.test]
+        return _counts(self.loaders.test)
 
     @property
     def num_predict_batches(self) -> list[int | float]:
         """Batches of a prediction run on this rank, for each loader."""
-        return [loader.num_batches for loader in self.loaders.predict]
+        return _counts(self.loaders.predict)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -147,17 +144,16 @@ class DataViews(Ranks):
         GradientAccumulationScheduler sets in each epoch, or else is taken to stay as it is; the
         loader is taken to keep its length.
         """
-        options = self.options
-        self.loaders.setup(self.strategy)
-        epochs = math.inf if options.max_epochs is None else options.max_epochs
-        num_batches, window_of = self.num_training_batches, self.run.window_of
-        steps: int | float
-        if not epochs or not math.isfinite(num_batches * epochs):
-            steps = math.inf if epochs else 0
-        elif window_of is None:
-            steps = math.ceil(num_batches / self.window) * epochs
-        else:
-            steps = sum(math.ceil(num_batches / window_of(epoch)) for epoch in range(int(epochs)))
+        run, options = self.run, self.options
+        run.loaders.setup(self.strategy)
+        num_batches, epochs = self.num_training_batches, options.max_epochs
+        steps: int | float = math.inf
+        if epochs == 0:
+            steps = 0
+        elif epochs is not None and math.isfinite(num_batches):
+            steps = math.ceil(num_batches / run.window) * epochs
+            if (window_of := run.window_of) is not None:
+                steps = sum(math.ceil(num_batches / window_of(epoch)) for epoch in range(epochs))
         steps *= self.strategy.updates_per_batch
         return steps if options.max_steps < 0 else min(steps, options.max_steps)
 
@@ -181,7 +177,7 @@ class DataViews(Ranks):
         """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does
         nothing.
         """
-        return self.loggers[0] if self.loggers else None
+        return next(iter(self.loggers), None)
 
     @property
     def logged(self) -> MetricValues:
@@ -230,6 +226,12 @@ class DataViews(Ranks):
         self.run.publisher.log_metrics(values, step)
 
 
+def _counts(loaders: Sequence[StageLoader]) -> list[int | float]:
+    return [loader.num_batches for loader in loaders]
+
+
 def _shown(loaders: Sequence[StageLoader]) -> object:
     shown = [loader.loader for loader in loaders]
-    return shown[0] if len(shown) == 1 else shown or None
+    if len(shown) > 1:
+        return shown
+    return next(iter(shown), None)

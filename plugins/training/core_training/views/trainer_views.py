@@ -184,9 +184,10 @@ class TrainerViews(DataViews, SetupHost):
         """Numbers of the devices that the run uses on this machine; counted from 0 for devices
         without a number.
         """
-        # int in its stubs
         numbers: list[int | None] = [device.index for device in self.strategy.parallel_devices]
-        return [place if number is None else number for place, number in enumerate(numbers)] or [0]
+        if None in numbers or not numbers:  # never in torch's stubs
+            return list(range(self.num_devices))
+        return numbers  # type: ignore[return-value]
 
     @property
     def precision(self) -> str:
@@ -203,14 +204,9 @@ class TrainerViews(DataViews, SetupHost):
         return self.run.stage
 
     @property
-    def status(self) -> Status:
-        """The status of the stage."""
-        return self.run.status
-
-    @property
     def state(self) -> TrainerState:
         """The activity of this Trainer: its function, the stage within it, and how that stands."""
-        return TrainerState(self.stage, self._running_stage(), self.status)
+        return TrainerState(self.stage, self._running_stage(), self.run.status)
 
     @property
     def is_running(self) -> bool:
@@ -230,30 +226,22 @@ class TrainerViews(DataViews, SetupHost):
     @property
     def training(self) -> bool:
         """True while `fit` runs and neither validates nor checks sanity."""
-        return (
-            self._runs("fit")
-            and self.run.metrics is self.run.logged.train
-            and not self.run.sanity_checking
-        )
+        return self._running_stage() == "train"
 
     @property
     def validating(self) -> bool:
         """True while validation runs, also that within `fit`; not the sanity check."""
-        run = self.run
-        within_fit = (
-            self._runs("fit") and run.metrics is not run.logged.train and not run.sanity_checking
-        )
-        return self._runs("validate") or within_fit
+        return self._running_stage() == "validate"
 
     @property
     def testing(self) -> bool:
         """True while `test` runs."""
-        return self._runs("test")
+        return self._running_stage() == "test"
 
     @property
     def predicting(self) -> bool:
         """True while `predict` runs."""
-        return self._runs("predict")
+        return self._running_stage() == "predict"
 
     @property
     def signals(self) -> SignalGuard:
@@ -311,25 +299,23 @@ class TrainerViews(DataViews, SetupHost):
         return self.run.log_dir
 
     def _running_stage(self) -> str | None:
-        if self.is_running and self.sanity_checking:
+        run = self.run
+        if not run.is_running:
+            return None
+        if run.sanity_checking:
             return "sanity_check"
-        stages = {
-            "train": self.training,
-            "validate": self.validating,
-            "test": self.testing,
-            "predict": self.predicting,
-        }
-        return next((name for name, runs in stages.items() if runs), None)
-
-    def _runs(self, stage: Stage) -> bool:
-        return self.run.is_running and self.run.stage == stage
+        if run.stage != "fit":
+            return run.stage
+        return "train" if run.metrics is run.logged.train else "validate"
 
     # module and optimizers ------------------------------------------------------------------------
 
     @property
     def module(self) -> Any:
         """The user's own module; None before the first stage."""
-        return self.run.module if self.run.stage is not None else None
+        if self.run.stage is None:
+            return None
+        return self.run.module
 
     @property
     def lightning_module(self) -> Any:
@@ -339,7 +325,9 @@ class TrainerViews(DataViews, SetupHost):
     @property
     def model(self) -> Any:
         """The module in the strategy's wrapper while a stage runs, else the module itself."""
-        return getattr(self.strategy, "model", self.module) if self.is_running else self.module
+        if not self.is_running:
+            return self.module
+        return getattr(self.strategy, "model", self.module)
 
     @property
     def optimizers(self) -> list[Optimizer]:

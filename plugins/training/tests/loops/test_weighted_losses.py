@@ -80,19 +80,6 @@ def test_what_can_be_no_weight_is_refused(weight):
         fit(Net(lambda _: weight))
 
 
-def test_a_number_under_weights_is_told_of():
-    class Plural(Net):
-        def training_step(self, batch, batch_idx):
-            output = super().training_step(batch, batch_idx)
-            return {"loss": output["loss"], "weights": output["weight"]}
-
-    with pytest.warns(
-        UserWarning,
-        match=r"Plural.training_step returned a number under 'weights', .* under 'weight'",
-    ):
-        fit(Plural(), batch_size=22)
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_weight_with_some_losses_and_not_with_others_is_refused(first):
     class Partly(Net):

@@ -43,8 +43,9 @@ class Progress:
     @property
     def elapsed_s(self) -> float:
         """Seconds of training, over all restarts."""
-        running_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
-        return self._earlier_s + running_s
+        if self._began_s is None:
+            return self._earlier_s
+        return self._earlier_s + (time.monotonic() - self._began_s)
 
     def start_clock(self) -> None:
         """Training begins, or goes on."""
@@ -98,6 +99,8 @@ class Progress:
         self.global_step, self.total_batches = state["global_step"], state["total_batches"]
         self.epoch_is_trained = self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
         self.window_start = self.batch
-        self.validated_batch = self.batch if state["is_validated"] else -1
+        self.validated_batch = -1
+        if state["is_validated"]:
+            self.validated_batch = self.batch
         if self._began_s is None:  # a clock that runs goes on
             self._earlier_s = state["elapsed_s"]

@@ -248,8 +248,9 @@ class Run(StageState):
         """Batches of an accumulation window, as the loop counts them: a compiled step is handed
         whole windows.
         """
-        is_compiled = Capability.COMPILED_STEP in self.strategy.capabilities
-        return 1 if is_compiled else self.accumulate_grad_batches
+        if Capability.COMPILED_STEP in self.strategy.capabilities:
+            return 1
+        return self.accumulate_grad_batches
 
     def set_window(self) -> None:
         """All ranks, once there are loaders. The running epoch's window, if `global_batch_size` or
@@ -262,7 +263,9 @@ class Run(StageState):
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
-        return self.progress.batch - self.progress.window_start if self.trains else 0
+        if not self.trains:
+            return 0
+        return self.progress.batch - self.progress.window_start
 
     # metrics --------------------------------------------------------------------------------------
 
@@ -270,12 +273,8 @@ class Run(StageState):
         """The event that renews this metric, as this rank sees it. A name that nobody knows yet may
         be validation's.
         """
-        origin = self.logged.origin(name)
-        if (
-            origin is None
-            and self.loaders.validation
-            and not self.logged.evaluation["validation"].entries
-        ):
+        origin, validation = self.logged.origin(name), self.logged.evaluation["validation"]
+        if origin is None and self.loaders.validation and not validation.entries:
             return "validation"
         return origin
 
@@ -285,11 +284,15 @@ class Run(StageState):
         """A context whose time the profiler reports under this name; without a profiler it does
         nothing.
         """
-        return self.profiler.profile(action) if self.profiler is not None else nullcontext()
+        if self.profiler is None:
+            return nullcontext()
+        return self.profiler.profile(action)
 
     def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
         """The function, measured if there is a profiler. Called once a stage."""
-        return self.profiler.wrap(action, function) if self.profiler is not None else function
+        if self.profiler is None:
+            return function
+        return self.profiler.wrap(action, function)
 
     # data -----------------------------------------------------------------------------------------
 

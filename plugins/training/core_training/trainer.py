@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import ConfigurationError
 from core_training.progress import Progress
 from core_training.settings.duration import parse_duration
 from core_training.settings.options import (
@@ -16,16 +14,13 @@ from core_training.settings.options import (
     separate_val_check,
 )
 from core_training.settings.unknown_names import answers_unknown
-from core_training.views.trainer_views import TrainerViews
+from core_training.views.trainer_stages import TrainerStages
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that
 # takes Trainer from `core` and lists its options, or its help, waits for none of it.
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
-
-    from torch import nn
-    from torch.optim import Optimizer
 
     from core.contract import (
         Accelerator,
@@ -33,19 +28,14 @@ if TYPE_CHECKING:
         Devices,
         Logger,
         PathLike,
-        Stage,
         Strategy,
     )
     from core.watch import WatchdogOptions
     from core_training.hooks.callback import Callback
-    from core_training.loops.fit_call import FitCall
     from core_training.profilers import Profiler
-    from core_training.settings.resume import Resume
-    from core_training.stage_data.datamodule import DataModule
-    from core_training.stage_data.sources import Role, Source
 
 
-class Trainer(TrainerViews):
+class Trainer(TrainerStages):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes
     with it.
 
@@ -231,8 +221,14 @@ class Trainer(TrainerViews):
                 profiler=profiler,
             )
             logger, num_sanity_val_steps = False, 0
+        if num_sanity_val_steps is None:
+            num_sanity_val_steps = 2
+        if log_every_n_steps is None:
+            log_every_n_steps = 50
         check_modes(deterministic, benchmark)
-        longest = None if max_time is None else parse_duration("max_time", max_time)
+        longest = None
+        if max_time is not None:
+            longest = parse_duration("max_time", max_time)
         val_check_batches, val_check_time = separate_val_check(val_check_interval)
         options = TrainerOptions(
             max_epochs=limit_epochs(max_epochs, max_steps, longest),
@@ -249,8 +245,8 @@ class Trainer(TrainerViews):
             val_check_time=val_check_time,
             reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
             check_val_every_n_epoch=check_val_every_n_epoch,
-            num_sanity_val_steps=2 if num_sanity_val_steps is None else num_sanity_val_steps,
-            log_every_n_steps=50 if log_every_n_steps is None else log_every_n_steps,
+            num_sanity_val_steps=num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
             accumulate_grad_batches=accumulate_grad_batches,
             global_batch_size=global_batch_size,
             clipping=make_clipping(gradient_clip_val, gradient_clip_algorithm),
@@ -267,12 +263,14 @@ class Trainer(TrainerViews):
         )
         num_quick_batches = quick_runs.count_batches(fast_dev_run)
         options = quick_runs.limit_options(options, num_quick_batches)
-        root = default_root_dir
-        if root is not None and os.fspath(root).startswith("~"):
-            root = os.path.expanduser(root)
+        root = os.getcwd()
+        if default_root_dir is not None:
+            root = os.fspath(default_root_dir)
+            default_root_dir = root = os.path.expanduser(root)
+        progress = Progress()
         # The Fabric resolves the strategy, which the checks below ask.
         fabric = Fabric(
-            loggers=make_loggers(logger, root),
+            loggers=make_loggers(logger, default_root_dir),
             accelerator=accelerator,
             strategy=strategy,
             devices=devices,
@@ -303,254 +301,10 @@ class Trainer(TrainerViews):
             callbacks=quick_runs.without_traces(made_callbacks, num_quick_batches),
             loggers=fabric.loggers,
             profiler=make_profiler(profiler),
-            default_root_dir=os.getcwd() if root is None else os.fspath(root),
+            default_root_dir=root,
             fast_dev_run=num_quick_batches,
-            progress=(progress := Progress()),
+            progress=progress,
             logged=MetricValues(NullMetricCollector if barebones else MetricCollector, progress),
             accumulate_grad_batches=accumulate_grad_batches,
             loaders=Loaders(options, []),
         )
-
-    # what the user calls --------------------------------------------------------------------------
-
-    def fit(
-        self,
-        model: nn.Module,
-        train_dataloaders: object = None,
-        val_dataloaders: object = None,
-        datamodule: DataModule | None = None,
-        ckpt_path: PathLike | None = None,
-        *,
-        resume: str | Collection[str] | Resume = "all",
-    ) -> None:
-        """Train, and validate in between.
-
-        Loaders that aren't passed are those of the data module, or else of the module, if they have
-        hooks for them.
-
-        Args:
-            model: a `core.Module`, or any `nn.Module` with `training_step` and
-                `configure_optimizers`.
-            train_dataloaders: a loader, or any iterable of batches; several in a dict, a list or a
-                `CombinedLoader`. A DataModule may stand here.
-            val_dataloaders: one or several of them; without any, there is no validation.
-            datamodule: makes all loaders.
-            ckpt_path: a checkpoint from which to go on. At a limit of this run, a line says that
-                nothing is trained.
-            resume: the parts of it to go on with, see `core.trainer.Resume`; with `"weights"` a run
-                begins at step 0.
-
-        Raises:
-            ModuleError: the module lacks what training needs.
-            ConfigurationError: no training loader, or something that is none.
-            CheckpointError: `ckpt_path` can't be read, doesn't fit, or lies past a limit of this
-                run.
-        """
-        from core_training.loops.launch import launch
-
-        parts = None
-        if resume != "all":
-            from core_training.settings.resume import Resume  # few take parts
-
-            parts = Resume.of(resume, ckpt_path)
-        call = self.check_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
-        settings = {"datamodule": call.datamodule, "ckpt_path": ckpt_path, "resume": parts}
-        self._begin("fit", call.module, call.sources, **settings, is_asked_to_stop=False)
-        launch(self.run, call.sources)
-
-    def validate(
-        self,
-        model: nn.Module | None = None,
-        dataloaders: object = None,
-        datamodule: DataModule | None = None,
-        ckpt_path: PathLike | None = None,
-        verbose: bool = True,
-    ) -> list[dict[str, float]]:
-        """Run `validation_step` over one or several loaders.
-
-        Args:
-            model: with `validation_step`; None is the one that this Trainer ran last, with the
-                weights that it has.
-            dataloaders: one or several; if None, those of the data module or the module.
-            datamodule: makes them.
-            ckpt_path: a checkpoint whose weights are to be used.
-            verbose: let the progress bar print the results.
-
-        Returns:
-            What was logged, a dict for each loader.
-        """
-        from core_training.stage_data.sources import VALIDATION
-
-        settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
-        return self._evaluate(VALIDATION, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
-
-    def test(
-        self,
-        model: nn.Module | None = None,
-        dataloaders: object = None,
-        datamodule: DataModule | None = None,
-        ckpt_path: PathLike | None = None,
-        verbose: bool = True,
-    ) -> list[dict[str, float]]:
-        """Run `test_step` over one or several loaders; see `validate`."""
-        from core_training.stage_data.sources import TEST
-
-        settings = {"ckpt_path": ckpt_path, "prints_results": verbose}
-        return self._evaluate(TEST, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
-
-    def predict(
-        self,
-        model: nn.Module | None = None,
-        dataloaders: object = None,
-        datamodule: DataModule | None = None,
-        return_predictions: bool | None = None,
-        ckpt_path: PathLike | None = None,
-    ) -> list[Any] | None:
-        """Run `predict_step` over one or several loaders.
-
-        Args:
-            model: with `predict_step`; that of `core.Module` calls the module. None is the one that
-                this Trainer ran last.
-            dataloaders: one or several; if None, those of the data module or the module.
-            datamodule: makes them.
-            return_predictions: collect what `predict_step` returns; None is True. False saves the
-                memory, for a `BasePredictionWriter` of core-predictions.
-            ckpt_path: a checkpoint whose weights are to be used.
-
-        Returns:
-            What `predict_step` returned, a list of batches on the CPU; with several loaders a list
-            of such lists. On rank 0, and so for the caller of every launcher, those of all ranks in
-            the order of the data set, as on one device; on the other ranks their own. None with
-            `return_predictions=False`.
-        """
-        from core_training.stage_data.sources import PREDICTION
-
-        settings = {"ckpt_path": ckpt_path, "returns_predictions": return_predictions is not False}
-        return self._evaluate(PREDICTION, model, dataloaders, datamodule, **settings)  # type: ignore[return-value]
-
-    def _evaluate(
-        self,
-        role: Role,
-        model: nn.Module | None,
-        loaders: object,
-        datamodule: DataModule | None,
-        **settings: object,
-    ) -> object:
-        from core_training.arguments.loader_arguments import check_sources
-        from core_training.loops.launch import launch
-        from core_training.module.module import require_method
-
-        module, stage = self._module_or_last(model), role.stage
-        # that of `core.Module` will do
-        if stage != "predict" or not hasattr(module, "predict_step"):
-            require_method(
-                module, "validation_step" if stage == "validate" else f"{stage}_step", stage
-            )
-        sources, datamodule = check_sources(role, module, loaders, datamodule)
-        self._begin(stage, module, sources, datamodule=datamodule, **settings)
-        return launch(self.run, sources)
-
-    def check_fit_call(
-        self,
-        model: nn.Module,
-        train_dataloaders: object,
-        val_dataloaders: object,
-        datamodule: DataModule | None,
-    ) -> FitCall:
-        """The arguments of `fit`, checked."""
-        from core_training.arguments.loader_arguments import check_fit_call
-        from core_training.module.module import require_method
-        from core_training.module.optimization import require_optimizers
-
-        require_method(model, "training_step", "fit")
-        require_optimizers(model, self.strategy)
-        return check_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
-
-    def check_copied_fit(self, who: str, module: nn.Module) -> None:
-        """Refuse modules and strategies with which `fit_on_copies` can't be.
-
-        Args:
-            who: the class that asks for it.
-            module: the user's own.
-
-        Raises:
-            ConfigurationError: the module steps its optimizers itself.
-            UnsupportedError: the strategy's engine or shards can't be taken apart from a run.
-        """
-        from core_training.copies.copied_fit import check_copied_fit
-
-        check_copied_fit(who, self.strategy, module)
-
-    def fit_on_copies(self, call: FitCall, callback: Callback, *, max_steps: int) -> None:
-        """Run `fit` on copies for so many optimizer steps. What the callback has found is in the
-        callback itself.
-
-        This Trainer, its loggers and callbacks, the module, the positions of loaders and the random
-        state stay as they are. A callback's `before_fit` may call it.
-
-        Raises:
-            ConfigurationError: something can't be copied.
-        """
-        from core_training.copies.copied_fit import fit_on_copies
-
-        fit_on_copies(self, call, callback, max_steps=max_steps)
-
-    def _module_or_last(self, model: nn.Module | None) -> nn.Module:
-        if (module := self.module if model is None else model) is None:
-            raise ConfigurationError(
-                "No model was given, and this Trainer has run none before. Pass one."
-            )
-        return module
-
-    def _begin(
-        self, stage: Stage, module: nn.Module, sources: Sequence[Source], **settings: Any
-    ) -> None:
-        """Begin a new run, with backend, counters and metrics of the one before, whose optimizers
-        are let go.
-        """
-        from core_training.stage_data.loaders import Loaders
-
-        if self.run.is_running:
-            raise ConfigurationError(
-                f"trainer.{stage}() was called while trainer.{self.run.stage}() runs: one Trainer "
-                "does one thing at a time, and its progress would be lost. Call it after that has "
-                "ended, or on another Trainer."
-            )
-        own = self.fabric.uncompiled(module)
-        callbacks = self._module_callbacks.join(self.callbacks, own)
-        settings = {
-            "resume": None,
-            **settings,
-            "stage": stage,
-            "module": own,
-            "callbacks": callbacks,
-        }
-        settings["loaders"] = Loaders(self.options, sources)
-        settings["counts_on"] = own is self.run.module and self.progress.total_batches > 0
-        self.run = replace(self.run, trainer=self, **settings)
-
-    # what the strategy asks (core.contract.SetupHost) ---------------------------------------------
-
-    def configure_model(self) -> None:
-        """All ranks. Call the module's `configure_model`, which builds large layers."""
-        from core_training.loops import set_up
-
-        set_up.configure_model(self.run)
-
-    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
-        """All ranks. The module's optimizers and schedulers, in one form."""
-        from core_training.loops import set_up
-
-        return set_up.configure_optimizers(self.run)
-
-    def setup_dataloaders(self) -> None:
-        """All ranks. Ask for the loaders of this stage, shard them and hand them to the
-        strategy.
-        """
-        self.run.loaders.setup(self.strategy)
-
-    def restore(self) -> None:
-        """All ranks. Load the checkpoint that the user named, if any."""
-        from core_training.loops import set_up
-
-        set_up.restore(self.run)

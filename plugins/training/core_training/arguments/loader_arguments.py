@@ -78,7 +78,9 @@ def need_source(
     """
     if source is not None:
         return source
-    seen = f"; {datamodule} has no {role.hook}()" if datamodule is not None else ""
+    seen = ""
+    if datamodule is not None:
+        seen = f"; {datamodule} has no {role.hook}()"
     raise ConfigurationError(
         f"No {role.name} loader was given{seen}. Pass {role.argument}=..., or define {role.hook}() "
         f"in a DataModule or in {type(module).__name__}."

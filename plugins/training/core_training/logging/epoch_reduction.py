@@ -41,7 +41,9 @@ class _Total:
 
     @property
     def value(self) -> float:
-        return self.total / self.weight if self.reduction == "mean" else self.total
+        if self.reduction != "mean":
+            return self.total
+        return self.total / self.weight
 
 
 class EpochReduction:
@@ -134,7 +136,9 @@ def _gather(
             # ranks of one shard have logged the same: the first one counts
             if (shard, name) not in seen:
                 seen.add((shard, name))
-                merged[name] = merged[name].joined(total) if name in merged else total
+                if name in merged:
+                    total = merged[name].joined(total)
+                merged[name] = total
     return strategy.broadcast((merged, paths, has_changed))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core_training.logging.scalar_widths import read
 
@@ -52,7 +52,7 @@ class LoggerPublisher:
         """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
         callbacks.
         """
-        self._logged.reduce_epoch(metrics, self._run.strategy, module, is_over=False)
+        self._reduce_epoch(metrics, module, is_over=False)
 
     def publish_epoch(
         self,
@@ -72,11 +72,9 @@ class LoggerPublisher:
                 go on one day.
             hands_over: False for a sanity check, of which loggers get nothing.
         """
-        values = self._logged.reduce_epoch(metrics, self._run.strategy, module, is_over=is_over)
-        self._check_losses(values)
+        values = self._reduce_epoch(metrics, module, is_over)
         # Those of single steps too: they may be shown nowhere.
-        steps = metrics.step_values().items()
-        self._check_losses({name: float(value) for name, value in steps if "loss" in name.lower()})
+        self._check_losses({**values, **metrics.step_values()})
         names = metrics.logger_names()
         logged = {name: float(value) for name, value in values.items() if name in names}
         if logged and hands_over:
@@ -100,6 +98,14 @@ class LoggerPublisher:
             for logger in self.loggers:
                 logger.log_metrics(values, step)
 
-    def _check_losses(self, values: Mapping[str, float]) -> None:
+    def _reduce_epoch(
+        self, metrics: MetricCollector, module: nn.Module, is_over: bool
+    ) -> dict[str, float]:
+        self._logged.keep_step_values()
+        values = metrics.reduce_epoch(self._run.strategy, module, is_over=is_over)
+        self._logged.keep(values)
+        return values
+
+    def _check_losses(self, values: Mapping[str, Any]) -> None:
         if self._run.strategy.is_global_zero:
-            self._logged.check_losses(values)
+            self._logged.losses.look_at_values(values, training=self._logged.train.names())

@@ -70,12 +70,16 @@ class Entry:
     @property
     def step_name(self) -> str:
         """The name of step values, with a suffix if they are reduced over an epoch too."""
-        return f"{self.name}_step" if self.on_epoch else self.name
+        if self.on_epoch:
+            return f"{self.name}_step"
+        return self.name
 
     @property
     def epoch_name(self) -> str:
         """The name of epoch values, with a suffix if single steps are logged too."""
-        return f"{self.name}_epoch" if self.on_step else self.name
+        if self.on_step:
+            return f"{self.name}_epoch"
+        return self.name
 
     @property
     def shown_names(self) -> tuple[str, str]:

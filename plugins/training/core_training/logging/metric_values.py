@@ -13,9 +13,8 @@ from core_training.logging.scalar_widths import to_tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from core.contract import Strategy
     from core_training.logging.metric_collector import MetricCollector
     from core_training.logging.metric_entry import Entry
     from core_training.progress import Progress
@@ -83,11 +82,17 @@ class MetricValues:
                 return "epoch"
             if name == entry.step_name:
                 return "step"
-        return "validation" if name in self.evaluation["validation"].names() else None
+        if name in self.evaluation["validation"].names():
+            return "validation"
+        return None
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Show values that were measured or reduced elsewhere."""
+        """Show values that were measured or reduced elsewhere, as tensors."""
         self._kept.update(_to_tensors(values))
+
+    def keep(self, values: Mapping[str, object]) -> None:
+        """Show values of an epoch."""
+        self._kept.update(values)
 
     def keep_step_values(self) -> None:
         """Keep the steps' newest values, before something newer comes from another stage or from
@@ -96,19 +101,6 @@ class MetricValues:
         for metrics in self._collectors:
             self._kept.update(metrics.fresh_values())
             metrics.mark_stale()
-
-    def reduce_epoch(
-        self, metrics: MetricCollector, strategy: Strategy, module: nn.Module, *, is_over: bool
-    ) -> dict[str, float]:
-        """All ranks. Reduce what an epoch has logged, and show it."""
-        self.keep_step_values()
-        values = metrics.reduce_epoch(strategy, module, is_over=is_over)
-        self._kept.update(values)
-        return values
-
-    def check_losses(self, values: Mapping[str, float]) -> None:
-        """Warn of values that are NaN or infinite."""
-        self.losses.look_at_values(values, training=self.train.names())
 
     def forget_epoch_values(self) -> None:
         """Show nothing that was logged so far any more."""

@@ -93,19 +93,18 @@ class NonFiniteLossCheck:
         elif weight_in(output) != 0:
             self.since = self.since or self._progress.global_step
             self._value = _shown(loss)
-            where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
-            what = f"{class_name(module)}.training_step returned a loss of {self._value}{where}"
+            what = f"{class_name(module)}.training_step returned a loss of {self._value}"
+            if strategy.world_size > 1:
+                what += f" on rank {strategy.global_rank}"
             self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
-    def look_at_values(
-        self, values: Mapping[str, float], *, training: Collection[str] = ()
-    ) -> None:
+    def look_at_values(self, values: Mapping[str, Any], *, training: Collection[str] = ()) -> None:
         """Logged values by name, of which some are training's."""
         for name, value in values.items():
-            if not math.isfinite(value) and "loss" in name.lower():
+            if "loss" in name.lower() and not math.isfinite(value):
                 # One warning for the loss that training_step returned and one that it logged.
                 key = _TRAINING if name in training else name
-                self._warn(key, f"The logged loss {name!r} is {value}")
+                self._warn(key, f"The logged loss {name!r} is {float(value)}")
 
     def _warn(self, key: str, what: str, function: Callable[..., object] | None = None) -> None:
         if self._warns and key not in self._warned:

@@ -82,11 +82,10 @@ def loggers_of_rank(loggers: Sequence[Logger], strategy: Strategy) -> list[Logge
     """All ranks. The loggers on rank 0; elsewhere their silent stand-ins."""
     if strategy.world_size == 1 or not loggers:
         return list(loggers)
-    names = None
     if strategy.is_global_zero:
-        names = [(logger.name, logger.version, logger.log_dir) for logger in loggers]
-    names = strategy.broadcast(names)
-    return list(loggers) if strategy.is_global_zero else [SilentLogger(*each) for each in names]
+        strategy.broadcast([(logger.name, logger.version, logger.log_dir) for logger in loggers])
+        return list(loggers)
+    return [SilentLogger(*names) for names in strategy.broadcast(None)]
 
 
 def leave_no_folder(loggers: Sequence[Logger]) -> None:

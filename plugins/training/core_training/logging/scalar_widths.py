@@ -23,10 +23,14 @@ def to_tensor(value: Any, device: torch.device | None = None) -> Tensor:
     """
     if isinstance(value, Tensor):
         value = value.detach()
-        return value if device is None else value.to(device)
+        if device is None:
+            return value
+        return value.to(device)
     dtype = torch.int64
     if not isinstance(value, int) or abs(value) > _LARGEST:
-        dtype = torch.float64 if device is None else widest_float(device.type)
+        dtype = torch.float64
+        if device is not None:
+            dtype = widest_float(device.type)
     return torch.tensor(value, dtype=dtype, device=device)
 
 
@@ -42,7 +46,7 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
     if is_float or value.is_floating_point():
         dtype = widest_float(value.device.type)
     wide = value.to(dtype)
-    return wide.reshape(()) if wide.dim() else wide
+    return wide.reshape(())
 
 
 def read(values: Sequence[Any]) -> list[float]:

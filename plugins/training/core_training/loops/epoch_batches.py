@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from core.contract import Collectives
     from core.data import MicroBatch
     from core_training.run import Run
+    from core_training.settings.options import NumBatches
 
 
 class EpochBatches:
@@ -26,7 +27,7 @@ class EpochBatches:
         line: between ranks, to agree on batches; None where they needn't.
     """
 
-    num_batches: int | float = 0
+    num_batches: NumBatches = 0
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -37,9 +38,9 @@ class EpochBatches:
     def open(self) -> Iterator[object]:
         """All ranks. The epoch's remaining batches."""
         run, loaders, batches = self._run, self._run.loaders, self._open_loader()
-        self.uneven = loaders.uneven
+        self.uneven = loaders.position.uneven
         self.line = self.line or self._open_line()
-        if loaders.is_sharded or (run.window == 1 and self.line is None):
+        if loaders.position.is_sharded or (run.window == 1 and self.line is None):
             return batches
         return read_windows(
             batches,
@@ -50,7 +51,7 @@ class EpochBatches:
             share=run.strategy.data_parallel_rank,
             collectives=self.line,
             goes_on=run.progress.batch > 0,
-            last=loaders.last_read,
+            last=loaders.position.last_read,
         )
 
     def restore_random_state(self) -> None:
@@ -68,7 +69,7 @@ class EpochBatches:
         """
         run, loaders = self._run, self._run.loaders
         agrees = loaders.knows_length and (loaders.is_combined or run.window == 1)
-        if agrees or loaders.is_sharded or not loaders.weighs or not run.session.has_peers:
+        if agrees or loaders.position.is_sharded or not loaders.weighs or not run.session.has_peers:
             return None
         try:
             return run.strategy.background_collectives()
@@ -100,7 +101,7 @@ class EpochBatches:
         self.restore_random_state()
         return batches
 
-    def _num_left(self) -> int | float:
+    def _num_left(self) -> NumBatches:
         """Batches from the position to the epoch's end."""
         # Other ranks than before, or batches of another size, may cut what is left into another
         # number of batches.

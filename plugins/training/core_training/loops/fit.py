@@ -70,7 +70,9 @@ class FitLoop:
         with run.signals.training(self.stops.wake):
             while not self._stops():
                 self._run_epoch()
-        if self.log_every and not run.publisher.has_published_step:  # the run was shorter than that
+        if (
+            run.publisher.loggers and not run.publisher.has_published_step
+        ):  # the run was shorter than that
             run.publisher.publish_step(run.logged.train, None, run.module)
         run.logged.train.close()
         self.strategy.synchronize_model()
@@ -91,9 +93,12 @@ class FitLoop:
         self.shapes_outputs = shape is not LoopPolicy.step_outputs
         self.transfer = run.make_transfer()
         self.schedule = ValidationSchedule(run)
-        self.log_every = options.log_every_n_steps if run.publisher.loggers else 0
+        self.log_every = self.max_steps = math.inf
+        if run.publisher.loggers:
+            self.log_every = options.log_every_n_steps
+        if options.max_steps >= 0:
+            self.max_steps = options.max_steps
         self.begins_at = self.progress.total_batches
-        self.max_steps = options.max_steps if options.max_steps >= 0 else math.inf
 
     # epochs ---------------------------------------------------------------------------------------
 
@@ -243,11 +248,7 @@ class FitLoop:
                 if self.shapes_outputs or type(maker.outputs) is not Tensor:
                     outputs = run.loop_policy.step_outputs(maker.outputs, output.loss)
                 self.batch_end(outputs, batch, batch_idx - output.num_batches)
-            if (
-                stepped
-                and self.log_every
-                and progress.global_step // self.log_every > steps_before // self.log_every
-            ):
+            if stepped and progress.global_step // self.log_every > steps_before // self.log_every:
                 run.publisher.publish_step(metrics, maker.outputs, run.module)
             if self.is_validation_due is not None and self.is_validation_due(batch_idx):
                 self._validate()

@@ -44,7 +44,7 @@ def print_early_end(run: Run, reason: str) -> None:
 def write_useless_end(run: Run) -> None:
     """Write a line on rank 0 if the loss was NaN or infinite to the end of training."""
     if run.logged.losses.end and run.strategy.is_global_zero:
-        print(run.logged.losses.end, _what_is_saved(run), file=sys.stderr, flush=True)
+        _write(run, run.logged.losses.end)
 
 
 def write_interruption(run: Run) -> None:
@@ -53,8 +53,7 @@ def write_interruption(run: Run) -> None:
     if number is None or run.stage != "fit" or not run.strategy.is_global_zero:
         return
     name, step = signal.Signals(number).name, run.progress.global_step
-    text = f"{name} has stopped training after step {step}."
-    print(text, _what_is_saved(run), file=sys.stderr, flush=True)
+    _write(run, f"{name} has stopped training after step {step}.")
 
 
 def early_end(run: Run, stops: StopAgreement) -> str:
@@ -69,6 +68,11 @@ def early_end(run: Run, stops: StopAgreement) -> str:
     if not stops.is_asked:
         return ""
     return run.stop_reason or "trainer.should_stop was set."
+
+
+def _write(run: Run, text: str) -> None:
+    sys.stderr.write(f"{text} {_what_is_saved(run)}\n")
+    sys.stderr.flush()
 
 
 def _what_is_saved(run: Run) -> str:

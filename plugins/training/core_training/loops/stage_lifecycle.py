@@ -131,9 +131,10 @@ def _attach(run: Run) -> None:
 
 
 def _announce_quick_run(run: Run) -> None:
+    batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
     run.fabric.print(
-        f"fast_dev_run: {run.fast_dev_run} of each stage's batches; loggers, checkpoints, early "
-        "stopping and monitors are off, and other limits don't count."
+        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors "
+        "are off, and other limits don't count."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from core.contract import ConfigurationError, GradientClipping
 from core_training.settings.duration import parse_duration
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from core.contract import ClippingAlgorithm
+
+Amount: TypeAlias = int | float | None
+"""A number of batches, a fraction of them (a float), or None for all."""
+
+NumBatches: TypeAlias = int | float
+"""Batches; infinite if their number is unknown."""
 
 MAX_EPOCHS = 1000
 
@@ -32,12 +38,12 @@ class TrainerOptions:
     max_steps: int
     min_steps: int
     max_time: timedelta | None
-    limit_train_batches: int | float | None
-    limit_val_batches: int | float | None
-    limit_test_batches: int | float | None
-    limit_predict_batches: int | float | None
-    overfit_batches: int | float
-    val_check_interval: int | float | None
+    limit_train_batches: Amount
+    limit_val_batches: Amount
+    limit_test_batches: Amount
+    limit_predict_batches: Amount
+    overfit_batches: NumBatches
+    val_check_interval: Amount
     val_check_time: timedelta | None
     reload_dataloaders_every_n_epochs: int
     check_val_every_n_epoch: int | None
@@ -130,7 +136,7 @@ def make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientCl
 
 def separate_val_check(
     value: int | float | timedelta | Mapping[str, int] | str | None,
-) -> tuple[int | float | None, timedelta | None]:
+) -> tuple[Amount, timedelta | None]:
     """Separate an interval in batches from one in time.
 
     Raises:
@@ -148,7 +154,9 @@ def limit_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | N
     """The limit in epochs; 1000 if the user gave no limit at all."""
     if max_epochs is None and max_steps == -1 and max_time is None:
         return MAX_EPOCHS
-    return None if max_epochs == -1 else max_epochs
+    if max_epochs == -1:
+        return None
+    return max_epochs
 
 
 def check_amount(name: str, value: Any) -> None:
@@ -168,14 +176,14 @@ def check_amount(name: str, value: Any) -> None:
         raise ConfigurationError(f"{name}={value!r}: expected {form}.")
 
 
-def is_whole(value: int | float | None) -> bool:
+def is_whole(value: Amount) -> bool:
     """True for an amount of all that there are, whose number may be unknown: None, or the float
     1.0. 1 is one batch.
     """
     return value is None or (isinstance(value, float) and value == 1.0)
 
 
-def resolve_limit(value: int | float | None, available: int | float, *, name: str) -> int | float:
+def resolve_limit(value: Amount, available: NumBatches, *, name: str) -> NumBatches:
     """The number of batches that an amount of the available ones is; both may be infinite.
 
     Raises:

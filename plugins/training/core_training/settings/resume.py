@@ -61,9 +61,12 @@ class Resume:
         given = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
         if given == ("all",):
             given = PARTS
-        if not given or not set(PARTS).issuperset(given):
+        unknown = [part for part in given if part not in PARTS]
+        if unknown or not given:
+            wrong = f", not {unknown[0]!r}" if unknown else ""
             raise ConfigurationError(
-                f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}."
+                f"resume={self.parts!r}: expected 'all', or some of {', '.join(map(repr, PARTS))}"
+                f"{wrong}."
             )
         if self.settings not in ("checkpoint", "program"):
             raise ConfigurationError(
@@ -83,7 +86,9 @@ class Resume:
         Raises:
             ConfigurationError: no such parts; or parts of no checkpoint, or of the run's own.
         """
-        made = given if isinstance(given, Resume) else cls(given)
+        made = given
+        if not isinstance(made, Resume):
+            made = cls(made)
         if made.is_whole or ckpt_path not in (None, "last"):
             return made
         if ckpt_path is None:
@@ -122,5 +127,7 @@ class Resume:
 
     def describe(self) -> str:
         """The parts that begin anew; empty if none does."""
-        others = ", ".join(part for part in PARTS if part not in self.parts)
-        return f"; anew: {others}" if others else ""
+        others = [part for part in PARTS if part not in self.parts]
+        if not others:
+            return ""
+        return f"; anew: {', '.join(others)}"

@@ -21,11 +21,11 @@ def warn_at(function: Callable[..., object] | None, message: str) -> None:
         function: None, or one without code of its own, for the user's line that has called core.
         message: of the warning.
     """
-    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    code = getattr(function and inspect.unwrap(function), "__code__", None)
     if code is not None:
         warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)
-        return
-    warn_caller(message)
+    else:
+        warn_caller(message)
 
 
 def warn_caller(message: str) -> None:

@@ -41,9 +41,11 @@ def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
     if not is_collection(data):
         yield name, data
         return
-    items = data.items() if isinstance(data, Mapping) else enumerate(data)
+    items = enumerate(data)
+    if isinstance(data, Mapping):
+        items = data.items()
     for key, item in items:
-        yield from leaves_of(item, f"{name}.{key}" if name else str(key))
+        yield from leaves_of(item, f"{name}.{key}".removeprefix("."))
 
 
 def fill(structure: Any, leaves: Iterator[Any]) -> object:
@@ -57,4 +59,6 @@ def fill(structure: Any, leaves: Iterator[Any]) -> object:
     items = [fill(item, leaves) for item in structure]
     if hasattr(structure, "_make"):
         return structure._make(items)
-    return tuple(items) if isinstance(structure, tuple) else items
+    if isinstance(structure, tuple):
+        return tuple(items)
+    return items

@@ -74,7 +74,9 @@ class CombinedLoader:
         lengths = [len(lane.resumable.loader) for lane in self._lanes]
         if self.mode == "sequential":
             return sum(lengths)
-        return min(lengths) if self.mode == "min_size" else max(lengths)
+        if self.mode == "min_size":
+            return min(lengths)
+        return max(lengths)
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch's batches; from the position on that was loaded."""
@@ -161,7 +163,9 @@ class CombinedResumableLoader(CombinedLoader):
         counts = [
             resumable.num_batches for resumable in self.resumables if resumable.epoch < _PASS_STRIDE
         ]
-        return sum(counts) if self.mode == "sequential" else max(counts, default=0)
+        if self.mode == "sequential":
+            return sum(counts)
+        return max(counts, default=0)
 
     def begin(self, epoch: int) -> None:
         """The next iteration is this epoch, from the position on."""

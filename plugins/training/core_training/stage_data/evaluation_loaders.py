@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
     from core.data import MicroBatch
+    from core_training.settings.options import Amount, NumBatches
     from core_training.stage_data.resumable_loader import ResumableLoader
 
 UNKNOWN = float("inf")
@@ -39,17 +40,17 @@ class StageLoader:
     loader: Any
     resumables: Sequence[ResumableLoader]
     uneven: dict[int, MicroBatch]
-    num_batches: int | float = UNKNOWN
-    limit: int | float = UNKNOWN
+    num_batches: NumBatches = UNKNOWN
+    limit: NumBatches = UNKNOWN
     together: Strategy | None = None
 
-    def limited(self, num_batches: int | float) -> StageLoader:
+    def limited(self, num_batches: NumBatches) -> StageLoader:
         """The same loader, with so many batches at most."""
         return replace(
             self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches)
         )
 
-    def counted(self, amount: int | float | None, name: str, longest: int | float) -> StageLoader:
+    def counted(self, amount: Amount, name: str, longest: NumBatches) -> StageLoader:
         """The same loader, with its number of batches.
 
         Args:
@@ -84,7 +85,7 @@ class StageLoader:
         )
 
 
-def length_of(loader: Any) -> int | float:
+def length_of(loader: Any) -> NumBatches:
     """Batches of a loader; infinite if it doesn't know."""
     try:
         return len(loader)

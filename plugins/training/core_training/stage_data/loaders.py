@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from core.contract import Strategy
-    from core.data import GlobalBatch, MicroBatch
-    from core_training.settings.options import TrainerOptions
+    from core.data import GlobalBatch
+    from core_training.settings.options import Amount, NumBatches, TrainerOptions
     from core_training.stage_data.sources import Role, Source
 
 _WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
@@ -56,7 +56,7 @@ class Loaders:
     """
 
     train: Any = None
-    num_train_batches: int | float = 0
+    num_train_batches: NumBatches = 0
     knows_length: bool = True
     global_batch: GlobalBatch | None = None
     _strategy: Strategy
@@ -90,7 +90,7 @@ class Loaders:
         """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
         self._ask()
         if self._restored is not None:
-            self._train_loader.load_state_dict(self._restored)
+            self.position.load_state_dict(self._restored)
 
     def _ask(self) -> None:
         draw_apart = draw_alike(self._strategy)
@@ -100,8 +100,8 @@ class Loaders:
         self.predict = self._make_evaluation(PREDICTION)
         self.validation = self._make_evaluation(VALIDATION)
         # Last, since how often to validate is checked against the validation loaders.
-        if (source := self._sources.get(TRAIN)) is not None:
-            self._make_train(source)
+        if TRAIN in self._sources:
+            self._make_train(self._sources[TRAIN])
         draw_apart()
 
     def end_workers(self) -> None:
@@ -138,7 +138,7 @@ class Loaders:
         self._check_train(self._gather(self.count_train()))
         check_interval(self._options, self)
 
-    def count_train(self) -> int | float:
+    def count_train(self) -> NumBatches:
         """Ask the training loader for its number of batches, which may be another one in each
         epoch.
         """
@@ -163,7 +163,7 @@ class Loaders:
             wanted, loader, num_shards=num_shards, shards=shards, warns=warns
         )
 
-    def _check_train(self, counts: list[int | float]) -> None:
+    def _check_train(self, counts: list[NumBatches]) -> None:
         if min(counts) == 0:
             raise ConfigurationError(self._describe_empty(TRAIN))
         if min(counts) != max(counts):
@@ -175,10 +175,11 @@ class Loaders:
             )
 
     def _make_evaluation(self, role: Role) -> list[StageLoader]:
-        source, limit = self._sources.get(role), self._limit(role)
-        # A limit of 0 turns the stage off: its hook isn't even asked.
-        loaders = source.ask() if source is not None and limit != 0 else None
         self._evaluated[role] = []
+        source, loaders = self._sources.get(role), None
+        if source is not None and self._limit(role) != 0:
+            # A limit of 0 turns the stage off: its hook isn't even asked.
+            loaders = source.ask()
         if loaders is None:
             return []
         # Read together they are one loader; one after the other they are several, each with its own
@@ -262,11 +263,11 @@ class Loaders:
             )
         return loader
 
-    def _limit(self, role: Role) -> int | float | None:
+    def _limit(self, role: Role) -> Amount:
         options = self._options
         if options.overfit_batches and role in (TRAIN, VALIDATION):
             return options.overfit_batches
-        limit: int | float | None = getattr(options, role.limit)
+        limit: Amount = getattr(options, role.limit)
         return limit
 
     def _gather(self, value: object) -> list[Any]:
@@ -297,13 +298,19 @@ class Loaders:
                 "trainer.validate(module, loader); the training loader gives no batch, or "
                 "limit_train_batches=0 left none."
             )
-        limited = f", or {role.limit}={limit!r} left none" if limit is not None else ""
+        limited = "" if limit is None else f", or {role.limit}={limit!r} left none"
         return (
             f"The {role.name} loader gives no batch: its data set is empty, or drop_last "
             f"dropped all of it{limited}."
         )
 
     # position -------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> ResumableLoader | CombinedResumableLoader:
+        """The training data, whose position can be saved and restored."""
+        assert self._resumable is not None
+        return self._resumable
 
     def begin_epoch(self, epoch: int) -> None:
         """All ranks, before the training loader is opened. Asks for new loaders in the epochs in
@@ -316,13 +323,13 @@ class Loaders:
             self._asked_in_epoch = epoch - epoch % every
             self.ask_again()
         self._restored = None
-        self._train_loader.begin(epoch)
+        self.position.begin(epoch)
         self._check_train(self._gather(self.count_train()))
         if self._evaluated[VALIDATION]:
             self.validation = self._count(VALIDATION)
 
     def open_train(
-        self, num_accumulated: int = 1, num_batches: Callable[[], int | float] = lambda: UNKNOWN
+        self, num_accumulated: int = 1, num_batches: Callable[[], NumBatches] = lambda: UNKNOWN
     ) -> Iterator[Any]:
         """All ranks. The epoch's batches from the position on.
 
@@ -330,30 +337,11 @@ class Loaders:
             num_accumulated: batches of an accumulation window.
             num_batches: that will be taken at most; asked once the order is drawn.
         """
-        if not (self._train_loader.is_sharded and self.weighs):
+        if not (self.position.is_sharded and self.weighs):
             num_accumulated = 1
-        for resumable in self._train_loader.resumables:
+        for resumable in self.position.resumables:
             resumable.set_window(num_accumulated, num_batches)
-        return self._train_loader.open()
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if the order of one training loader is cut into batches here, so that their sizes
-        are known before.
-        """
-        return self._train_loader.is_sharded
-
-    @property
-    def uneven(self) -> dict[int, MicroBatch]:
-        """This rank's batches since `open_train` that don't weigh as much as others; see
-        `ShardedSampler`.
-        """
-        return self._train_loader.uneven
-
-    @property
-    def last_read(self) -> Any:
-        """The last batch that was read again to come to the position; None where none was."""
-        return self._train_loader.last_read
+        return self.position.open()
 
     def refuse_empty_loader(self) -> None:
         """An epoch has ended without a batch.
@@ -385,14 +373,14 @@ class Loaders:
         """True if a run goes on within an epoch by reading its batches again; not where several
         loaders are read.
         """
-        return self._train_loader.reads_again
+        return self.position.reads_again
 
     @property
     def was_recut(self) -> bool:
         """True if what is left of a restored epoch has another number of batches than
         `num_train_batches` says.
         """
-        return any(resumable.was_recut for resumable in self._train_loader.resumables)
+        return any(resumable.was_recut for resumable in self.position.resumables)
 
     @property
     def has_position(self) -> bool:
@@ -403,7 +391,7 @@ class Loaders:
         """All ranks. The training data's position after so many batches of this epoch on this
         rank.
         """
-        resumable = self._train_loader
+        resumable = self.position
         resumable.count(num_batches)
         state = resumable.state_dict()
         # Of several loaders each counts what it has given, on a rank that has run out less than on
@@ -412,7 +400,9 @@ class Loaders:
             self.is_combined and not self.knows_length and self._strategy.session.has_peers
         )
         differs = resumable.differs_by_rank or counts_alone
-        return {"train_by_rank": self._gather(state)} if differs else {"train": state}
+        if differs:
+            return {"train_by_rank": self._gather(state)}
+        return {"train": state}
 
     def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
         """All ranks. Go on from a position; the loader begins there.
@@ -428,7 +418,7 @@ class Loaders:
             CheckpointError: it was saved by other loaders, or by another number of ranks where that
                 matters.
         """
-        resumable, saved = self._train_loader, self._state_of_rank(state)
+        resumable, saved = self.position, self._state_of_rank(state)
         if saved is None:
             return num_batches
         resumable.load_state_dict(saved)
@@ -452,8 +442,3 @@ class Loaders:
             )
         found: dict[str, Any] = states[strategy.global_rank]
         return found
-
-    @property
-    def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:
-        assert self._resumable is not None
-        return self._resumable

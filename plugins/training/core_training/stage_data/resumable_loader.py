@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from core.data import MicroBatch
+    from core_training.settings.options import NumBatches
 
 _CUT = ("batch_size", "num_workers")
 """Attributes of a DataLoader that decide into which batches, and in which order, an iterable data
@@ -54,7 +55,9 @@ class ResumableLoader:
         """
         self.loader = loader
         self.epoch = self.num_batches = 0
-        self._source = loader if source is None else source
+        if source is None:
+            source = loader
+        self._source = source
         self._num_joined: int = getattr(loader, "num_joined_batches", 1)
         self._sampler = sampler_of(self._source)
         self._is_restored = False
@@ -122,7 +125,9 @@ class ResumableLoader:
         """Batches of the windows that the order is cut into; None where it is cut into batches one
         by one.
         """
-        return None if self._sampler is None else self._sampler.num_accumulated
+        if self._sampler is None:
+            return None
+        return self._sampler.num_accumulated
 
     @property
     def is_between_windows(self) -> bool:
@@ -149,14 +154,16 @@ class ResumableLoader:
     @property
     def uneven(self) -> dict[int, MicroBatch]:
         """Batches of the iteration that is on whose weight isn't 1; see `ShardedSampler`."""
-        return {} if self._sampler is None else self._sampler.uneven
+        if self._sampler is None:
+            return {}
+        return self._sampler.uneven
 
     @property
     def is_sharded(self) -> bool:
         """True if a `ShardedSampler` cuts the order into batches."""
         return self._sampler is not None
 
-    def set_window(self, num_accumulated: int, num_batches: Callable[[], int | float]) -> None:
+    def set_window(self, num_accumulated: int, num_batches: Callable[[], NumBatches]) -> None:
         """Weigh the batches of the next iteration among those of an accumulation window; see
         `ShardedSampler`.
         """

@@ -26,6 +26,7 @@ class Role(NamedTuple):
         argument: of the Trainer's method.
         limit: of the Trainer.
         stage: for which the strategy sets loaders up.
+        step: of the module.
     """
 
     name: str
@@ -33,15 +34,33 @@ class Role(NamedTuple):
     argument: str
     limit: str
     stage: Stage
+    step: str
 
 
-TRAIN = Role("training", "train_dataloader", "train_dataloaders", "limit_train_batches", "fit")
-VALIDATION = Role(
-    "validation", "val_dataloader", "val_dataloaders", "limit_val_batches", "validate"
+TRAIN = Role(
+    "training",
+    "train_dataloader",
+    "train_dataloaders",
+    "limit_train_batches",
+    "fit",
+    "training_step",
 )
-TEST = Role("test", "test_dataloader", "dataloaders", "limit_test_batches", "test")
+VALIDATION = Role(
+    "validation",
+    "val_dataloader",
+    "val_dataloaders",
+    "limit_val_batches",
+    "validate",
+    "validation_step",
+)
+TEST = Role("test", "test_dataloader", "dataloaders", "limit_test_batches", "test", "test_step")
 PREDICTION = Role(
-    "prediction", "predict_dataloader", "dataloaders", "limit_predict_batches", "predict"
+    "prediction",
+    "predict_dataloader",
+    "dataloaders",
+    "limit_predict_batches",
+    "predict",
+    "predict_step",
 )
 
 
@@ -82,7 +101,8 @@ def check_loaders(loaders: Any, where: str, *, may_be_empty: bool = False) -> No
             f"{where} is an empty {type(loaders).__name__}; expected loaders in it."
         )
     for _, leaf in leaves_of(loaders):
-        if (advice := _advise(leaf)) is not None:
+        advice = _advise(leaf)
+        if advice is not None:
             raise ConfigurationError(f"{where} has {type(leaf).__name__} {leaf!r:.80}; {advice}.")
 
 
@@ -93,6 +113,6 @@ def _advise(leaf: object) -> str | None:
         return "expected a loader: wrap the data set in DataLoader(dataset, batch_size=...)"
     if hasattr(leaf, "__iter__") or hasattr(leaf, "__getitem__"):
         return None
-    return "expected a DataLoader or an iterable of batches" + (
-        ": call it" if callable(leaf) else ""
-    )
+    if callable(leaf):
+        return "expected a DataLoader or an iterable of batches: call it"
+    return "expected a DataLoader or an iterable of batches"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from core_training.logging.metric_values import MetricValues
     from core_training.progress import Progress
     from core_training.run import Run
-    from core_training.settings.options import TrainerOptions
+    from core_training.settings.options import NumBatches, TrainerOptions
     from core_training.stage_data.datamodule import DataModule
     from core_training.stage_data.loaders import Loaders, StageLoader
 
@@ -56,12 +56,12 @@ class DataViews(Ranks):
     @property
     def current_epoch(self) -> int:
         """Number of the running epoch, from 0."""
-        return self.run.progress.epoch
+        return self.progress.epoch
 
     @property
     def global_step(self) -> int:
         """Optimizer steps that updated parameters."""
-        return self.run.progress.global_step
+        return self.progress.global_step
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
@@ -107,17 +107,17 @@ class DataViews(Ranks):
         return _shown(self.loaders.predict)
 
     @property
-    def num_training_batches(self) -> int | float:
+    def num_training_batches(self) -> NumBatches:
         """Batches of a training epoch on this rank; infinite if unknown."""
         return self.loaders.num_train_batches
 
     @property
-    def num_val_batches(self) -> list[int | float]:
+    def num_val_batches(self) -> list[NumBatches]:
         """Batches of a validation run on this rank, for each loader."""
         return _counts(self.loaders.validation)
 
     @property
-    def num_sanity_val_batches(self) -> list[int | float]:
+    def num_sanity_val_batches(self) -> list[NumBatches]:
         """Batches of the sanity check on this rank, for each validation loader."""
         steps = self.options.num_sanity_val_steps
         if steps < 0:
@@ -125,17 +125,17 @@ class DataViews(Ranks):
         return [min(batches, steps) for batches in self.num_val_batches]
 
     @property
-    def num_test_batches(self) -> list[int | float]:
+    def num_test_batches(self) -> list[NumBatches]:
         """Batches of a test run on this rank, for each loader."""
         return _counts(self.loaders.test)
 
     @property
-    def num_predict_batches(self) -> list[int | float]:
+    def num_predict_batches(self) -> list[NumBatches]:
         """Batches of a prediction run on this rank, for each loader."""
         return _counts(self.loaders.predict)
 
     @property
-    def estimated_stepping_batches(self) -> int | float:
+    def estimated_stepping_batches(self) -> NumBatches:
         """All ranks, within `fit`. Optimizer steps that the run will make by its limits, from its
         first epoch on.
 
@@ -147,7 +147,7 @@ class DataViews(Ranks):
         run, options = self.run, self.options
         run.loaders.setup(self.strategy)
         num_batches, epochs = self.num_training_batches, options.max_epochs
-        steps: int | float = math.inf
+        steps: NumBatches = math.inf
         if epochs == 0:
             steps = 0
         elif epochs is not None and math.isfinite(num_batches):
@@ -226,7 +226,7 @@ class DataViews(Ranks):
         self.run.publisher.log_metrics(values, step)
 
 
-def _counts(loaders: Sequence[StageLoader]) -> list[int | float]:
+def _counts(loaders: Sequence[StageLoader]) -> list[NumBatches]:
     return [loader.num_batches for loader in loaders]
 
 

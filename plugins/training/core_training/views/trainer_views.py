@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from core_training.loops.loop_policy import LoopPolicy
     from core_training.profilers import Profiler
     from core_training.run import Status
+    from core_training.settings.options import Amount
     from core_training.signals.interruption import SignalGuard
 
 
@@ -105,52 +106,52 @@ class TrainerViews(DataViews, SetupHost):
     @property
     def max_epochs(self) -> int | None:
         """The limit; -1 and None for none."""
-        return self.run.options.max_epochs
+        return self.options.max_epochs
 
     @property
     def max_steps(self) -> int:
         """The limit in optimizer steps; -1 for none."""
-        return self.run.options.max_steps
+        return self.options.max_steps
 
     @property
-    def limit_train_batches(self) -> int | float | None:
+    def limit_train_batches(self) -> Amount:
         """Batches of a training epoch: a number, a fraction, or None for all."""
-        return self.run.options.limit_train_batches
+        return self.options.limit_train_batches
 
     @property
-    def limit_val_batches(self) -> int | float | None:
+    def limit_val_batches(self) -> Amount:
         """Likewise of a validation run."""
-        return self.run.options.limit_val_batches
+        return self.options.limit_val_batches
 
     @property
-    def limit_test_batches(self) -> int | float | None:
+    def limit_test_batches(self) -> Amount:
         """Likewise of a test run."""
-        return self.run.options.limit_test_batches
+        return self.options.limit_test_batches
 
     @property
-    def limit_predict_batches(self) -> int | float | None:
+    def limit_predict_batches(self) -> Amount:
         """Likewise of a prediction run."""
-        return self.run.options.limit_predict_batches
+        return self.options.limit_predict_batches
 
     @property
     def log_every_n_steps(self) -> int:
         """Optimizer steps between step values that go to the loggers."""
-        return self.run.options.log_every_n_steps
+        return self.options.log_every_n_steps
 
     @property
     def check_val_every_n_epoch(self) -> int | None:
         """Epochs between validation runs."""
-        return self.run.options.check_val_every_n_epoch
+        return self.options.check_val_every_n_epoch
 
     @property
-    def val_check_interval(self) -> int | float | None:
+    def val_check_interval(self) -> Amount:
         """Batches between validation runs, or a fraction of an epoch."""
-        return self.run.options.val_check_interval
+        return self.options.val_check_interval
 
     @property
     def clipping(self) -> GradientClipping | None:
         """The gradient clipping of this run."""
-        return self.run.options.clipping
+        return self.options.clipping
 
     @property
     def fast_dev_run(self) -> int:
@@ -374,8 +375,10 @@ class TrainerViews(DataViews, SetupHost):
         """
         from core_training.state import saving
 
-        save = saving.save_at_step if self.run.is_running else saving.save_after_fit
-        save(self.run, path, weights_only=weights_only)
+        if self.run.is_running:
+            saving.save_at_step(self.run, path, weights_only=weights_only)
+        else:
+            saving.save_after_fit(self.run, path, weights_only=weights_only)
 
     def weights(
         self,

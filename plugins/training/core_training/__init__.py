@@ -8,9 +8,9 @@ from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core_training.hooks.event_hooks import EventHooks
+    from core_training.hooks.loop_policy import LoopPolicy
     from core_training.hparams.hyperparameters import HasHyperparameters
     from core_training.loops.fit_call import FitCall
-    from core_training.loops.loop_policy import LoopPolicy
     from core_training.module.module import Module
     from core_training.settings.resume import Resume
     from core_training.settings.warn_at import warn_caller

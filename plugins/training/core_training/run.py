@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from core.contract import Capability
+from core_training.hooks.loop_policy import LoopPolicy
 from core_training.logging.logger_publisher import LoggerPublisher
-from core_training.loops.loop_policy import LoopPolicy
 from core_training.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FinishedFit:
 
 
 class StageState:
-    """What begins anew with each stage.
+    """The state of a run that begins anew with each stage.
 
     Attributes:
         publisher: hands logged values to this rank's loggers.
@@ -186,7 +186,9 @@ class Run(StageState):
         self.settings: dict[str, object] = {}
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
-        self.publisher = LoggerPublisher(self)
+        self.publisher = LoggerPublisher(
+            self.logged, self.progress, self.loggers, self.strategy, self.profiler
+        )
 
     @property
     def strategy(self) -> Strategy:

@@ -14,7 +14,7 @@ from core_training.settings.options import (
     separate_val_check,
 )
 from core_training.settings.unknown_names import answers_unknown
-from core_training.views.trainer_stages import TrainerStages
+from core_training.stages import TrainerStages
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that
 # takes Trainer from `core` and lists its options, or its help, waits for none of it.
@@ -175,7 +175,8 @@ class Trainer(TrainerStages):
                 `{"units": ..., "policy": ...}`. Values don't change.
             activation_offload: keep what the units save for backward in CPU memory.
             barebones: run only the loop, to measure what the rest costs: no logger, checkpoints,
-                bar, summary or sanity check, and `self.log` does nothing.
+                bar, summary or sanity check, but what other arguments ask for, and `self.log` does
+                nothing.
             use_distributed_sampler: give each rank its shard of the data.
             seed_samples: seed Python's, NumPy's and torch's generators for every training sample
                 that is loaded, so that random augmentation doesn't depend on workers and ranks, and
@@ -207,20 +208,10 @@ class Trainer(TrainerStages):
         from core_training.settings.torch_modes import check_modes
 
         install_for(self)
-        if barebones:
-            quick_runs.check_barebones(
-                logger=logger,
-                enable_checkpointing=enable_checkpointing,
-                enable_progress_bar=enable_progress_bar,
-                enable_model_summary=enable_model_summary,
-                num_sanity_val_steps=num_sanity_val_steps,
-                log_every_n_steps=log_every_n_steps,
-                fast_dev_run=fast_dev_run,
-                detect_anomaly=detect_anomaly,
-                terminate_on_nan=terminate_on_nan,
-                profiler=profiler,
-            )
-            logger, num_sanity_val_steps = False, 0
+        if logger is None and barebones:
+            logger = False
+        if num_sanity_val_steps is None and barebones:
+            num_sanity_val_steps = 0
         if num_sanity_val_steps is None:
             num_sanity_val_steps = 2
         if log_every_n_steps is None:

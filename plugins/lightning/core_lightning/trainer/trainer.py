@@ -277,7 +277,7 @@ class Trainer(TrainerAttributes):
 
 
 class _LightningLoops(LoopPolicy):
-    """What Lightning's loops do in another way than core's."""
+    """The choices of Lightning's loops, where core's are others."""
 
     steps_schedulers = False
     ends_cut_epochs = True

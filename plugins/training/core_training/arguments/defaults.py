@@ -96,11 +96,6 @@ def _add_default(chosen: list[Callback], argument: str, is_enabled: bool) -> Non
         raise ConfigurationError(
             f"{argument}=False, and callbacks has a {name}. Leave one of them out."
         )
-    if argument == "enable_progress_bar" and len(present) > 1:
-        names = " and ".join(type(callback).__name__ for callback in present)
-        raise ConfigurationError(
-            f"callbacks has {names}; expected one progress bar: they draw on the same lines."
-        )
     if is_enabled and not present:
         chosen.append(default())
 

@@ -33,9 +33,7 @@ def check_fit_call(
 ) -> FitCall:
     """The arguments of `fit`, checked."""
     train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule, val_dataloaders)
-    train = need_source(
-        find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model
-    )
+    train = need_source(TRAIN, train_dataloaders, datamodule, model)
     sources = [train, *find_validation(val_dataloaders, datamodule, model)]
     check_reload(options, sources)
     return FitCall(model, sources, datamodule)
@@ -46,8 +44,7 @@ def check_sources(
 ) -> tuple[list[Source], DataModule | None]:
     """The loaders of a stage without training, and the data module, from the user's arguments."""
     loaders, datamodule = split_datamodule(loaders, datamodule)
-    source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
-    return [source], datamodule
+    return [need_source(role, loaders, datamodule, module)], datamodule
 
 
 def find_source(
@@ -62,20 +59,21 @@ def find_source(
     if given is not None:
         check_loaders(given, role.argument, may_be_empty=role is VALIDATION)
         return Source(role, given=given)
-    owners = (
-        owner for owner in (datamodule, module) if owner is not None and overrides(owner, role.hook)
-    )
-    return next((Source(role, owner=owner) for owner in owners), None)
+    for owner in (datamodule, module):
+        if owner is not None and overrides(owner, role.hook):
+            return Source(role, owner=owner)
+    return None
 
 
 def need_source(
-    source: Source | None, role: Role, datamodule: DataModule | None, module: nn.Module
+    role: Role, given: object, datamodule: DataModule | None, module: nn.Module
 ) -> Source:
-    """The source.
+    """The source of loaders, as `find_source` finds it.
 
     Raises:
         ConfigurationError: there is none; says what there is instead.
     """
+    source = find_source(role, given, datamodule, module)
     if source is not None:
         return source
     seen = ""

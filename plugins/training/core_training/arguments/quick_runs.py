@@ -1,6 +1,4 @@
-"""`fast_dev_run` and `barebones`: a few batches with nothing that stays, and a loop with nothing
-around it.
-"""
+"""`fast_dev_run`: a few batches of each stage, with nothing that stays."""
 
 from __future__ import annotations
 
@@ -65,18 +63,3 @@ def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     if not num_batches:
         return loggers
     return [SilentLogger("fast_dev_run", None, None) for _ in loggers]
-
-
-def check_barebones(**left_out: object) -> None:
-    """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask
-    for nothing.
-
-    Raises:
-        ConfigurationError: with the first one.
-    """
-    for name, value in left_out.items():
-        if value:
-            raise ConfigurationError(
-                f"barebones=True leaves out everything but the loop, and {name}={value!r} was "
-                "passed. Leave one of the two out."
-            )

@@ -139,7 +139,7 @@ def _gather(
                 if name in merged:
                     total = merged[name].joined(total)
                 merged[name] = total
-    return strategy.broadcast((merged, paths, has_changed))
+    return strategy.broadcast((merged, paths, has_changed))  # type: ignore[no-any-return]
 
 
 def _paths_of(objects: dict[str, Any], module: nn.Module) -> dict[str, str]:

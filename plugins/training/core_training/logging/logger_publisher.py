@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from core_training.logging.scalar_widths import read
+from core_training.logging.scalar_widths import to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import nn
 
-    from core.contract import Logger
+    from core.contract import Logger, Strategy
     from core_training.logging.metric_collector import MetricCollector
-    from core_training.run import Run
+    from core_training.logging.metric_values import MetricValues
+    from core_training.profilers import Profiler
+    from core_training.progress import Progress
 
 
 class LoggerPublisher:
@@ -24,10 +27,17 @@ class LoggerPublisher:
         has_published_step: True once values of single steps were handed over.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.loggers: Sequence[Logger] = run.loggers
-        self.has_published_step = False
-        self._run, self._logged = run, run.logged
+    def __init__(
+        self,
+        logged: MetricValues,
+        progress: Progress,
+        loggers: Sequence[Logger],
+        strategy: Strategy,
+        profiler: Profiler | None,
+    ) -> None:
+        self.loggers, self.has_published_step = loggers, False
+        self._logged, self._progress = logged, progress
+        self._strategy, self._profiler = strategy, profiler
 
     def for_bar(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
@@ -42,11 +52,12 @@ class LoggerPublisher:
         names = metrics.logger_names()
         values = {name: value for name, value in metrics.step_values().items() if name in names}
         if values:
-            logged = dict(zip(values, read(list(values.values())), strict=True))
+            # detached: torch warns of a number that is made of a loss
+            logged = {name: float(to_tensor(value)) for name, value in values.items()}
             self._check_losses(logged)
             self.log_metrics(logged)
             self.has_published_step = True
-        self._logged.losses.look_at_output(output, module, self._run.strategy)
+        self._logged.losses.look_at_output(output, module, self._strategy)
 
     def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
         """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
@@ -88,13 +99,12 @@ class LoggerPublisher:
             values: a number by name.
             step: optimizer steps that they belong to; None is `global_step`.
         """
-        if not self._run.strategy.is_global_zero or not self.loggers:
+        if not self._strategy.is_global_zero or not self.loggers:
             return
-        progress = self._run.progress
-        values = {"epoch": float(progress.epoch), **values}
+        values = {"epoch": float(self._progress.epoch), **values}
         if step is None:
-            step = progress.global_step
-        with self._run.profile("log_metrics"):
+            step = self._progress.global_step
+        with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
             for logger in self.loggers:
                 logger.log_metrics(values, step)
 
@@ -102,10 +112,10 @@ class LoggerPublisher:
         self, metrics: MetricCollector, module: nn.Module, is_over: bool
     ) -> dict[str, float]:
         self._logged.keep_step_values()
-        values = metrics.reduce_epoch(self._run.strategy, module, is_over=is_over)
+        values = metrics.reduce_epoch(self._strategy, module, is_over=is_over)
         self._logged.keep(values)
         return values
 
     def _check_losses(self, values: Mapping[str, Any]) -> None:
-        if self._run.strategy.is_global_zero:
+        if self._strategy.is_global_zero:
             self._logged.losses.look_at_values(values, training=self._logged.train.names())

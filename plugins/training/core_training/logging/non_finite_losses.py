@@ -113,32 +113,6 @@ class NonFiniteLossCheck:
             warn_at(function, f"{what}, seen at step {step}, in epoch {epoch}. {_CURE}")
 
 
-def guarded(
-    compute_loss: Callable[[object, int], Tensor | None],
-    module: nn.Module,
-    progress: Progress,
-    weight: Callable[[], float | Tensor | None],
-) -> Callable[[Any, int], Tensor | None]:
-    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the
-    device each time.
-
-    Args:
-        compute_loss: computes it.
-        module: whose step it is.
-        progress: of the run.
-        weight: is asked for the weight that the step gave; a loss of weight 0 counts nowhere.
-    """
-    name = class_name(module)
-
-    def compute_finite_loss(batch: object, batch_idx: int) -> Tensor | None:
-        loss = compute_loss(batch, batch_idx)
-        if loss is not None and weight() != 0:
-            refuse_non_finite(loss, f"{name}.training_step returned", progress, batch_idx)
-        return loss
-
-    return compute_finite_loss
-
-
 def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: int) -> None:
     """End the run by a loss that is NaN or infinite. Waits for the device.
 

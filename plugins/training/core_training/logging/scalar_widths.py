@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -22,10 +22,10 @@ def to_tensor(value: Any, device: torch.device | None = None) -> Tensor:
     moved there. Without a device, numbers go to the CPU, and tensors stay.
     """
     if isinstance(value, Tensor):
-        value = value.detach()
+        tensor = value.detach()
         if device is None:
-            return value
-        return value.to(device)
+            return tensor
+        return tensor.to(device)
     dtype = torch.int64
     if not isinstance(value, int) or abs(value) > _LARGEST:
         dtype = torch.float64
@@ -47,20 +47,6 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
         dtype = widest_float(value.device.type)
     wide = value.to(dtype)
     return wide.reshape(())
-
-
-def read(values: Sequence[Any]) -> list[float]:
-    """Numbers, and tensors of one element, as floats. Waits for a device once, however many it
-    has.
-    """
-    on_device = [value for value in values if type(value) is Tensor and not value.is_cpu]
-    found: dict[int, float] = {}
-    if len(on_device) > 1:
-        device = on_device[0].device
-        wide = [widen(to_tensor(value, device), is_float=True) for value in on_device]
-        found = dict(zip(map(id, on_device), torch.stack(wide).tolist(), strict=True))
-    # Detached by `to_tensor`: torch warns of a number that is made of a loss.
-    return [float(to_tensor(found.get(id(value), value))) for value in values]
 
 
 def narrow_for(device: torch.device, value: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from core_training.logging.metric_collector import MetricCollector
     from core_training.run import Run
-    from core_training.stage_data.loaders import StageLoader
+    from core_training.stage_data.evaluation_loaders import StageLoader
 
 
 def evaluate(

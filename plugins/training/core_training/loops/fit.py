@@ -13,10 +13,10 @@ from core.watch import heartbeat
 from core_training.checks.monitors import warn_of_misspelt_monitors
 from core_training.checks.stage_checks import check_iterators, check_max_steps
 from core_training.checks.untrained import warn_of_late
+from core_training.hooks.loop_policy import LoopPolicy
 from core_training.loops.epoch_batches import EpochBatches
 from core_training.loops.evaluate import evaluate
 from core_training.loops.fit_warnings import NoUpdateCheck
-from core_training.loops.loop_policy import LoopPolicy
 from core_training.loops.profiling import mark_steps
 from core_training.loops.scheduling import schedulers_by, step_schedulers, step_waiting
 from core_training.loops.step_making import StepMaker
@@ -70,9 +70,8 @@ class FitLoop:
         with run.signals.training(self.stops.wake):
             while not self._stops():
                 self._run_epoch()
-        if (
-            run.publisher.loggers and not run.publisher.has_published_step
-        ):  # the run was shorter than that
+        if not run.publisher.has_published_step and run.publisher.loggers:
+            # the run was shorter than `log_every_n_steps`
             run.publisher.publish_step(run.logged.train, None, run.module)
         run.logged.train.close()
         self.strategy.synchronize_model()

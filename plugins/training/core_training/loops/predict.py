@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from core_training.run import Run
-    from core_training.stage_data.loaders import StageLoader
+    from core_training.stage_data.evaluation_loaders import StageLoader
 
 _CPU = torch.device("cpu")
 _MISSING = object()

@@ -77,7 +77,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.events.emit("setup", run.stage)
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
-            result = _fit(run) if run.trains else _evaluate(run)
+            result = _run_stage(run)
         rank_loggers.finalize(run.publisher.loggers)
         if crosses_processes:
             from core_training.state.worker_result import WorkerResult
@@ -225,7 +225,10 @@ def _sanity_check(run: Run) -> None:
     run.sanity_checking = False
 
 
-def _evaluate(run: Run) -> object:
+def _run_stage(run: Run) -> object:
+    if run.stage == "fit":
+        _fit(run)
+        return None
     print_beginning(run)
     if run.stage == "predict":
         return predict(run, run.loaders.predict, returns=run.returns_predictions)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from core.contract import Capability, ModuleError, TrainingStep, UnsupportedError
+from core.strategies import class_name
 from core_training.hooks.argument_counts import call_with
-from core_training.logging.non_finite_losses import guarded, loss_in, weight_in
+from core_training.logging.non_finite_losses import loss_in, refuse_non_finite, weight_in
 from core_training.loops.profiling import profile_parts
 from core_training.module.module import require_method
 from core_training.module.module_steps import apply_overrides
@@ -101,7 +102,16 @@ class StepMaker:
         compute_loss = compute if context is None else compute_in_context
         if not run.options.terminate_on_nan:
             return compute_loss
-        return guarded(compute_loss, run.module, progress, lambda: weight_in(self.outputs))
+        what = f"{class_name(run.module)}.training_step returned"
+
+        def compute_finite_loss(batch: object, batch_idx: int) -> Tensor | None:
+            loss = compute_loss(batch, batch_idx)
+            # a loss of weight 0 counts nowhere
+            if loss is not None and weight_in(self.outputs) != 0:
+                refuse_non_finite(loss, what, progress, batch_idx)
+            return loss
+
+        return compute_finite_loss
 
     def _unpack(self, output: object) -> Tensor | None:
         self.outputs = output

@@ -23,6 +23,7 @@ def unchanged_statistics(module: nn.Module) -> Iterator[None]:
     """
     before: list[tuple[Any, str, Any, Any]] = []
     counters: list[tuple[Any, int, object]] = []
+    part: Any
     for part in module.modules():
         states: dict[str, Any] = dict(part.named_buffers(recurse=False))
         if hasattr(part, "metric_state"):  # torchmetrics, which may not be installed

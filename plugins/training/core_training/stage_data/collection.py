@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 def is_collection(data: Any) -> bool:
@@ -41,7 +41,7 @@ def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, object]]:
     if not is_collection(data):
         yield name, data
         return
-    items = enumerate(data)
+    items: Iterable[tuple[object, Any]] = enumerate(data)
     if isinstance(data, Mapping):
         items = data.items()
     for key, item in items:

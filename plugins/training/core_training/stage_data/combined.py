@@ -144,7 +144,7 @@ class CombinedResumableLoader(CombinedLoader):
 
     @property
     def loader(self) -> CombinedLoader:
-        """What is iterated over."""
+        """Itself: it is iterated over."""
         return self
 
     @property

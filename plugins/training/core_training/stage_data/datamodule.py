@@ -111,14 +111,12 @@ def _make(datasets: Any, batch_size: int, num_workers: int, shuffle: bool) -> ob
     """Loaders in the structure of the data sets."""
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+    def make(dataset: Any) -> object:
+        shuffles = shuffle and not isinstance(dataset, IterableDataset)
+        return DataLoader(dataset, batch_size, shuffle=shuffles, num_workers=num_workers)
+
     if isinstance(datasets, Mapping):
-        return {
-            name: _make(dataset, batch_size, num_workers, shuffle)
-            for name, dataset in datasets.items()
-        }
-    if isinstance(datasets, list | tuple) and all(
-        isinstance(dataset, Dataset) for dataset in datasets
-    ):
-        return [_make(dataset, batch_size, num_workers, shuffle) for dataset in datasets]
-    shuffle = shuffle and not isinstance(datasets, IterableDataset)
-    return DataLoader(datasets, batch_size, shuffle=shuffle, num_workers=num_workers)
+        return {name: make(dataset) for name, dataset in datasets.items()}
+    if isinstance(datasets, list | tuple) and all(isinstance(each, Dataset) for each in datasets):
+        return [make(dataset) for dataset in datasets]
+    return make(datasets)

@@ -68,7 +68,7 @@ class StageLoader:
         """An iterator over as many batches as are wanted."""
         for resumable in self.resumables:
             resumable.set_window(1, lambda: self.limit)
-        batches = iter(self.loader)
+        batches: Iterator[Any] = iter(self.loader)
         wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
         if wanted != UNKNOWN:
             batches = islice(batches, int(wanted))

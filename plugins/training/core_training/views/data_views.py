@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from core_training.run import Run
     from core_training.settings.options import NumBatches, TrainerOptions
     from core_training.stage_data.datamodule import DataModule
-    from core_training.stage_data.loaders import Loaders, StageLoader
+    from core_training.stage_data.evaluation_loaders import StageLoader
+    from core_training.stage_data.loaders import Loaders
 
 
 class DataViews(Ranks):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from core.session import Session
     from core_training.hooks.callback import Callback
     from core_training.hooks.events import Events
-    from core_training.loops.loop_policy import LoopPolicy
+    from core_training.hooks.loop_policy import LoopPolicy
     from core_training.profilers import Profiler
     from core_training.run import Status
     from core_training.settings.options import Amount
@@ -94,7 +94,7 @@ class TrainerViews(DataViews, SetupHost):
 
     @property
     def loop_policy(self) -> LoopPolicy:
-        """What the loops do where one Trainer differs from another; a subclass sets its own."""
+        """The choices of the loops where trainers differ; a subclass sets its own."""
         return self.run.loop_policy
 
     @loop_policy.setter

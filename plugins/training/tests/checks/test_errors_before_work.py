@@ -16,7 +16,6 @@ from core import (
     Module,
     ModuleError,
     Strategy,
-    Trainer,
     UnsupportedError,
 )
 from core.callbacks import (
@@ -348,28 +347,6 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
 def test_arguments_that_cannot_be_met(options, message):
     with pytest.raises(ConfigurationError, match=message):
         quiet_trainer(**options)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("logger", True),
-        ("enable_checkpointing", True),
-        ("enable_progress_bar", True),
-        ("enable_model_summary", True),
-        ("num_sanity_val_steps", 2),
-        ("log_every_n_steps", 10),
-        ("fast_dev_run", True),
-        ("detect_anomaly", True),
-        ("profiler", "simple"),
-    ],
-)
-def test_barebones_and_something_else(name, value):
-    with pytest.raises(
-        ConfigurationError,
-        match=rf"barebones=True leaves out everything .*, and {name}={value!r} was",
-    ):
-        Trainer(accelerator="cpu", barebones=True, **{name: value})
 
 
 def test_sync_batchnorm_on_a_cpu():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LoopPolicy:
-    """What a Trainer's loops do where trainers differ. Meant to be subclassed.
+    """The choices of a Trainer's loops where trainers differ. Meant to be subclassed.
 
     The defaults are those of `core.Trainer`. Another Trainer, built on that class, overrides
     attributes and methods in a subclass, and sets `self.loop_policy` to an instance at the end of
@@ -43,7 +43,7 @@ class LoopPolicy:
     asks_beyond_length: bool = True
 
     def step_outputs(self, output: object, loss: Tensor | None) -> object:
-        """What `on_train_batch_end` gets as `outputs`.
+        """The `outputs` that `on_train_batch_end` gets.
 
         Args:
             output: what `training_step` returned.

@@ -9,7 +9,7 @@ from core_training.stage_data.collection import fill, leaves_of
 from core_training.stage_data.resumable_loader import ResumableLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from core.data import MicroBatch
 
@@ -87,7 +87,8 @@ class CombinedLoader:
             lane.open()
         if self.mode == "sequential":
             return _read_sequentially(self._lanes)
-        return (fill(self.loaders, iter(batches)) for batches in _READERS[self.mode](self._lanes))
+        read = _read_together(self._lanes, self.mode)
+        return (fill(self.loaders, iter(batches)) for batches in read)
 
     # position -------------------------------------------------------------------------------------
 
@@ -224,36 +225,18 @@ class _Lane:
         return batch
 
 
-def _read_shortest(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
+def _read_together(lanes: Sequence[_Lane], mode: CombinationMode) -> Iterator[list[object]]:
+    """A batch of each. One that has begun again has ended once, and that counts: all have when the
+    longest has.
+    """
     while True:
         batches = []
         for lane in lanes:
             batch = lane.take()
             if batch is _END:
-                return
-            batches.append(batch)
-        yield batches
-
-
-def _read_longest(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
-    while True:
-        batches = [lane.take() for lane in lanes]
-        if all(batch is _END for batch in batches):
-            return
-        yield [None if batch is _END else batch for batch in batches]
-
-
-def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
-    while True:
-        batches = []
-        for lane in lanes:
-            batch = lane.take()
-            if batch is _END:
-                # One that has begun again has ended once, and that counts: all have when the
-                # longest has.
-                if all(other.has_ended for other in lanes):
+                if mode == "min_size" or all(other.has_ended for other in lanes):
                     return
-                batch = lane.cycle()
+                batch = lane.cycle() if mode == "max_size_cycle" else None
             batches.append(batch)
         yield batches
 
@@ -261,10 +244,3 @@ def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[object]]:
 def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
         yield from iter(lane.take, _END)
-
-
-_READERS: dict[str, Callable[[Sequence[_Lane]], Iterator[list[object]]]] = {
-    "min_size": _read_shortest,
-    "max_size": _read_longest,
-    "max_size_cycle": _read_in_cycles,
-}

@@ -101,17 +101,16 @@ class Entry:
         """
         if not weight:
             return
-        total, adds = self.total, self.reduce_fx in SUMS
-        if (
-            adds
-            and type(total) is Tensor is type(value)
-            and total.dtype is torch.float64
-            and not value.ndim
-        ):
-            # in float64, by one kernel; a sum's weights are 1
-            self.total = torch.add(total, value, alpha=weight)
-            self.count += weight
-            return
+        total = self.total
+        if self.reduce_fx in SUMS and total is not None and total.dtype is torch.float64:
+            # In float64; a sum's weights are 1.
+            if not isinstance(value, Tensor):
+                self.total, self.count = total + value * weight, self.count + weight
+                return
+            if type(value) is Tensor and not value.ndim:  # by one kernel
+                self.total = torch.add(total, value, alpha=weight)
+                self.count += weight
+                return
         wide = widen(to_tensor(value), is_float=type(weight) is float)
         self.merge(wide * weight, weight)  # a new tensor: the user may change the old one
 

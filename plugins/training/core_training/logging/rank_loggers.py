@@ -23,23 +23,12 @@ class SilentLogger(Logger):
     nothing.
     """
 
+    name: str = ""
+    version: str | int | None = None
+    log_dir: str | None = None
+
     def __init__(self, name: str, version: str | int | None, log_dir: str | None) -> None:
-        self._name, self._version, self._log_dir = name, version, log_dir
-
-    @property
-    def name(self) -> str:
-        """Name of the experiment, as rank 0 knows it."""
-        return self._name
-
-    @property
-    def version(self) -> str | int | None:
-        """Version of rank 0's run."""
-        return self._version
-
-    @property
-    def log_dir(self) -> str | None:
-        """Folder of rank 0's run."""
-        return self._log_dir
+        self.name, self.version, self.log_dir = name, version, log_dir
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Do nothing."""

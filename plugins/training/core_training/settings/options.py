@@ -22,6 +22,26 @@ NumBatches: TypeAlias = int | float
 
 MAX_EPOCHS = 1000
 
+_LEAST = {
+    "accumulate_grad_batches": 1,
+    "log_every_n_steps": 1,
+    "min_epochs": 0,
+    "min_steps": 0,
+    "reload_dataloaders_every_n_epochs": 0,
+    "max_steps": -1,
+    "num_sanity_val_steps": -1,
+}
+"""The least that each option may be."""
+
+_AMOUNTS = (
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+    "val_check_interval",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
@@ -64,22 +84,12 @@ class TrainerOptions:
     save_only: Literal["all", "trainable"]
 
     def __post_init__(self) -> None:
-        for name in ("accumulate_grad_batches", "log_every_n_steps"):
-            _check_int(name, getattr(self, name), least=1)
-        for name in ("min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"):
-            _check_int(name, getattr(self, name), least=0)
-        _check_int("max_steps", self.max_steps, least=-1)
-        _check_int("num_sanity_val_steps", self.num_sanity_val_steps, least=-1)
+        for name, least in _LEAST.items():
+            _check_int(name, getattr(self, name), least=least)
         self._check_global_batch()
         if self.max_epochs is not None:
             _check_int("max_epochs", self.max_epochs, least=-1)
-        limits = (
-            "limit_train_batches",
-            "limit_val_batches",
-            "limit_test_batches",
-            "limit_predict_batches",
-        )
-        for name in (*limits, "overfit_batches", "val_check_interval"):
+        for name in _AMOUNTS:
             check_amount(name, getattr(self, name))
         self._check_validation()
         if self.save_only not in ("all", "trainable"):

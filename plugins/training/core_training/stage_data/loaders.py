@@ -56,9 +56,6 @@ class Loaders:
     """
 
     train: Any = None
-    validation: Sequence[StageLoader] = ()
-    test: Sequence[StageLoader] = ()
-    predict: Sequence[StageLoader] = ()
     num_train_batches: NumBatches = 0
     knows_length: bool = True
     global_batch: GlobalBatch | None = None
@@ -73,6 +70,9 @@ class Loaders:
         self._options = options
         self._sources = {source.role: source for source in sources}
         self._evaluated: dict[Role, list[StageLoader]] = {}
+        self.validation: list[StageLoader] = []
+        self.test: list[StageLoader] = []
+        self.predict: list[StageLoader] = []
 
     def setup(self, strategy: Strategy) -> None:
         """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their

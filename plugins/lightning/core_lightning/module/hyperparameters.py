@@ -4,7 +4,6 @@ there.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
@@ -27,10 +26,8 @@ class HyperparametersMixin(HasHyperparameters):
         logger: bool = True,
     ) -> None:
         """Keep the arguments of the calling `__init__` in `self.hparams`, and give them to the
-        loggers.
+        loggers. The frame isn't needed.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The hyperparameter ", UserWarning)
-            super().save_hyperparameters(
-                *names, ignore=ignore, frame=frame or sys._getframe(1), logger=logger
-            )
+            super().save_hyperparameters(*names, ignore=ignore, logger=logger)

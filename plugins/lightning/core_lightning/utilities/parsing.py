@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from types import FrameType
 from typing import Any
@@ -36,5 +35,4 @@ def save_hyperparameters(
     obj: Any, *args: Any, ignore: Any = None, frame: FrameType | None = None
 ) -> None:
     """Keep the arguments of an object's `__init__` in its `hparams`."""
-    frame = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
-    obj.save_hyperparameters(*args, ignore=ignore, frame=frame)
+    obj.save_hyperparameters(*args, ignore=ignore)

@@ -1,4 +1,4 @@
-"""The error for a checkpoint that no Trainer of core has saved, with its kind and the cure."""
+"""The error for a checkpoint that no Trainer of core has saved, with its content and the cure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from core.contract import PathLike
 
 _USUAL_NAMES = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
-_RAW = (
-    "Load it into the module before the run: "
-    "module.load_state_dict(core.checkpoint.load_checkpoint({path!r}){item})"
-)
 
 
 def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
@@ -27,30 +23,19 @@ def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
         saved: what is in it, or its description.
         path: of it.
     """
-    kind, cure = _kind_and_cure(saved, str(path))
-    return CheckpointError(f"{path} is not a checkpoint of a Trainer: {kind}. {cure}")
-
-
-def _kind_and_cure(saved: Mapping[str, Any], path: str) -> tuple[str, str]:
-    if _is_weights(saved):
-        cure = _RAW.format(path=path, item="")
-        return (
-            f"it is the state_dict of a module, with {_named(saved)}",
-            f"{cure}; with Fabric, fabric.load_raw.",
-        )
-    if {"state", "param_groups"} <= saved.keys():
-        return (
-            "it is the state_dict of an optimizer",
-            "With Fabric, load it by fabric.load_raw(path, optimizer).",
-        )
-    has = f"it has {sorted(map(str, saved))[:8]}"
-    if name := next((name for name in _USUAL_NAMES if _is_weights(saved.get(name))), None):
-        cure = _RAW.format(path=path, item=f"[{name!r}]")
-        return (
-            f"{has}, of which {name!r} is the state_dict of a module",
-            f"{cure}; what Fabric saved, by fabric.load.",
-        )
-    return has, "Read files of your own with torch.load, and what Fabric saved with fabric.load."
+    items = {f"[{name!r}]": saved[name] for name in _USUAL_NAMES if name in saved}
+    cure = "Read files of your own with torch.load, and what Fabric saved with fabric.load."
+    for item, value in {**items, "": saved}.items():
+        if _is_weights(value):
+            cure = (
+                "Load the state_dict in it into the module before the run: "
+                f"module.load_state_dict(core.checkpoint.load_checkpoint({str(path)!r}){item}); "
+                "with Fabric, by fabric.load_raw, or fabric.load if Fabric saved it."
+            )
+            break
+    return CheckpointError(
+        f"{path} is not a checkpoint of a Trainer: it has {sorted(map(str, saved))[:8]}. {cure}"
+    )
 
 
 def _is_weights(value: Any) -> bool:
@@ -60,8 +45,3 @@ def _is_weights(value: Any) -> bool:
         and bool(value)
         and all(isinstance(item, tensor) for item in value.values())
     )
-
-
-def _named(saved: Mapping[str, Any]) -> str:
-    names = ", ".join(repr(name) for name in list(saved)[:3])
-    return f"{len(saved)} tensors: {names}{', ...' if len(saved) > 3 else ''}"

@@ -17,7 +17,7 @@ from core_training.hparams import foreign_state
 from core_training.hparams.hyperparameters import rebuild
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from core.contract import PathLike
 
@@ -31,16 +31,25 @@ def load_module(
     hparams_file: PathLike | None = None,
 ) -> Any:
     """See `core.Module.load_from_checkpoint`."""
-    device = _as_device(map_location)
-    saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
+    device = None
+    try:
+        if map_location is not None:
+            device = torch.device(map_location)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None "
+            "for the CPU."
+        ) from error
+    saved = _read(path)
     if not isinstance(saved.get("model"), dict):
         raise foreign_state.refusal(saved, path)
-    module = rebuild(cls, _with_file(saved, hparams_file), arguments)
+    module = _rebuild(cls, saved, hparams_file, arguments)
     if overrides(module, "configure_model"):
         module.configure_model()
     if overrides(module, "on_load_checkpoint"):
         module.on_load_checkpoint(saved.get("module_section", {}))
-    strict = getattr(module, "strict_loading", True) if strict is None else strict
+    if strict is None:
+        strict = getattr(module, "strict_loading", True)
     try:
         module.load_state_dict(from_canonical(module, saved["model"]), strict=strict)
     except RuntimeError as error:
@@ -48,7 +57,9 @@ def load_module(
             f"{path} does not fit {cls.__name__}. Pass the arguments that it was made with, or "
             f"strict=False. {error}"
         ) from error
-    return module if device is None else module.to(device)
+    if device is not None:
+        module.to(device)
+    return module
 
 
 def load_datamodule(
@@ -58,36 +69,37 @@ def load_datamodule(
     hparams_file: PathLike | None = None,
 ) -> Any:
     """See `core.DataModule.load_from_checkpoint`."""
-    saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
-    if not isinstance(section := saved.get("datamodule"), dict):
+    section = _read(path).get("datamodule")
+    if not isinstance(section, dict):
         raise CheckpointError(
             f"{path} has nothing of a data module: it is saved where it has hyperparameters or a "
             f"state. Make {cls.__name__} as usual."
         )
-    datamodule = rebuild(cls, _with_file(section, hparams_file), arguments)
+    datamodule = _rebuild(cls, section, hparams_file, arguments)
     if "state" in section:
         datamodule.load_state_dict(section["state"])
     return datamodule
 
 
-def _with_file(saved: Mapping[str, Any], hparams_file: PathLike | None) -> Mapping[str, Any]:
-    if hparams_file is None:
-        return saved
-    hparams = read_hparams(hparams_file)
-    # As a config library reads a file, all of its mappings have their items as attributes.
-    return {**saved, "hyper_parameters": hparams, "hyper_parameters_with_attributes": list(hparams)}
+def _read(path: PathLike) -> dict[str, Any]:
+    return TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
 
 
-def _as_device(map_location: Any) -> torch.device | None:
-    if map_location is None:
-        return None
-    try:
-        return torch.device(map_location)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigurationError(
-            f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None "
-            "for the CPU."
-        ) from error
+def _rebuild(
+    cls: type[object],
+    saved: Mapping[str, Any],
+    hparams_file: PathLike | None,
+    arguments: Mapping[str, Any],
+) -> Any:
+    if hparams_file is not None:
+        hparams = read_hparams(hparams_file)
+        # As a config library reads a file, all of its mappings have their items as attributes.
+        saved = {
+            **saved,
+            "hyper_parameters": hparams,
+            "hyper_parameters_with_attributes": list(hparams),
+        }
+    return rebuild(cls, saved, arguments)
 
 
 def read_hparams(path: PathLike) -> dict[str, object]:
@@ -97,22 +109,19 @@ def read_hparams(path: PathLike) -> dict[str, object]:
     Raises:
         ConfigurationError: it isn't there, or holds something else.
     """
+    name = f"hparams_file={os.fspath(path)!r}"
     ending = os.path.splitext(path)[1].lower()
     if ending not in (".json", ".yaml", ".yml"):
-        raise ConfigurationError(
-            f"hparams_file={os.fspath(path)!r}: expected a .json, .yaml or .yml."
-        )
+        raise ConfigurationError(f"{name}: expected a .json, .yaml or .yml.")
+    parse: Callable[[str], object] = json.loads
+    if ending != ".json":
+        parse = _parse_yaml
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
-        values = json.loads(text) if ending == ".json" else _parse_yaml(text)
+        values = parse(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"hparams_file={os.fspath(path)!r} can't be read: {error}."
-        ) from error
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise ConfigurationError(
-            f"hparams_file={os.fspath(path)!r}: expected names with values, at the top level."
-        )
+        raise ConfigurationError(f"{name} can't be read: {error}.") from error
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigurationError(f"{name}: expected names with values, at the top level.")
     return values
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
-import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import to_plain
@@ -17,8 +17,7 @@ from core.contract import ModuleError, did_you_mean
 from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import FrameType
+    from collections.abc import Callable, Iterable
 
 
 class Hyperparameters(dict[str, Any]):
@@ -35,14 +34,34 @@ class Hyperparameters(dict[str, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __delattr__(self, name: str) -> None:
-        if name not in self:
-            raise AttributeError(f"There is no hyperparameter {name!r}.")
-        del self[name]
+
+@dataclasses.dataclass(slots=True)
+class _RunningInit:
+    """An `__init__` that runs, and the names that its `save_hyperparameters` leaves out."""
+
+    bound: Callable[[], inspect.BoundArguments]
+    ignored: set[str] = dataclasses.field(default_factory=set)
+
+    def arguments(self) -> dict[str, Any]:
+        """All of them by name, with defaults."""
+        bound = self.bound()
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                del arguments[name]
+        return arguments
 
 
 class HasHyperparameters:
     """Remembers the arguments of `__init__`. Modules and data modules may inherit from it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = _noted(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def hparams(self) -> Hyperparameters:
@@ -55,44 +74,38 @@ class HasHyperparameters:
         self.__dict__["_hparams"] = Hyperparameters(_as_dict(values))
 
     def save_hyperparameters(
-        self,
-        *names: Any,
-        ignore: str | Iterable[str] | None = None,
-        frame: FrameType | None = None,
-        logger: bool = True,
+        self, *names: Any, ignore: str | Iterable[str] | None = None, logger: bool = True
     ) -> None:
-        """Keep the arguments of the calling `__init__` in `self.hparams` and checkpoints, and give
-        them to the loggers.
+        """Keep the arguments of the `__init__` that runs in `self.hparams` and checkpoints, and
+        give them to the loggers.
 
         Arguments of the `__init__` of subclasses, which call this one, are kept as well. They are
-        kept with the values that they have now: copies, except for what a checkpoint can't hold.
+        kept as they were passed, with what has been changed in them until now: copies, except for
+        what a checkpoint can't hold.
 
         Args:
             names: of the arguments to keep; or one dict, Namespace or dataclass instance of
                 hyperparameters. By default all arguments.
             ignore: names to leave out, such as modules that were passed in; also from what a base
                 class saves.
-            frame: of the `__init__`; None is the caller's.
             logger: give them to the loggers.
 
         Raises:
             ModuleError: not called in `__init__`, or a name that is no argument.
         """
-        # The calling `__init__`, whose arguments are its local variables.
-        frame = frame or sys._getframe(1)
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        inits: list[_RunningInit] = self.__dict__.get("_hparams_inits", [])
+        if inits:
+            inits[-1].ignored = ignored
         if len(names) == 1 and not isinstance(names[0], str):
-            values = _as_dict(names[0])
-            self.__dict__["_hparams_argument"] = _name_of(names[0], frame)
+            given = _as_dict(names[0])
+            values = {name: value for name, value in given.items() if name not in ignored}
+            self.__dict__["_hparams_argument"] = _name_of(names[0], inits)
         else:
-            values = _select(_collect(self, frame), names)
-        own, *outer = [each.f_code.co_qualname for each in _inits(self, frame)] or [""]
-        ignored = self.__dict__.setdefault("_hparams_ignored", {})
-        ignored[own] = {ignore} if isinstance(ignore, str) else set(ignore or ())
-        left_out = set().union(*(ignored.get(each, ()) for each in (own, *outer)))
-        values = _copied({name: value for name, value in values.items() if name not in left_out})
-        if not any(each in ignored for each in outer):  # what a base class has saved before
-            for name in ignored[own]:
-                self.hparams.pop(name, None)
+            values = _collect(self, inits, names)
+        values = _copied(values)
+        for name in ignored:  # a base class may have saved it before
+            self.hparams.pop(name, None)
         self.hparams.update(values)
         self.__dict__["_logs_hparams"] = logger
         self.__dict__["_hparams_initial"] = _copied(self.hparams)
@@ -104,27 +117,49 @@ class HasHyperparameters:
         return _copied(self.__dict__.get("_hparams_initial", {}))
 
 
-def hparams_of(owner: object) -> Mapping[str, object]:
+def _noted(init: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` whose arguments are kept with the object while it runs."""
+    signature = inspect.signature(functools.partial(init, None))
+
+    @functools.wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        running = self.__dict__.setdefault("_hparams_inits", [])
+        running.append(_RunningInit(functools.partial(signature.bind, *args, **kwargs)))
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            running.pop()
+            if not running:
+                del self.__dict__["_hparams_inits"]
+
+    return call
+
+
+def hparams_of(owner: object) -> MutableMapping[str, Any]:
     """The `hparams` of a module or data module of whatever class; empty if it has none."""
     hparams = getattr(owner, "hparams", None)
     if isinstance(hparams, Namespace):
-        hparams = vars(hparams)
-    return hparams if isinstance(hparams, Mapping) else {}
+        return vars(hparams)
+    if isinstance(hparams, MutableMapping):
+        return hparams
+    return {}
 
 
 def to_checkpoint(owner: object) -> dict[str, object]:
     """The sections of a checkpoint from which `load_from_checkpoint` makes the module again."""
-    if not (hparams := hparams_of(owner)):
+    hparams = hparams_of(owner)
+    if not hparams:
         return {}
     left_out = unplain(hparams)
     values = {name: _plain(value) for name, value in hparams.items() if name not in left_out}
+    sections: dict[str, object] = {"hyper_parameters": values}
     argument = getattr(owner, "__dict__", {}).get("_hparams_argument")
+    if argument is not None:
+        sections["hyper_parameters_argument"] = argument
     reachable = [name for name in values if _holds_config(hparams[name])]
-    return {
-        "hyper_parameters": values,
-        **({"hyper_parameters_argument": argument} if argument else {}),
-        **({"hyper_parameters_with_attributes": reachable} if reachable else {}),
-    }
+    if reachable:
+        sections["hyper_parameters_with_attributes"] = reachable
+    return sections
 
 
 def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any:
@@ -140,25 +175,22 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
             known.
     """
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if not takes_all and (unknown := [name for name in overrides if name not in parameters]):
-        hint = did_you_mean(unknown[0], parameters)
-        raise ModuleError(
-            f"load_from_checkpoint got {unknown[0]!r}, which {cls.__name__}.__init__ does not "
-            f"take.{hint} It takes {', '.join(parameters) or 'nothing'}."
-        )
-    reachable = saved.get("hyper_parameters_with_attributes", ())
-    hparams = {
-        name: _reachable(value) if name in reachable else value
-        for name, value in saved.get("hyper_parameters", {}).items()
-    }
-    if argument := saved.get("hyper_parameters_argument"):
+    hparams = dict(saved.get("hyper_parameters", {}))
+    for name in saved.get("hyper_parameters_with_attributes", ()):
+        hparams[name] = _reachable(hparams[name])
+    argument = saved.get("hyper_parameters_argument")
+    if argument:
         hparams = {argument: Hyperparameters(hparams)}
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for name in overrides:
+            if name not in parameters:
+                raise ModuleError(
+                    f"load_from_checkpoint got {name!r}, which {cls.__name__}.__init__ does not "
+                    f"take.{did_you_mean(name, parameters)} It takes "
+                    f"{', '.join(parameters) or 'nothing'}."
+                )
+        hparams = {name: value for name, value in hparams.items() if name in parameters}
     arguments = {**hparams, **overrides}
-    # Saved ones that `__init__` doesn't take are left out; those that the user has passed were
-    # checked above.
-    if not takes_all:
-        arguments = {name: value for name, value in arguments.items() if name in parameters}
     _check_complete(cls, parameters, arguments, hparams)
     return cls(**arguments)
 
@@ -203,55 +235,38 @@ def _reachable(value: Any) -> object:
     """
     if type(value) is dict:
         return Hyperparameters({name: _reachable(item) for name, item in value.items()})
-    return [_reachable(item) for item in value] if type(value) is list else value
+    if type(value) is list:
+        return [_reachable(item) for item in value]
+    return value
 
 
-def _collect(owner: object, frame: FrameType) -> dict[str, object]:
-    """Arguments of the `__init__` that called, and of those of subclasses around it."""
-    inits = _inits(owner, frame)
+def _collect(
+    owner: object, inits: Sequence[_RunningInit], names: Sequence[str]
+) -> dict[str, object]:
+    """Arguments, or those with these names, of the `__init__`s that run: of two with one name,
+    that of the subclass.
+    """
     if not inits:
         raise ModuleError(
             f"save_hyperparameters was not called in {type(owner).__name__}.__init__, so that "
             "there are no arguments to keep. Call it there, or pass the hyperparameters: "
             "self.save_hyperparameters({'lr': 0.1})."
         )
-    # Of two arguments of one name, the subclass's counts.
-    return {name: value for each in inits for name, value in _arguments(each).items()}
-
-
-def _inits(owner: object, frame: FrameType | None) -> list[FrameType]:
-    """The `__init__` that called, and those of subclasses around it."""
-    inits = []
-    while frame is not None and _is_init_of(owner, frame):
-        inits.append(frame)
-        frame = frame.f_back
-    return inits
-
-
-def _is_init_of(owner: object, frame: FrameType) -> bool:
-    code = frame.f_code
-    return (
-        code.co_name == "__init__"
-        and code.co_argcount > 0
-        and frame.f_locals.get(code.co_varnames[0]) is owner
-    )
-
-
-def _arguments(frame: FrameType) -> dict[str, object]:
-    names, _, keywords, values = inspect.getargvalues(frame)
-    arguments = {name: values[name] for name in names[1:]}
-    return {**arguments, **(values[keywords] if keywords else {})}
-
-
-def _select(values: dict[str, Any], names: tuple[Any, ...]) -> dict[str, object]:
+    collected: dict[str, object] = {}
+    ignored = set[str]()
+    for init in inits:  # from the outermost subclass inwards
+        ignored |= init.ignored
+        for name, value in init.arguments().items():
+            if name not in ignored:
+                collected.setdefault(name, value)
     for name in names:
-        if name not in values:
-            hint = did_you_mean(str(name), values)
+        if name not in collected and name not in ignored:
+            hint = did_you_mean(str(name), collected)
             raise ModuleError(
                 f"save_hyperparameters({name!r}): __init__ has no such argument.{hint} It has "
-                f"{', '.join(values)}."
+                f"{', '.join(collected)}."
             )
-    return {name: values[name] for name in names} if names else values
+    return {name: value for name, value in collected.items() if not names or name in names}
 
 
 def _as_dict(given: object) -> dict[str, object]:
@@ -267,54 +282,47 @@ def _as_dict(given: object) -> dict[str, object]:
     )
 
 
-def _name_of(given: object, frame: FrameType) -> str | None:
-    """The argument of `__init__` that is this object: it gets the hyperparameters when the module
-    is made again.
+def _name_of(given: object, inits: Sequence[_RunningInit]) -> str | None:
+    """The argument of the innermost `__init__` that is this object: it gets the hyperparameters
+    when the module is made again.
     """
-    if frame.f_code.co_name != "__init__":
-        return None
-    return next((name for name, value in _arguments(frame).items() if value is given), None)
+    for init in inits[-1:]:
+        for name, value in init.arguments().items():
+            if value is given:
+                return name
+    return None
 
 
 def _check_complete(
     cls: type, parameters: Mapping[str, Any], arguments: Any, hparams: Mapping[str, Any]
 ) -> None:
-    optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    missing = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in optional
-        and name not in arguments
-    ]
-    if missing:
-        raise ModuleError(
-            f"{cls.__name__}.__init__ needs {missing[0]!r}, which the checkpoint's hyperparameters "
-            f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
-            f"{cls.__name__}.load_from_checkpoint(path, {missing[0]}=...), or call "
-            "save_hyperparameters in __init__."
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
         )
+        if is_needed and name not in arguments:
+            raise ModuleError(
+                f"{cls.__name__}.__init__ needs {name!r}, which the checkpoint's hyperparameters "
+                f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
+                f"{cls.__name__}.load_from_checkpoint(path, {name}=...), or call "
+                "save_hyperparameters in __init__."
+            )
 
 
 def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
-    if not reasons:
-        return
-    names = list(reasons)
-    first, *others = (f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
-    what = f"The hyperparameter {first}" + "".join(f", {other}" for other in others)
-    they = ("they are" if others else "it is") + " in self.hparams, and left out of checkpoints"
-    warn_caller(
-        f"{what}, which a checkpoint can't hold: {they}. Pass "
-        f"ignore={names if others else names[0]!r} if that is meant, and give "
-        f"{'them' if others else 'it'} again as load_from_checkpoint(path, {names[0]}=...).",
-    )
+    if reasons:
+        names = list(reasons)
+        what = ", ".join(f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
+        warn_caller(
+            f"The hyperparameter {what}, which a checkpoint can't hold: left out of checkpoints, "
+            f"and kept in self.hparams. Pass ignore={names} if that is meant, and pass it again "
+            f"as load_from_checkpoint(path, {names[0]}=...)."
+        )
 
 
 def _copied(values: Mapping[str, Any]) -> Hyperparameters:
-    left_out = unplain(values)
-    return Hyperparameters(
-        {
-            name: value if name in left_out else copy.deepcopy(value)
-            for name, value in values.items()
-        }
-    )
+    copied, left_out = Hyperparameters(values), unplain(values)
+    for name in values.keys() - left_out:
+        copied[name] = copy.deepcopy(values[name])
+    return copied

@@ -76,19 +76,15 @@ def test_a_state_without_a_class_is_told_by_its_options(tmp_path):
 FOREIGN = {
     "weights": (
         Net().state_dict(),
-        r"it is the state_dict of a module, with 2 tensors: 'layer\.weight', 'layer\.bias'\. Load "
-        r"it into the module before the run: "
+        r"it has \['layer\.bias', 'layer\.weight'\]\. Load the state_dict in it into the module "
+        r"before the run: "
         r"module\.load_state_dict\(core\.checkpoint\.load_checkpoint\('.*other\.pt'\)\); with "
         r"Fabric",
     ),
-    "optimizer": (
-        SGD(Net().parameters()).state_dict(),
-        r"it is the state_dict of an optimizer\. With Fabric, load it",
-    ),
     "wrapped": (
         {"epoch": 3, "model_state_dict": Net().state_dict()},
-        r"it has \['epoch', 'model_state_dict'\], of which 'model_state_dict' is the state_dict of "
-        r"a module\. Load it .*load_checkpoint\('.*'\)\['model_state_dict'\]\)",
+        r"it has \['epoch', 'model_state_dict'\]\. Load the state_dict in it .*"
+        r"load_checkpoint\('.*'\)\['model_state_dict'\]\)",
     ),
     "other": (
         {"note": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -127,6 +128,23 @@ class ModelCheckpoint(RefusesOverrides, CoreModelCheckpoint):
         else:
             is_kept = bool(current > worst)
         return trainer.strategy.reduce_boolean_decision(is_kept)
+
+    @property
+    def kth_value(self) -> torch.Tensor | None:
+        """The score of `kth_best_model_path`, a scalar; None if there is none."""
+        return self.best_k_models.get(self.kth_best_model_path)
+
+    def to_yaml(self, filepath: PathLike | None = None) -> None:
+        """Rank 0. Write the scores of the checkpoints that are kept, by path.
+
+        Args:
+            filepath: a local file; None is `best_k_models.yaml` in `dirpath`.
+        """
+        path = filepath or os.path.join(self.dirpath or "", "best_k_models.yaml")
+        with open(path, "w", encoding="utf-8") as file:
+            for name, score in self.best_k_models.items():
+                value = repr(float(score)).replace("inf", ".inf")
+                file.write(f"{json.dumps(name)}: {value}\n")  # JSON's texts are YAML's too
 
     def file_exists(self, filepath: PathLike, trainer: Trainer) -> bool:
         """All ranks. True if rank 0 finds the file or folder."""

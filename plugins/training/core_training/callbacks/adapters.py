@@ -52,12 +52,14 @@ class HookPlugin(Callback):
     """
 
     def __init__(self, name: str, plugin: Any) -> None:
-        self.name, self.plugin = name, plugin
+        self.name = name
+        self.plugin = plugin
 
     def __reduce__(self) -> tuple[Callable[..., Callback], tuple[str, Any]]:
         # The class was made for this plugin and stands in no module; nor does pickle take modules.
-        plugin = self.plugin.__name__ if isinstance(self.plugin, ModuleType) else self.plugin
-        return hook_callback, (self.name, plugin)
+        if isinstance(self.plugin, ModuleType):
+            return hook_callback, (self.name, self.plugin.__name__)
+        return hook_callback, (self.name, self.plugin)
 
     @property
     def state_key(self) -> str:
@@ -72,7 +74,8 @@ def hook_callback(name: str, plugin: object) -> Callback:
         name: under which the user asked for it.
         plugin: the module or object, or a module's name.
     """
-    plugin = importlib.import_module(plugin) if isinstance(plugin, str) else plugin
+    if isinstance(plugin, str):
+        plugin = importlib.import_module(plugin)
     manager = pluggy.PluginManager(hookimpl.project_name)
     manager.add_hookspecs(EventHooks)
     manager.register(plugin, name)

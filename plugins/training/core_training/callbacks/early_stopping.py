@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core_training.callbacks.arguments import check_int, check_mode
+from core_training.callbacks.arguments import check_choice, check_int
 from core_training.callbacks.rank_zero_decisions import (
     agree_on_metrics,
     not_logged,
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from core_training.views.trainer_views import TrainerViews
+
+_NAME = "EarlyStopping"
 
 
 class EarlyStopping(Callback):
@@ -74,28 +76,32 @@ class EarlyStopping(Callback):
         Raises:
             ConfigurationError: a mode, patience or min_delta that can't be.
         """
-        check_mode("EarlyStopping", mode)
-        check_int(
-            "EarlyStopping", "patience", patience, least=0, meaning="a number of checks, 0 or more"
-        )
+        check_choice(_NAME, "mode", mode, ("min", "max"))
+        check_int(_NAME, "patience", patience, least=0, meaning="a number of checks, 0 or more")
         if min_delta < 0:
             raise ConfigurationError(
-                f"EarlyStopping(min_delta={min_delta!r}): expected 0 or more, for both modes."
+                f"{_NAME}(min_delta={min_delta!r}): expected 0 or more, for both modes."
             )
-        self.monitor, self.mode, self.patience, self.min_delta = monitor, mode, patience, min_delta
-        self.strict, self.check_finite, self.verbose = strict, check_finite, verbose
-        self.stopping_threshold, self.divergence_threshold = (
-            stopping_threshold,
-            divergence_threshold,
-        )
+        self.monitor = monitor
+        self.mode = mode
+        self.patience = patience
+        self.min_delta = min_delta
+        self.strict = strict
+        self.check_finite = check_finite
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
         self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.verbose = verbose
         self.reset_for_fit()
 
     def reset_for_fit(self) -> None:
         """No value was seen yet."""
-        self.wait_count = self.stopped_epoch = 0
+        self.wait_count = 0
+        self.stopped_epoch = 0
         self.stopping_reason = ""
-        self._best = math.inf if self.mode == "min" else -math.inf
+        self._best = math.inf
+        if self.mode == "max":
+            self._best = -math.inf
         self._renewed: set[str] = set()
         self._waits = False
 
@@ -122,12 +128,15 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.wait_count, self._best = state["wait_count"], state["best_score"]
-        self.stopped_epoch, self.stopping_reason = state["stopped_epoch"], state["stopping_reason"]
+        self.wait_count = state["wait_count"]
+        self._best = state["best_score"]
+        self.stopped_epoch = state["stopped_epoch"]
+        self.stopping_reason = state["stopping_reason"]
 
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Decide when to check."""
-        self._renewed, self._waits = set(), False
+        self._renewed = set()
+        self._waits = False
         self._after_epoch = self.check_on_train_epoch_end
         if self._after_epoch is None:
             self._after_epoch = not validates_within_epochs(trainer)
@@ -153,57 +162,51 @@ class EarlyStopping(Callback):
             return
         self._renewed.discard(origin or "")
         values = agree_on_metrics(trainer)
-        if self.monitor not in values:
-            if origin != "step":  # else no batch has logged it yet
-                error = not_logged("EarlyStopping", self.monitor, values)
-                if self.strict:
-                    raise error
-                warn_caller(f"{error} This check is left out, since strict=False.")
-            return
-        value = values[self.monitor]
+        if self.monitor in values:
+            self._judge(trainer, values[self.monitor])
+        elif origin != "step":  # else no batch has logged it yet
+            error = not_logged(_NAME, self.monitor, values)
+            if self.strict:
+                raise error
+            warn_caller(f"{error} This check is left out, since strict=False.")
+
+    def _judge(self, trainer: TrainerViews, value: float) -> None:
         reason = self._reason_to_stop(trainer, value)
         if reason is None or not trainer.run.has_reached_least:
             return
-        self.stopped_epoch, self.stopping_reason = trainer.current_epoch, reason
-        trainer.should_stop, trainer.run.stop_reason = True, f"EarlyStopping: {reason}"
+        self.stopped_epoch = trainer.current_epoch
+        self.stopping_reason = reason
+        trainer.should_stop = True
+        trainer.run.stop_reason = f"{_NAME}: {reason}"
         if self.check_finite and not math.isfinite(value) and trainer.is_global_zero:
-            warn_caller(f"EarlyStopping ends the run: {reason}")
+            warn_caller(f"{_NAME} ends the run: {reason}")
         elif self.verbose:
-            trainer.print(f"EarlyStopping: {reason}")
+            trainer.print(f"{_NAME}: {reason}")
 
     def _reason_to_stop(self, trainer: TrainerViews, value: float) -> str | None:
         """The reason to stop training; None without one."""
+        good, bad = self.stopping_threshold, self.divergence_threshold
         if self.check_finite and not math.isfinite(value):
             return f"{self.monitor} is {value}, which is not a finite number."
-        if self.stopping_threshold is not None and self._is_better(value, self.stopping_threshold):
-            return (
-                f"{self.monitor} is {value:.4g}, better than the threshold "
-                f"{self.stopping_threshold:.4g}."
-            )
-        if self.divergence_threshold is not None and self._is_better(
-            self.divergence_threshold, value
-        ):
-            return (
-                f"{self.monitor} is {value:.4g}, worse than the threshold "
-                f"{self.divergence_threshold:.4g}."
-            )
+        if good is not None and self._is_better(value, good):
+            return f"{self.monitor} is {value:.4g}, better than the threshold {good:.4g}."
+        if bad is not None and self._is_better(bad, value):
+            return f"{self.monitor} is {value:.4g}, worse than the threshold {bad:.4g}."
         if self._is_better(value, self._best, by=self.min_delta):
             if self.verbose:
-                before = f" from {self._best:.4g}" if math.isfinite(self._best) else ""
-                trainer.print(f"EarlyStopping: {self.monitor} improved{before} to {value:.4g}.")
-            self._best, self.wait_count = value, 0
+                trainer.print(f"{_NAME}: {self.monitor} improved to {value:.4g}.")
+            self._best = value
+            self.wait_count = 0
             return None
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
-        limits = f"patience={self.patience}" + (
-            f", min_delta={self.min_delta:g}" if self.min_delta else ""
-        )
-        checks = "check" if self.wait_count == 1 else f"{self.wait_count} checks"
         return (
-            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the "
-            f"last {checks} ({limits})."
+            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in "
+            f"{self.wait_count} checks (patience={self.patience}, min_delta={self.min_delta:g})."
         )
 
     def _is_better(self, value: float, other: float, by: float = 0.0) -> bool:
-        return value < other - by if self.mode == "min" else value > other + by
+        if self.mode == "min":
+            return value < other - by
+        return value > other + by

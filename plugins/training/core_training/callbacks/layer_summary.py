@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +14,6 @@ from core.strategies import class_name, find_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-_ROOT = "Global"
-"""The name under which torch's counter keeps the total."""
 
 
 @dataclass(slots=True)
@@ -70,7 +68,9 @@ class ModuleSummary:
 
 def count_here(parameter: nn.Parameter) -> int:
     """Number of elements as far as this rank knows; 0 while there is no shape."""
-    return 0 if _is_lazy(parameter) else parameter.numel()
+    if _is_lazy(parameter):
+        return 0
+    return parameter.numel()
 
 
 def summarize(
@@ -88,24 +88,26 @@ def summarize(
             out.
         count: number of elements of a parameter.
     """
-    summary = ModuleSummary(num_modules=sum(1 for _ in module.modules()))
-    chosen = dict(_choose(module, max_depth))
-    modes = {child: child.training for child in module.modules()}
-    observed = _observe(module, chosen, run_example) if run_example is not None else None
-    for name, child in chosen.items():
+    summary = ModuleSummary(num_modules=len(list(module.modules())))
+    layers = {}
+    for name, child in _choose(module, max_depth):
         own = child.parameters(recurse=child is not module)
-        layer = Layer(name, class_name(child), sum(map(count, own)), modes[child])
-        if observed is not None:
-            layer.flops, (layer.in_size, layer.out_size) = (
-                observed.flops(name),
-                observed.sizes.get(name, (None, None)),
-            )
-        summary.layers.append(layer)
-    if observed is not None:
-        summary.flops = observed.flops("")
-    _count_all(module, summary, count)
+        layers[name] = Layer(name, class_name(child), sum(map(count, own)), child.training)
+    summary.layers = list(layers.values())
+    if run_example is not None:
+        summary.flops = _observe(module, layers, run_example)
+    for parameter in module.parameters():
+        number = count(parameter)
+        if parameter.requires_grad:
+            summary.num_trainable += number
+        else:
+            summary.num_frozen += number
+        if number:
+            summary.size_bytes += number * parameter.element_size()
+        summary.has_lazy |= _is_lazy(parameter)
     units = find_units(module)
-    summary.units = str(units) if units else ""
+    if units:
+        summary.units = str(units)
     return summary
 
 
@@ -121,49 +123,24 @@ def _is_lazy(parameter: Any) -> bool:
     return bool(nn.parameter.is_lazy(parameter))
 
 
-def _count_all(
-    module: nn.Module, summary: ModuleSummary, count: Callable[[nn.Parameter], int]
-) -> None:
-    for parameter in module.parameters():
-        number = count(parameter)
-        summary.has_lazy |= _is_lazy(parameter)
-        summary.num_trainable += number * parameter.requires_grad
-        summary.num_frozen += number * (not parameter.requires_grad)
-        summary.size_bytes += number * parameter.element_size() if number else 0
-
-
-@dataclass(slots=True)
-class _Observed:
-    """The observations of one forward."""
-
-    counts: dict[str, int]
-    root: str
-    sizes: dict[str, tuple[object, object]]
-
-    def flops(self, name: str) -> int:
-        """The operations of a module, by its path; torch's counter puts the root's class in
-        front.
-        """
-        return self.counts.get(f"{self.root}.{name}" if name else _ROOT, 0)
-
-
 def _observe(
-    module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], object]
-) -> _Observed:
-    """Run the example once, in evaluation mode, leaving no trace."""
+    module: nn.Module, layers: Mapping[str, Layer], run_example: Callable[[], object]
+) -> int:
+    """Run the example once, in evaluation mode, leaving no trace. Note sizes and operations of the
+    layers; returns those of the whole.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
-    sizes: dict[str, tuple[object, object]] = {}
-
-    def see(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: object, output: object) -> None:
-            # Of a layer that is called several times, the first call counts.
-            sizes.setdefault(name, (_shapes(inputs), _shapes(output)))
-
-        return hook
+    def see(layer: Layer, _: nn.Module, inputs: object, output: object) -> None:
+        if layer.in_size is None:  # of a layer that is called several times, the first call counts
+            layer.in_size = _shapes(inputs)
+            layer.out_size = _shapes(output)
 
     modes = {child: child.training for child in module.modules()}
-    handles = [child.register_forward_hook(see(name)) for name, child in chosen.items()]
+    handles = [
+        module.get_submodule(name).register_forward_hook(partial(see, layer))
+        for name, layer in layers.items()
+    ]
     module.eval()
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -173,10 +150,12 @@ def _observe(
             handle.remove()
         for child, mode in modes.items():
             child.training = mode
-    counts = {
-        name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()
-    }
-    return _Observed(counts, type(module).__name__, sizes)
+    counts = counter.get_flop_counts()
+    for name, layer in layers.items():
+        # torch's counter puts the root's class in front
+        path = f"{type(module).__name__}.{name}".rstrip(".")
+        layer.flops = sum(counts.get(path, {}).values())
+    return sum(counts["Global"].values())
 
 
 def _shapes(value: Any) -> object:
@@ -186,6 +165,7 @@ def _shapes(value: Any) -> object:
     if isinstance(value, Mapping):
         return {key: _shapes(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        shapes = [_shapes(item) for item in value]
-        return shapes[0] if len(shapes) == 1 else shapes
+        if len(value) == 1:
+            return _shapes(value[0])
+        return [_shapes(item) for item in value]
     return type(value).__name__

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from core_training.views.trainer_views import TrainerViews
 
-_EXAMPLE_COLUMNS = ("FLOPs", "in", "out")
 _NUMERIC = ("", "params", "FLOPs")
-_UNITS = ("", "K", "M", "B", "T", "P")
+_UNITS = "KMBTP"
 
 
 class ModelSummary(Callback):
@@ -44,18 +43,14 @@ class ModelSummary(Callback):
         Raises:
             ConfigurationError: less than -1.
         """
-        check_int(
-            "ModelSummary",
-            "max_depth",
-            max_depth,
-            least=-1,
-            meaning="0 or more, or -1 for all levels",
-        )
+        meaning = "0 or more, or -1 for all levels"
+        check_int("ModelSummary", "max_depth", max_depth, least=-1, meaning=meaning)
         self.max_depth = max_depth
 
     def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Look at the model and print the table."""
-        run_example, count = _make_example(trainer, module), _make_count(trainer.strategy, module)
+        run_example = _make_example(trainer, module)
+        count = _make_count(trainer.strategy, module)
         # The forward of an example may be collective: with one, all ranks go on.
         if run_example is None and not trainer.is_global_zero:
             return
@@ -76,12 +71,10 @@ def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], in
     if Capability.SHARDED_STATE not in strategy.capabilities:
         return count_here
     state = strategy.get_module_state_dict(module, layout="sharded")
-    named = module.named_parameters()
-    sizes = {
-        id(each): int(leaf.numel())
-        for name, each in named
-        if hasattr(leaf := state.get(name), "numel")
-    }
+    sizes = {}
+    for name, parameter in module.named_parameters():
+        if hasattr(state.get(name), "numel"):
+            sizes[id(parameter)] = int(state[name].numel())
     return lambda parameter: sizes.get(id(parameter)) or count_here(parameter)
 
 
@@ -106,12 +99,13 @@ def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], obje
 @contextmanager
 def _same_random_state(strategy: Any) -> Iterator[None]:
     """Training must not depend on whether a summary was printed."""
-    accelerator, device = strategy.accelerator, strategy.root_device
-    random_states = torch.get_rng_state(), accelerator.get_rng_state(device)
+    place = strategy.accelerator, strategy.root_device
+    own = torch.get_rng_state()
+    of_device = place[0].get_rng_state(place[1])
     yield
-    torch.set_rng_state(random_states[0])
-    if random_states[1] is not None:
-        accelerator.set_rng_state(random_states[1], device)
+    torch.set_rng_state(own)
+    if of_device is not None:
+        place[0].set_rng_state(of_device, place[1])
 
 
 def _call(module: nn.Module, example: object) -> None:
@@ -125,20 +119,21 @@ def _call(module: nn.Module, example: object) -> None:
 
 def to_text(summary: ModuleSummary) -> str:
     """The table and its totals, as plain text."""
-    header, rows = _header(summary), _rows(summary)
-    if not rows:
+    rows = _rows(summary)
+    if len(rows) == 1:
         return "\n".join(_totals(summary))
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-
-    def line(row: list[str]) -> str:
-        cells = zip(header, row, widths, strict=True)
-        return "  ".join(
-            cell.rjust(width) if name in _NUMERIC else cell.ljust(width)
-            for name, cell, width in cells
-        ).rstrip()
-
-    rule = "-" * max(len(line(row)) for row in [header, *rows])
-    return "\n".join([line(header), rule, *map(line, rows), rule, *_totals(summary)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for name, cell, width in zip(rows[0], row, widths, strict=True):
+            if name in _NUMERIC:
+                cells.append(cell.rjust(width))
+            else:
+                cells.append(cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:], rule, *_totals(summary)])
 
 
 def to_rich(summary: ModuleSummary) -> object:
@@ -146,32 +141,33 @@ def to_rich(summary: ModuleSummary) -> object:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    header, *rows = _rows(summary)
+    if not rows:
+        return ""
     table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    for name in _header(summary):
-        table.add_column(name, justify="right" if name in _NUMERIC else "left", overflow="fold")
-    for row in _rows(summary):
+    for name in header:
+        table.add_column(name, overflow="fold")
+        if name in _NUMERIC:
+            table.columns[-1].justify = "right"
+    for row in rows:
         table.add_row(*row)
-    return table if table.row_count else ""
-
-
-def _header(summary: ModuleSummary) -> list[str]:
-    columns = ["", "name", "type", "params", "mode"]
-    if summary.flops is not None:
-        columns += _EXAMPLE_COLUMNS
-    return columns
+    return table
 
 
 def _rows(summary: ModuleSummary) -> list[list[str]]:
-    rows = []
+    """The header, and a row for each layer."""
+    rows = [["", "name", "type", "params", "mode"]]
+    if summary.flops is not None:
+        rows[0] += ["FLOPs", "in", "out"]
     for index, layer in enumerate(summary.layers):
-        name, mode = layer.name or "(its own)", "train" if layer.trains else "eval"
+        mode = "eval"
+        if layer.trains:
+            mode = "train"
+        name = layer.name or "(its own)"
         row = [str(index), name, layer.kind, shorten(layer.num_parameters), mode]
         if summary.flops is not None:
-            row += [
-                shorten(layer.flops or 0),
-                str(layer.in_size or "-"),
-                str(layer.out_size or "-"),
-            ]
+            sizes = [str(layer.in_size or "-"), str(layer.out_size or "-")]
+            row += [shorten(layer.flops or 0), *sizes]
         rows.append(row)
     return rows
 
@@ -197,8 +193,7 @@ def _totals(summary: ModuleSummary) -> list[str]:
 
 def shorten(number: int, unit_name: str = "") -> str:
     """A number of at most three digits before the point: 1,234,567 is `1.2 M`."""
-    value, unit = float(number), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    digits = str(number) if unit == 0 else f"{value:.1f}"
-    return f"{digits} {_UNITS[unit]}{unit_name}".rstrip()
+    if number < 1000:
+        return f"{number} {unit_name}".rstrip()
+    power = min((len(str(number)) - 1) // 3, len(_UNITS))
+    return f"{number / 1000**power:.1f} {_UNITS[power - 1]}{unit_name}"

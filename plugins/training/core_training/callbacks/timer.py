@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import ConfigurationError
+from core_training.callbacks.arguments import check_choice
 from core_training.hooks.callback import Callback
 from core_training.settings.duration import parse_duration
 from core_training.signals.exchange_interval import PeriodicVote
@@ -44,20 +44,17 @@ class Timer(Callback):
         Raises:
             ConfigurationError: of no known form.
         """
-        if interval not in ("step", "epoch"):
-            raise ConfigurationError(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
-        self._duration_s = (
-            None if duration is None else parse_duration("duration", duration).total_seconds()
-        )
+        check_choice("Timer", "interval", interval, ("step", "epoch"))
+        self._duration_s = None
+        if duration is not None:
+            self._duration_s = parse_duration("duration", duration).total_seconds()
         self._verbose = verbose
         self.reset_for_fit()
-        if self._duration_s is not None:
-            # Only the hook that is needed: one that is defined is called, and paid for, in each
-            # step.
-            if interval == "step":
-                self.on_train_batch_end = self._check_step  # type: ignore[method-assign]
-            else:
-                self.on_train_epoch_end = self._check_epoch  # type: ignore[method-assign]
+        # Only the hook that is needed: one that is defined is called, and paid for, in each step.
+        if duration is not None and interval == "step":
+            self.on_train_batch_end = self._check_step  # type: ignore[method-assign]
+        elif duration is not None:
+            self.on_train_epoch_end = self._check_epoch  # type: ignore[method-assign]
 
     def reset_for_fit(self) -> None:
         """Nothing was measured yet."""
@@ -68,22 +65,27 @@ class Timer(Callback):
 
     def start_time(self, stage: str = "train") -> float | None:
         """The begin of a stage, in seconds of the monotonic clock; None if it hasn't begun."""
-        return self._started_s.get(_checked(stage))
+        check_choice("Timer", "stage", stage, _STAGES)
+        return self._started_s.get(stage)
 
     def end_time(self, stage: str = "train") -> float | None:
         """The end of a stage, in seconds of the monotonic clock; None if it hasn't ended."""
-        return self._ended_s.get(_checked(stage))
+        check_choice("Timer", "stage", stage, _STAGES)
+        return self._ended_s.get(stage)
 
     def time_elapsed(self, stage: str = "train") -> float:
         """Seconds that a stage has taken so far, over all restarts."""
-        start_s, end_s = self.start_time(stage), self.end_time(stage)
+        start_s = self.start_time(stage)
         if start_s is None:
             return self._earlier_s[stage]
-        return self._earlier_s[stage] + (time.monotonic() if end_s is None else end_s) - start_s
+        end_s = self._ended_s.get(stage, time.monotonic())
+        return self._earlier_s[stage] + end_s - start_s
 
     def time_remaining(self, stage: str = "train") -> float | None:
         """Seconds until the duration is over; None without one."""
-        return None if self._duration_s is None else self._duration_s - self.time_elapsed(stage)
+        if self._duration_s is None:
+            return None
+        return self._duration_s - self.time_elapsed(stage)
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds so far, by stage."""
@@ -92,43 +94,29 @@ class Timer(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._earlier_s = {**self._earlier_s, **state["time_elapsed"]}
-        self._started_s, self._ended_s = {}, {}
+        self._started_s = {}
+        self._ended_s = {}
 
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin to measure. A run whose time was over before stops at once."""
         self._begin("train")
-        if self._duration_s is not None and trainer.strategy.broadcast(self._is_over()):
-            self._stop(trainer)
+        if self._duration_s is not None:
+            self._check_epoch(trainer, module)
 
     def on_train_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """End of training."""
-        self._end("train")
-
-    def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Begin to measure the sanity check."""
-        self._begin("sanity_check")
-
-    def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """End of the sanity check."""
-        self._end("sanity_check")
+        self._ended_s["train"] = time.monotonic()
 
     def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Begin to measure a validation run; their times add up."""
-        if not trainer.sanity_checking:
-            self._begin("validate")
+        """Begin to measure a validation run, a sanity check or a test; their times add up."""
+        self._begin(_evaluation(trainer))
 
     def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """End of a validation run."""
-        if not trainer.sanity_checking:
-            self._end("validate")
+        """End of such a run."""
+        self._ended_s[_evaluation(trainer)] = time.monotonic()
 
-    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Begin to measure a test run."""
-        self._begin("test")
-
-    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """End of a test run."""
-        self._end("test")
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
 
     def _check_step(
         self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
@@ -146,7 +134,8 @@ class Timer(Callback):
 
     def _stop(self, trainer: TrainerViews) -> None:
         reason = f"Timer: {self.time_elapsed():.1f} s of training are over, so it stops."
-        trainer.should_stop, trainer.run.stop_reason = True, reason
+        trainer.should_stop = True
+        trainer.run.stop_reason = reason
         if self._verbose:
             trainer.print(reason)
 
@@ -156,13 +145,11 @@ class Timer(Callback):
         self._started_s[stage] = time.monotonic()
         self._ended_s.pop(stage, None)
 
-    def _end(self, stage: str) -> None:
-        self._ended_s[stage] = time.monotonic()
 
-
-def _checked(stage: str) -> str:
-    if stage not in _STAGES:
-        raise ConfigurationError(
-            f"A Timer has no stage {stage!r}; expected one of {', '.join(map(repr, _STAGES))}."
-        )
-    return stage
+def _evaluation(trainer: TrainerViews) -> str:
+    """The name of the evaluation that runs."""
+    if trainer.sanity_checking:
+        return "sanity_check"
+    if trainer.stage == "test":
+        return "test"
+    return "validate"

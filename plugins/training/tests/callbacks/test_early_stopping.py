@@ -71,11 +71,11 @@ def test_why_and_where(tmp_path, capsys):
     trainer = fit(tmp_path, stopping, [3, 2, 2.5])
     assert trainer.should_stop
     assert (stopping.stopped_epoch, stopping.wait_count) == (2, 1)
-    reason = "val_loss is 2.5, and did not get better than 2 in the last check (patience=1)."
+    reason = "val_loss is 2.5, and did not get better than 2 in 1 checks (patience=1, min_delta=0)."
     assert stopping.stopping_reason == reason
     assert capsys.readouterr().out.splitlines() == [
         "EarlyStopping: val_loss improved to 3.",
-        "EarlyStopping: val_loss improved from 3 to 2.",
+        "EarlyStopping: val_loss improved to 2.",
         f"EarlyStopping: {reason}",
     ]
 

@@ -72,6 +72,6 @@ def test_arguments_that_cannot_be():
     with pytest.raises(ConfigurationError, match=r"duration=datetime.timedelta.*: expected"):
         Timer(timedelta(seconds=-1))
     with pytest.raises(
-        ConfigurationError, match=r"A Timer has no stage 'fit'; expected one of 'train'"
+        ConfigurationError, match=r"Timer\(stage='fit'\): expected 'train' or"
     ):
         Timer().time_elapsed("fit")

@@ -4,7 +4,6 @@ import argparse
 import json
 import logging
 import pickle
-import re
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -239,16 +238,10 @@ def test_loggers_take_a_namespace_and_tell_their_folders(tmp_path):
 
 def test_the_scores_of_a_model_checkpoint(tmp_path):
     best, net = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2), Net()
-    assert (best.current_score, best.kth_value) == (None, None)
+    assert (best.best_model_score, best.current_score) == (None, None)
     net.on_train_epoch_end = lambda: net.log("score", [1.0, 3.0, 2.0][net.current_epoch])
     make(max_epochs=3, callbacks=[best], enable_checkpointing=None).fit(net, data())
-    assert (best.best_model_score, best.current_score, best.kth_value) == (1, 2, 2)
-    best.to_yaml()
-    lines = (tmp_path / "best_k_models.yaml").read_text().splitlines()
-    assert lines == [
-        f"{json.dumps(path)}: {float(score)}" for path, score in best.best_k_models.items()
-    ]
-    assert len(lines) == 2
+    assert (best.best_model_score, best.current_score, len(best.best_k_models)) == (1, 2, 2)
 
 
 def test_the_names_of_checkpoints(tmp_path):
@@ -270,19 +263,14 @@ def test_a_best_path_that_is_set():
     first, again = ModelCheckpoint("a"), ModelCheckpoint("a")
     first.best_model_path = Path("moved")
     again.load_state_dict(first.state_dict())
-    assert first.best_model_path == again.best_model_path == "moved"
+    assert again.best_model_path == "moved"
 
 
-@pytest.mark.parametrize(
-    ("filename", "saved"),
-    [("{step}-{loss:.0f}", r"step=5-loss=\d+"), ("{step}-{never}", "exception-epoch=1-step=5")],
-)
-def test_an_exception_is_saved_under_the_filename(tmp_path, filename, saved):
-    saving = ModelCheckpoint(tmp_path, filename, save_on_exception=True, every_n_epochs=9)
+def test_an_exception_is_saved_under_a_name_of_its_own(tmp_path):
+    saving = ModelCheckpoint(tmp_path, "{never}", save_on_exception=True, every_n_epochs=9)
     with pytest.raises(KeyError):
         make(max_epochs=2, callbacks=[saving], enable_checkpointing=None).fit(Fails(5), data())
-    (path,) = tmp_path.iterdir()
-    assert re.fullmatch(rf"{saved}\.ckpt", path.name)
+    assert [path.name for path in tmp_path.iterdir()] == ["exception-epoch=1-step=5.ckpt"]
 
 
 def test_a_strategy_hears_of_an_exception():

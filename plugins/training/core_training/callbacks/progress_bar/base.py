@@ -55,11 +55,10 @@ class ProgressBar(Callback):
 
         Reading them waits for the device, so they are asked for only when something is drawn.
         """
+        shown = trainer.progress_bar_metrics
         training = trainer.logged.train.names()
-        # False sorts before True.
-        return dict(
-            sorted(trainer.progress_bar_metrics.items(), key=lambda item: item[0] not in training)
-        )
+        own = {name: value for name, value in shown.items() if name in training}
+        return {**own, **shown}
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print, if anything is shown. Takes what Python's own takes."""

@@ -40,12 +40,12 @@ class LiveView:
         self._console = console
         self._tasks: dict[int, TaskID] = {}
         self._progress = _Bars(
-            _text("description", style="bold"),
+            _text("{task.description}", style="bold"),
             BarColumn(_BAR_WIDTH),
-            _text("position"),
-            _text("speed", style="cyan"),
-            _text("times", style="dim"),
-            _text("metrics", ratio=1),
+            _text("{task.fields[position]}"),
+            _text("{task.fields[speed]}", style="cyan"),
+            _text("{task.fields[times]}", style="dim"),
+            _text("{task.fields[metrics]}", ratio=1),
             console=console,
             # a thread that draws would compete with training for the interpreter
             auto_refresh=False,
@@ -77,7 +77,10 @@ class LiveView:
 
     def write(self, line: str, *, is_header: bool = False) -> None:
         """A line above the bars."""
-        self._console.print(Text(line, style="bold" if is_header else ""), soft_wrap=True)
+        text = Text(line)
+        if is_header:
+            text.stylize("bold")
+        self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         """Remove all bars."""
@@ -107,10 +110,9 @@ class _Bars(Progress):
         return table
 
 
-def _text(name: str, *, style: str = "", ratio: int | None = None) -> TextColumn:
-    template = "{task.description}" if name == "description" else f"{{task.fields[{name}]}}"
+def _text(template: str, *, style: str = "none", ratio: int | None = None) -> TextColumn:
     column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
-    return TextColumn(template, style=style or "none", markup=False, table_column=column)
+    return TextColumn(template, style=style, markup=False, table_column=column)
 
 
 def _fields(task: ProgressTask) -> dict[str, Any]:

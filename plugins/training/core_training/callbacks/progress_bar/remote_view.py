@@ -32,14 +32,16 @@ class RemoteProgressView:
 
     def begin(self, task: ProgressTask) -> None:
         """Show it from now on."""
-        total = None if task.total == float("inf") else task.total
-        self._send("begin", name=task.name, total=total, done=task.done)
+        self._send("begin", name=task.name, total=str(task.total), done=task.done)
 
     def update(self, task: ProgressTask) -> None:
         """Show its position. One that finds the line full is left out."""
-        send_to_main(
-            _SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)}
-        )
+        metrics = {}
+        for name, value in task.metrics.items():
+            metrics[name] = value
+            if not isinstance(value, str):
+                metrics[name] = float(value)
+        send_to_main(_SUBJECT, {"call": "update", "done": task.done, "metrics": metrics})
 
     def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
@@ -76,16 +78,16 @@ class ProgressViewServer:
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Do what the rank's view was asked to do."""
-        values = {name: value for name, value in message.items() if name != "call"}
-        getattr(self, f"_{message['call']}")(**values)
+        values = dict(message)
+        getattr(self, f"_{values.pop('call')}")(**values)
 
     def _open(self) -> None:
         self._close()
         self._view = self._make_view()
 
-    def _begin(self, name: str, total: float | None, done: int) -> None:
+    def _begin(self, name: str, total: str, done: int) -> None:
         assert self._view is not None
-        self._tasks.append(ProgressTask(name, float("inf") if total is None else total, done))
+        self._tasks.append(ProgressTask(name, float(total), done))
         self._view.begin(self._tasks[-1])
 
     def _update(self, done: int, metrics: Mapping[str, object]) -> None:
@@ -106,10 +108,5 @@ class ProgressViewServer:
     def _close(self) -> None:
         if self._view is not None:
             self._view.close()
-        self._view, self._tasks = None, []
-
-
-def _plain(metrics: Mapping[str, Any]) -> dict[str, object]:
-    return {
-        name: value if isinstance(value, str) else float(value) for name, value in metrics.items()
-    }
+        self._view = None
+        self._tasks = []

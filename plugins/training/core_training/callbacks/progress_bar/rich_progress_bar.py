@@ -56,19 +56,14 @@ class RichProgressBar(ProgressBar):
         Raises:
             ConfigurationError: an interval that isn't positive.
         """
-        for name, value in (
-            ("refresh_interval_s", refresh_interval_s),
-            ("line_interval_s", line_interval_s),
-        ):
-            if value <= 0:
-                raise ConfigurationError(
-                    f"RichProgressBar({name}={value!r}): expected a positive number of seconds."
-                )
-        self.refresh_interval_s, self.line_interval_s, self.leave = (
-            refresh_interval_s,
-            line_interval_s,
-            leave,
-        )
+        if refresh_interval_s <= 0 or line_interval_s <= 0:
+            raise ConfigurationError(
+                f"RichProgressBar(refresh_interval_s={refresh_interval_s!r}, "
+                f"line_interval_s={line_interval_s!r}): expected positive numbers of seconds."
+            )
+        self.refresh_interval_s = refresh_interval_s
+        self.line_interval_s = line_interval_s
+        self.leave = leave
         self._console = console
         self._forget()
         ProgressViewServer(self._make_view).listen()
@@ -77,16 +72,19 @@ class RichProgressBar(ProgressBar):
         self._view: View | None = None
         self._tasks: list[ProgressTask] = []
         self._due_s = float("inf")
-        self._paused_s, self._first_batch = 0.0, 0
+        self._paused_s = 0.0
+        self._first_batch = 0
         self._table = EpochTable()
 
     def __getstate__(self) -> dict[str, Any]:
         # A console and a view hold files and threads, which another process has of its own.
-        kept = {
-            name: getattr(self, name)
-            for name in ("refresh_interval_s", "line_interval_s", "leave", "is_enabled")
+        return {
+            "refresh_interval_s": self.refresh_interval_s,
+            "line_interval_s": self.line_interval_s,
+            "leave": self.leave,
+            "is_enabled": self.is_enabled,
+            "_console": None,
         }
-        return {**kept, "_console": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -98,10 +96,10 @@ class RichProgressBar(ProgressBar):
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
-            is_mute = self._console is None and is_fork_of_notebook() and has_listener()
-            self._view = (
-                RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
-            )
+            if self._console is None and is_fork_of_notebook() and has_listener():
+                self._view = RemoteProgressView(self.refresh_interval_s)
+            else:
+                self._view = self._make_view()
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch."""
@@ -141,8 +139,7 @@ class RichProgressBar(ProgressBar):
 
     def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the sanity check."""
-        limit: int | float = trainer.options.num_sanity_val_steps
-        limit = float("inf") if limit < 0 else limit
+        limit = trainer.options.num_sanity_val_steps
         self._begin_loaders("Sanity check", trainer.loaders.validation, limit)
 
     def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -207,39 +204,40 @@ class RichProgressBar(ProgressBar):
     # drawing --------------------------------------------------------------------------------------
 
     def _make_view(self) -> View:
-        console = find_console() if self._console is None else self._console
-        if console is not None and can_redraw(console):
-            if console.is_jupyter:
-                from core_training.callbacks.progress_bar.notebook_view import NotebookView
-
-                return NotebookView(console, self.refresh_interval_s)
-            from core_training.callbacks.progress_bar.live_view import LiveView
-
-            return LiveView(console, self.refresh_interval_s)
-        if console is not None:
+        console = self._console or find_console()
+        if console is None:
+            return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
+        if not can_redraw(console):
             return LineView(
                 self.line_interval_s,
                 lambda line: console.print(line, markup=False, highlight=False),
             )
-        return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
+        if console.is_jupyter:
+            from core_training.callbacks.progress_bar.notebook_view import NotebookView
+
+            return NotebookView(console, self.refresh_interval_s)
+        from core_training.callbacks.progress_bar.live_view import LiveView
+
+        return LiveView(console, self.refresh_interval_s)
 
     def _begin_epoch(self, trainer: TrainerViews) -> None:
-        limit = trainer.options.max_epochs
-        last = "" if limit is None else f"/{limit - 1}"
-        self._paused_s, self._first_batch = 0.0, trainer.progress.batch
-        task = ProgressTask(
-            f"Epoch {trainer.current_epoch}{last}",
-            trainer.loaders.num_train_batches,
-            trainer.progress.batch,
-        )
-        self._begin(task)
+        name = f"Epoch {trainer.current_epoch}"
+        if trainer.options.max_epochs is not None:
+            name += f"/{trainer.options.max_epochs - 1}"
+        self._paused_s = 0.0
+        self._first_batch = trainer.progress.batch
+        self._begin(ProgressTask(name, trainer.loaders.num_train_batches, self._first_batch))
 
-    def _begin_loaders(
-        self, name: str, loaders: Sequence[Any], limit: float = float("inf")
-    ) -> None:
-        counts = [min(loader.num_batches, limit) for loader in loaders]
-        finite = [0 if count == float("inf") else int(count) for count in counts]
-        self._batches_before = [sum(finite[:index]) for index in range(len(finite))]
+    def _begin_loaders(self, name: str, loaders: Sequence[Any], limit: int = -1) -> None:
+        counts = [loader.num_batches for loader in loaders]
+        if limit >= 0:
+            counts = [min(count, limit) for count in counts]
+        known = 0
+        self._batches_before = []
+        for count in counts:
+            self._batches_before.append(known)
+            if count != float("inf"):
+                known += int(count)
         self._begin(ProgressTask(name, sum(counts)))
 
     def _begin(self, task: ProgressTask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -55,17 +56,17 @@ class ProgressTask:
     def batches_per_s(self) -> float:
         """Speed of late; 0 if that isn't known yet."""
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+        if last_s == first_s:
+            return 0.0
+        return (last - first) / (last_s - first_s)
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds to go at this speed; None if unknown."""
         speed = self.batches_per_s
-        return (
-            None
-            if speed == 0 or self.total == float("inf")
-            else max(0.0, self.total - self.done) / speed
-        )
+        if speed == 0 or self.total == math.inf:
+            return None
+        return max(0.0, self.total - self.done) / speed
 
 
 class View(Protocol):
@@ -126,7 +127,9 @@ class LineView:
 
 def format_position(task: ProgressTask) -> str:
     """Such as `400/938`; without a known total `400`."""
-    return f"{task.done}" if task.total == float("inf") else f"{task.done}/{int(task.total)}"
+    if task.total == math.inf:
+        return str(task.done)
+    return f"{task.done}/{int(task.total)}"
 
 
 def format_speed(task: ProgressTask) -> str:
@@ -134,21 +137,25 @@ def format_speed(task: ProgressTask) -> str:
     speed = task.batches_per_s
     if speed == 0:
         return ""
-    return f"{shorten_number(speed)} it/s" if speed >= 1 else f"{shorten_number(1 / speed)} s/it"
+    if speed >= 1:
+        return f"{shorten_number(speed)} it/s"
+    return f"{shorten_number(1 / speed)} s/it"
 
 
 def format_times(task: ProgressTask) -> str:
     """Elapsed and remaining time, such as `1:10 < 0:35`."""
-    remaining_s = task.remaining_s
-    elapsed = format_seconds(task.elapsed_s)
-    return elapsed if remaining_s is None else f"{elapsed} < {format_seconds(remaining_s)}"
+    times = format_seconds(task.elapsed_s)
+    if task.remaining_s is not None:
+        times += f" < {format_seconds(task.remaining_s)}"
+    return times
 
 
 def format_seconds(seconds: float) -> str:
     """Such as `1:02:03`, or `2:03`."""
     minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def format_metrics(metrics: Mapping[str, object]) -> str:
@@ -160,10 +167,13 @@ def format_value(value: Any) -> str:
     """Four digits that count; a whole number without a fraction. A text stays as it is."""
     if isinstance(value, str):
         return value
-    is_whole = abs(value) < 1e6 and value == int(value)
-    return str(int(value)) if is_whole else f"{value:#.4g}".rstrip(".")
+    if abs(value) < 1e6 and value == int(value):
+        return str(int(value))
+    return f"{value:#.4g}".rstrip(".")
 
 
 def shorten_number(value: float) -> str:
     """Three digits that count, without an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from core import ConfigurationError
-from core.callbacks import PlannedMemory, ThroughputMonitor
+from core.callbacks import PlannedMemory
 from core.cli.commands import command
 from support.tiny import Tiny, loader, make_trainer
 
@@ -52,10 +52,9 @@ def notes_of(tmp_path, callback):
     return "\n".join(raised.value.__notes__), size, 2 * size + steps
 
 
-@pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
-def test_an_error_ends_with_what_the_rank_had_and_what_to_try(tmp_path, monkeypatch, monitor):
+def test_an_error_ends_with_what_the_rank_had_and_what_to_try(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-c"])
-    notes, parameters, optimizer = notes_of(tmp_path, monitor())
+    notes, parameters, optimizer = notes_of(tmp_path, PlannedMemory())
     assert f"Rank 0 had: optimizer {optimizer} B, parameters {parameters} B." in notes
     assert "`core plan PROGRAM --devices 1 --memory SIZE`" in notes
 
@@ -72,17 +71,15 @@ def test_a_script_is_named_with_its_arguments(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
-def test_an_error_ends_with_the_change_that_was_planned(tmp_path, plans, monitor):
-    notes, _, _ = notes_of(tmp_path, monitor(plans=plans))
+def test_an_error_ends_with_the_change_that_was_planned(tmp_path, plans):
+    notes, _, _ = notes_of(tmp_path, PlannedMemory(plans))
     assert "Planned for fsdp: 3.0 MiB (activations 2.0 MiB, parameters 1.0 MiB)." in notes
     assert 'By the plan it fits with precision="bf16-true": 1.0 MiB.' in notes
 
 
-@pytest.mark.parametrize("monitor", [PlannedMemory, ThroughputMonitor])
-def test_planned_memory_is_logged_beside_the_real_peak(tmp_path, plans, monitor):
+def test_planned_memory_is_logged_beside_the_real_peak(tmp_path, plans):
     trainer = make_trainer(
-        tmp_path, monitor(plans=plans), max_epochs=1, logger=True, log_every_n_steps=2
+        tmp_path, PlannedMemory(plans), max_epochs=1, logger=True, log_every_n_steps=2
     )
     trainer.fit(Tiny(), loader())
     with open(f"{trainer.log_dir}/metrics.csv", newline="") as file:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Dataset
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.contract import Capability, ConfigurationError
+from core_training.callbacks.arguments import refuse_capabilities
 from core_training.logging.metric_collector import NullMetricCollector
 from core_training.logging.metric_values import MetricValues
 from core_training.logging.non_finite_losses import NonFiniteLossCheck
@@ -58,14 +59,14 @@ def check_copied_fit(who: str, strategy: Strategy, module: object) -> None:
             f"{who} needs automatic optimization with one optimizer, and {type(module).__name__} "
             "has automatic_optimization=False. Try values in a loop with Trainer(max_steps=100)."
         )
-    if found := strategy.capabilities & _OWN_STEPS:
-        raise UnsupportedError(
-            f"{who} needs steps that core makes and parameters that are whole on each rank, and "
-            f"{type(strategy).__name__} has {' and '.join(one.name or '' for one in found)}. "
-            "Search with one device or with 'ddp', or try values in a loop with "
-            "Trainer(max_steps=100).",
-            capability=found,
-        )
+    refuse_capabilities(
+        who,
+        strategy,
+        _OWN_STEPS,
+        reason="needs steps that core makes and parameters that are whole on each rank",
+        cure="Search with one device or with 'ddp', or try values in a loop with "
+        "Trainer(max_steps=100).",
+    )
 
 
 def fit_on_copies(
@@ -88,7 +89,9 @@ def _copied_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> 
     logged = MetricValues(NullMetricCollector, progress)
     logged.losses = NonFiniteLossCheck(progress, warns=False)
     module = copy_owner(run.fabric.uncompiled(call.module))
-    datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
+    datamodule = None
+    if call.datamodule is not None:
+        datamodule = copy_owner(call.datamodule)
     options = replace(
         run.options,
         max_epochs=None,
@@ -153,11 +156,11 @@ def copy_loaders(loaders: object, argument: str) -> object:
     Raises:
         ConfigurationError: one that can be read once only, or can't be copied.
     """
-    if isinstance(loaders, CombinedLoader) or is_collection(loaders):
-        found = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
-        leaves = [leaf for _, leaf in found]
-    else:
-        leaves = [loaders]
+    leaves = [loaders]
+    if isinstance(loaders, CombinedLoader):
+        leaves = [leaf for _, leaf in loaders.leaves]
+    elif is_collection(loaders):
+        leaves = [leaf for _, leaf in leaves_of(loaders)]
     for leaf in leaves:
         if hasattr(leaf, "__next__"):
             raise ConfigurationError(

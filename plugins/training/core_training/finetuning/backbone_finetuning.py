@@ -68,22 +68,22 @@ class BackboneFinetuning(BaseFinetuning):
         """
         at, meaning = unfreeze_backbone_at_epoch, "the number of an epoch, from 0"
         check_int(_NAME, "unfreeze_backbone_at_epoch", at, least=0, meaning=meaning)
-        rate = backbone_initial_ratio_lr if backbone_initial_lr is None else backbone_initial_lr
+        rate = backbone_initial_lr
+        if rate is None:
+            rate = backbone_initial_ratio_lr
         if rate <= 0:
             raise ConfigurationError(
                 f"{_NAME}: the backbone's first learning rate is {rate!r}; expected more than 0."
             )
-        self.unfreeze_backbone_at_epoch, self.lambda_func = unfreeze_backbone_at_epoch, lambda_func
-        self.backbone_initial_ratio_lr, self.backbone_initial_lr = (
-            backbone_initial_ratio_lr,
-            backbone_initial_lr,
-        )
-        self.should_align, self.initial_denom_lr, self.train_bn = (
-            should_align,
-            initial_denom_lr,
-            train_bn,
-        )
-        self.verbose, self.rounding = verbose, rounding
+        self.unfreeze_backbone_at_epoch = unfreeze_backbone_at_epoch
+        self.lambda_func = lambda_func
+        self.backbone_initial_ratio_lr = backbone_initial_ratio_lr
+        self.backbone_initial_lr = backbone_initial_lr
+        self.should_align = should_align
+        self.initial_denom_lr = initial_denom_lr
+        self.train_bn = train_bn
+        self.verbose = verbose
+        self.rounding = rounding
         self.previous_backbone_lr: float | None = None
         """The backbone's learning rate at the beginning of this epoch; None while it is frozen."""
 
@@ -131,20 +131,17 @@ class BackboneFinetuning(BaseFinetuning):
         """Unfreeze the backbone when it is time, and raise its rate afterwards."""
         rate = float(optimizer.param_groups[0]["lr"])
         if self.previous_backbone_lr is not None:
-            following = self.lambda_func(epoch + 1) * self.previous_backbone_lr
-            self.previous_backbone_lr = min(following, rate) if self.should_align else following
-            if _is_of(optimizer.param_groups[-1], pl_module.backbone):
-                optimizer.param_groups[-1]["lr"] = self.previous_backbone_lr
+            self.previous_backbone_lr *= self.lambda_func(epoch + 1)
+            if self.should_align:
+                self.previous_backbone_lr = min(self.previous_backbone_lr, rate)
+            group = optimizer.param_groups[-1]
+            own = {id(parameter) for parameter in pl_module.backbone.parameters()}
+            if own.issuperset(map(id, group["params"])):
+                group["lr"] = self.previous_backbone_lr
         elif epoch >= self.unfreeze_backbone_at_epoch:
-            own = self.backbone_initial_lr
-            self.previous_backbone_lr = (
-                rate * self.backbone_initial_ratio_lr if own is None else own
-            )
+            self.previous_backbone_lr = self.backbone_initial_lr
+            if self.previous_backbone_lr is None:
+                self.previous_backbone_lr = rate * self.backbone_initial_ratio_lr
             self.unfreeze_and_add_param_group(
                 pl_module.backbone, optimizer, self.previous_backbone_lr
             )
-
-
-def _is_of(group: dict[str, Any], backbone: nn.Module) -> bool:
-    own = {id(parameter) for parameter in backbone.parameters()}
-    return all(id(parameter) in own for parameter in group["params"])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from core.contract import Capability, UnsupportedError
 from core_training.callbacks import Callback
+from core_training.callbacks.arguments import refuse_capabilities
+from core_training.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 
     from core_training.trainer import Trainer
 
-# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a
-# compiled program.
-_OWN_OPTIMIZERS = (
-    Capability.SHARDED_STATE
-    | Capability.JOINT_SETUP
-    | Capability.MAKES_OPTIMIZERS
-    | Capability.COMPILED_STEP
-    | Capability.ELASTIC
-)
 _RATES_OF_GROUPS = ("initial_lr", "max_lr", "min_lr")
 
 
@@ -73,7 +65,7 @@ class BaseFinetuning(Callback):
         return [
             layer
             for layer in _layers(modules)
-            if not any(layer.children()) or any(True for _ in layer.parameters(recurse=False))
+            if not list(layer.children()) or list(layer.parameters(recurse=False))
         ]
 
     @staticmethod
@@ -118,10 +110,9 @@ class BaseFinetuning(Callback):
         """
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
-                own = layer.parameters(recurse=False)
-                yield from (
-                    parameter for parameter in own if parameter.requires_grad == requires_grad
-                )
+                for parameter in layer.parameters(recurse=False):
+                    if parameter.requires_grad == requires_grad:
+                        yield parameter
 
     @staticmethod
     def filter_on_optimizer(
@@ -152,12 +143,12 @@ class BaseFinetuning(Callback):
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
                 _make_trainable(layer)
-        found = dict.fromkeys(
-            self.filter_on_optimizer(optimizer, self.filter_params(modules, train_bn))
-        )
+        trained = dict.fromkeys(self.filter_params(modules, train_bn))
+        found = self.filter_on_optimizer(optimizer, trained)
+        if lr is None:
+            lr = optimizer.param_groups[0]["lr"] / initial_denom_lr
         if found:
-            rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else lr
-            self._add_group(optimizer, list(found), float(rate))
+            self._add_group(optimizer, found, float(lr))
 
     # what the Trainer calls -----------------------------------------------------------------------
 
@@ -167,14 +158,13 @@ class BaseFinetuning(Callback):
         Raises:
             UnsupportedError: the strategy keeps them in shards, an engine or a compiled program.
         """
-        if found := trainer.strategy.capabilities & _OWN_OPTIMIZERS:
-            raise UnsupportedError(
-                f"{type(self).__name__} adds parameters to an optimizer while training runs, and "
-                f"{type(trainer.strategy).__name__} has "
-                f"{' and '.join(one.name or '' for one in found)}. Train in two calls of fit "
-                "instead, or use one device or 'ddp'.",
-                capability=found,
-            )
+        refuse_capabilities(
+            type(self).__name__,
+            trainer.strategy,
+            OWN_OPTIMIZERS,
+            reason="adds parameters to an optimizer while training runs",
+            cure="Train in two calls of fit instead, or use one device or 'ddp'.",
+        )
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Freeze, before the strategy wraps the module and optimizers are made."""
@@ -195,16 +185,17 @@ class BaseFinetuning(Callback):
         """Keep what is frozen, and the parameters of each group by name."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         checkpoint["groups"] = [
-            [
-                [names[id(parameter)] for parameter in group["params"]]
-                for group in optimizer.param_groups
-            ]
+            [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
             for optimizer in trainer.strategy.optimizers
         ]
         checkpoint["frozen"] = [
             name for name, parameter in module.named_parameters() if not parameter.requires_grad
         ]
-        checkpoint["still"] = [name for name, part in module.named_modules() if _is_still(part)]
+        checkpoint["still"] = [
+            name
+            for name, part in module.named_modules()
+            if isinstance(part, BatchNorm) and not part.track_running_stats
+        ]
 
     def before_restore(
         self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
@@ -235,38 +226,34 @@ class BaseFinetuning(Callback):
 
     def _add_group(self, optimizer: Optimizer, parameters: list[nn.Parameter], rate: float) -> None:
         first = optimizer.param_groups[0]
-        ratio = rate / float(first["lr"]) if first["lr"] else 1.0
+        ratio = 1.0
+        if first["lr"]:
+            ratio = rate / float(first["lr"])
+        group = {"params": parameters, "lr": rate}
         # What schedulers keep in groups, and in lists of their own: a group that lacks it would be
         # an error there.
-        added = first.keys() - optimizer.defaults.keys() - {"params", "param_names"}
-        kept = {
-            name: first[name] * ratio if name in _RATES_OF_GROUPS else first[name] for name in added
-        }
-        optimizer.add_param_group({"params": parameters, "lr": rate, **kept})
+        for name in first.keys() - optimizer.defaults.keys() - {"params", "param_names"}:
+            group[name] = first[name]
+            if name in _RATES_OF_GROUPS:
+                group[name] = first[name] * ratio
+        optimizer.add_param_group(group)
         for scheduler in self._schedulers:
             if getattr(scheduler, "optimizer", None) is optimizer:
-                _extend(scheduler, ratio)
+                for values, scale in (("base_lrs", ratio), ("max_lrs", ratio), ("min_lrs", 1.0)):
+                    held = getattr(scheduler, values, None)
+                    if held:
+                        held.append(held[0] * scale)
+                functions = getattr(scheduler, "lr_lambdas", None)
+                if functions:
+                    functions.append(functions[0])
 
 
 def _schedulers(trainer: Trainer) -> list[Any]:
     """All schedulers, and those that they are made of."""
-    found, waiting = list[Any](), [item.scheduler for item in trainer.strategy.lr_schedulers]
-    while waiting:
-        found.append(scheduler := waiting.pop(0))
-        waiting += getattr(scheduler, "_schedulers", ())
+    found = [item.scheduler for item in trainer.strategy.lr_schedulers]
+    for scheduler in found:  # which grows
+        found.extend(getattr(scheduler, "_schedulers", ()))
     return found
-
-
-def _extend(scheduler: Any, ratio: float) -> None:
-    for name, scale in (
-        ("base_lrs", ratio),
-        ("max_lrs", ratio),
-        ("min_lrs", 1.0),
-        ("lr_lambdas", None),
-    ):
-        values = getattr(scheduler, name, None)
-        if isinstance(values, list) and values:
-            values.append(values[0] if scale is None else values[0] * scale)
 
 
 def _layers(modules: nn.Module | Iterable[nn.Module]) -> Iterator[nn.Module]:
@@ -285,12 +272,3 @@ def _make_trainable(layer: nn.Module) -> None:
     _train(layer, True)
     if isinstance(layer, BatchNorm):
         layer.track_running_stats = True
-
-
-def _is_still(part: nn.Module) -> bool:
-    return isinstance(part, BatchNorm) and not part.track_running_stats
-
-
-def _is_leaf(layer: nn.Module) -> bool:
-    """True for a layer without parts, or with parameters of its own."""
-    return not any(layer.children()) or any(True for _ in layer.parameters(recurse=False))

@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from core.checkpoint import await_copies
-from core.contract import Capability, ConfigurationError, UnsupportedError, did_you_mean
+from core.contract import Capability, ConfigurationError
 from core_training.averaging import WeightAveraging
 from core_training.callbacks import Callback
+from core_training.callbacks.arguments import check_choice, refuse_capabilities
 
 if TYPE_CHECKING:
     from core_training.trainer import Trainer
 
 _NAME = "ModelPruning"
-_FUNCTIONS = ("l1_unstructured", "ln_structured", "random_structured", "random_unstructured")
 _GLOBAL = {"l1_unstructured": prune.L1Unstructured, "random_unstructured": prune.RandomUnstructured}
-_FOREIGN = Capability.SHARDED_STATE | Capability.COMPILED_STEP
+_STRUCTURED = ("ln_structured", "random_structured")
+_FUNCTIONS = (*_GLOBAL, *_STRUCTURED)
 
 
 class ModelPruning(Callback):
@@ -79,17 +80,33 @@ class ModelPruning(Callback):
         Raises:
             ConfigurationError: arguments that can't be.
         """
-        _check(pruning_fn, use_global_unstructured, pruning_dim, pruning_norm)
-        self.pruning_fn, self.pruning_dim, self.pruning_norm = pruning_fn, pruning_dim, pruning_norm
-        self.parameters_to_prune, self.parameter_names = parameters_to_prune, parameter_names
-        self.use_global_unstructured, self.amount, self.apply_pruning = (
-            use_global_unstructured,
-            amount,
-            apply_pruning,
-        )
-        self.make_pruning_permanent, self.verbose = make_pruning_permanent, verbose
+        if not callable(pruning_fn):
+            check_choice(_NAME, "pruning_fn", pruning_fn, _FUNCTIONS)
+        if use_global_unstructured and pruning_fn not in _GLOBAL:
+            raise ConfigurationError(
+                f"{_NAME}(pruning_fn={pruning_fn!r}) prunes each parameter by itself. Pass "
+                "use_global_unstructured=False."
+            )
+        if pruning_fn in _STRUCTURED and pruning_dim is None:
+            raise ConfigurationError(
+                f"{_NAME}(pruning_fn={pruning_fn!r}) needs pruning_dim, such as 0."
+            )
+        if pruning_fn == "ln_structured" and pruning_norm is None:
+            raise ConfigurationError(
+                f"{_NAME}(pruning_fn='ln_structured') needs pruning_norm, such as 2."
+            )
+        self.pruning_fn = pruning_fn
+        self.parameters_to_prune = parameters_to_prune
+        self.parameter_names = parameter_names
+        self.use_global_unstructured = use_global_unstructured
+        self.amount = amount
+        self.apply_pruning = apply_pruning
+        self.make_pruning_permanent = make_pruning_permanent
         self.use_lottery_ticket_hypothesis = use_lottery_ticket_hypothesis
         self.resample_parameters = resample_parameters
+        self.pruning_dim = pruning_dim
+        self.pruning_norm = pruning_norm
+        self.verbose = verbose
         self.prune_on_train_epoch_end = prune_on_train_epoch_end
         self._names: list[str] = []
         self.reset_for_fit()
@@ -105,7 +122,8 @@ class ModelPruning(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with them."""
-        self._masks, self._first = dict(state["masks"]), dict(state["first"])
+        self._masks = dict(state["masks"])
+        self._first = dict(state["first"])
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Find the parameters.
@@ -115,13 +133,13 @@ class ModelPruning(Callback):
             ConfigurationError: there is nothing to prune, or something that is no part of the
                 module.
         """
-        if found := trainer.strategy.capabilities & _FOREIGN:
-            raise UnsupportedError(
-                f"{_NAME} sets weights to zero where they are, and "
-                f"{type(trainer.strategy).__name__} has them in a form of its own. Use a single "
-                "device, or strategy='ddp'.",
-                capability=found,
-            )
+        refuse_capabilities(
+            _NAME,
+            trainer.strategy,
+            Capability.SHARDED_STATE | Capability.COMPILED_STEP,
+            reason="sets weights to zero where they are",
+            cure="Use a single device, or strategy='ddp'.",
+        )
         self._names = self._find(module)
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -150,23 +168,22 @@ class ModelPruning(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Prune, if it is time."""
-        if (
-            not self.prune_on_train_epoch_end
-            and not trainer.sanity_checking
-            and trainer.stage == "fit"
-        ):
+        is_in_fit = trainer.stage == "fit" and not trainer.sanity_checking
+        if is_in_fit and not self.prune_on_train_epoch_end:
             self._prune(trainer, module)
 
     def _prune(self, trainer: Trainer, module: nn.Module) -> None:
         epoch = trainer.current_epoch
-        amount = self.amount(epoch) if callable(self.amount) else self.amount
+        amount = _answer(self.amount, epoch)
         if not _answer(self.apply_pruning, epoch) or not amount:
             return
         for average in _averages(trainer):
             average.restore_trained()
         own = self._own(module)
-        computed = self._compute(own, amount) if trainer.is_global_zero else None
-        self._masks = trainer.strategy.broadcast(computed)
+        masks = None
+        if trainer.is_global_zero:
+            masks = self._compute(own, amount)
+        self._masks = trainer.strategy.broadcast(masks)
         if _answer(self.use_lottery_ticket_hypothesis, epoch):
             self._rewind(trainer, module, own)
         self._apply(trainer, module)
@@ -174,9 +191,12 @@ class ModelPruning(Callback):
 
     def _compute(self, own: dict[str, nn.Parameter], amount: int | float) -> dict[str, Tensor]:
         """The masks of torch functions, on copies that carry the last masks."""
-        holders = {
-            name: _holder(parameter, self._masks.get(name)) for name, parameter in own.items()
-        }
+        holders = {}
+        for name, parameter in own.items():
+            holders[name] = holder = nn.Module()
+            holder.weight = nn.Parameter(parameter.detach().clone())
+            if name in self._masks:
+                prune.custom_from_mask(holder, "weight", self._masks[name].to(parameter))
         if self.use_global_unstructured:
             assert isinstance(self.pruning_fn, str)
             pairs = [(holder, "weight") for holder in holders.values()]
@@ -192,9 +212,9 @@ class ModelPruning(Callback):
         if callable(self.pruning_fn):
             self.pruning_fn(holder, "weight", amount)
             return
-        options: dict[str, Any] = (
-            {"dim": self.pruning_dim} if self.pruning_fn.endswith("_structured") else {}
-        )
+        options: dict[str, Any] = {}
+        if self.pruning_fn in _STRUCTURED:
+            options["dim"] = self.pruning_dim
         if self.pruning_fn == "ln_structured":
             options["n"] = self.pruning_norm
         getattr(prune, self.pruning_fn)(holder, "weight", amount=amount, **options)
@@ -202,9 +222,10 @@ class ModelPruning(Callback):
     def _rewind(self, trainer: Trainer, module: nn.Module, own: dict[str, nn.Parameter]) -> None:
         first = self._first
         if self.resample_parameters:
-            first = trainer.strategy.broadcast(
-                _resampled(module, own) if trainer.is_global_zero else None
-            )
+            drawn = None
+            if trainer.is_global_zero:
+                drawn = _resampled(module, own)
+            first = trainer.strategy.broadcast(drawn)
         await_copies()
         with torch.no_grad():
             for name, parameter in own.items():
@@ -221,24 +242,27 @@ class ModelPruning(Callback):
             average.apply_masks(self._masks)
 
     def _mask(self, name: str, parameter: Tensor) -> Tensor:
-        mask = self._masks[name]
-        if mask.device != parameter.device or mask.dtype != parameter.dtype:
-            mask = self._masks[name] = mask.to(parameter)
-        return mask
+        self._masks[name] = self._masks[name].to(parameter)
+        return self._masks[name]
 
     def _own(self, module: nn.Module) -> dict[str, nn.Parameter]:
         return {name: module.get_parameter(name) for name in self._names}
 
     def _find(self, module: nn.Module) -> list[str]:
         names = {id(value): name for name, value in module.named_parameters()}
+        chosen = []
         if self.parameters_to_prune is None:
-            chosen = [
-                name for name in names.values() if name.rpartition(".")[2] in self.parameter_names
-            ]
-        else:
-            chosen = [
-                _name_of(owner, name, module, names) for owner, name in self.parameters_to_prune
-            ]
+            for path in names.values():
+                if path.rpartition(".")[2] in self.parameter_names:
+                    chosen.append(path)
+        for owner, name in self.parameters_to_prune or ():
+            found = names.get(id(getattr(owner, name, None)))
+            if found is None:
+                raise ConfigurationError(
+                    f"{_NAME}: {name!r} of {type(owner).__name__} is no parameter of "
+                    f"{type(module).__name__}. Expected pairs such as (module.layer, 'weight')."
+                )
+            chosen.append(found)
         if not chosen:
             raise ConfigurationError(
                 f"{_NAME}: {type(module).__name__} has no parameter to prune named "
@@ -247,69 +271,40 @@ class ModelPruning(Callback):
         return chosen
 
     def _print_counts(self, trainer: Trainer) -> None:
-        pruned = {
-            name: (int(mask.numel() - mask.sum()), mask.numel())
-            for name, mask in self._masks.items()
-        }
+        lines = []
+        zeros = total = 0
+        for name, mask in self._masks.items():
+            pruned = int(mask.numel() - mask.sum())
+            zeros += pruned
+            total += mask.numel()
+            lines.append(f"pruned of {name}: {_share(pruned, mask.numel())}")
         if self.verbose:
-            zeros, total = (sum(column) for column in zip(*pruned.values(), strict=True))
-            trainer.print(f"pruned: {zeros}/{total} ({zeros / total:.2%})")
+            trainer.print(f"pruned: {_share(zeros, total)}")
         if self.verbose > 1:
-            for name, (zeros, total) in pruned.items():
-                trainer.print(f"pruned of {name}: {zeros}/{total} ({zeros / total:.2%})")
+            trainer.print("\n".join(lines))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part}/{whole} ({part / whole:.2%})"
 
 
 def _averages(trainer: Trainer) -> list[WeightAveraging]:
     return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
 
 
-def _check(function: Any, everywhere: bool, dim: int | None, norm: float | None) -> None:
-    if not callable(function) and function not in _FUNCTIONS:
-        raise ConfigurationError(
-            f"{_NAME}(pruning_fn={function!r}): expected one of {', '.join(_FUNCTIONS)}, or a "
-            "function." + did_you_mean(str(function), _FUNCTIONS)
-        )
-    if everywhere and function not in _GLOBAL:
-        raise ConfigurationError(
-            f"{_NAME}(pruning_fn={function!r}) prunes each parameter by itself. Pass "
-            "use_global_unstructured=False."
-        )
-    if not callable(function) and function.endswith("_structured") and dim is None:
-        raise ConfigurationError(f"{_NAME}(pruning_fn={function!r}) needs pruning_dim, such as 0.")
-    if function == "ln_structured" and norm is None:
-        raise ConfigurationError(
-            f"{_NAME}(pruning_fn='ln_structured') needs pruning_norm, such as 2."
-        )
-
-
-def _name_of(owner: nn.Module, name: str, module: nn.Module, names: dict[int, str]) -> str:
-    found = names.get(id(getattr(owner, name, None)))
-    if found is None:
-        raise ConfigurationError(
-            f"{_NAME}: {name!r} of {type(owner).__name__} is no parameter of "
-            f"{type(module).__name__}. Expected pairs such as (module.layer, 'weight')."
-        )
-    return found
-
-
-def _answer(given: bool | Callable[[int], bool], epoch: int) -> bool:
-    return given(epoch) if callable(given) else given
-
-
-def _holder(parameter: nn.Parameter, mask: Tensor | None) -> nn.Module:
-    holder = nn.Module()
-    holder.weight = nn.Parameter(parameter.detach().clone())
-    if mask is not None:
-        prune.custom_from_mask(holder, "weight", mask.to(parameter))
-    return holder
+def _answer(given: Any, epoch: int) -> Any:
+    """A value, or what a function of the epoch returns."""
+    if callable(given):
+        return given(epoch)
+    return given
 
 
 def _resampled(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """New first values of parameters; the module gets back what it had."""
     kept = {name: value.detach().clone() for name, value in module.state_dict().items()}
     for each in module.modules():
-        if callable(reset := getattr(each, "reset_parameters", None)):
-            reset()
+        if hasattr(each, "reset_parameters"):
+            each.reset_parameters()
     drawn = {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
     module.load_state_dict(kept)
     return drawn

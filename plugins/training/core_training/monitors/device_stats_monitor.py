@@ -5,25 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core_training.callbacks import Callback
-from core_training.monitors.arguments import require_logger
+from core_training.monitors.step_monitor import StepMonitor
 
 if TYPE_CHECKING:
     from torch import nn
 
     from core_training.trainer import Trainer
 
-_PREFIX = "device"
 
-
-class DeviceStatsMonitor(Callback):
+class DeviceStatsMonitor(StepMonitor):
     """Logs the `Accelerator.memory_stats` of rank 0's device, as `device/allocated_bytes` and so
     on.
 
     Logged with the other metrics of steps, every `log_every_n_steps`.
     """
-
-    leaves_traces = True
 
     def __init__(self, cpu_stats: bool = False) -> None:
         """Create the callback.
@@ -38,33 +33,18 @@ class DeviceStatsMonitor(Callback):
         if cpu_stats:
             _read_machine()
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
-        """Refuse to work without a logger.
-
-        Raises:
-            ConfigurationError: the trainer has no logger.
-        """
-        require_logger("DeviceStatsMonitor", trainer)
-
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Note where training begins."""
-        self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
-
     def on_train_batch_end(
         self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log, if this step's metrics are logged."""
-        step, before = trainer.global_step, self._step_seen
-        if step == before:
-            return
-        self._step_seen = step
-        if step // self._every == before // self._every or not trainer.is_global_zero:
+        if not self.is_due(trainer) or not trainer.is_global_zero:
             return
         strategy = trainer.strategy
         values = dict(strategy.accelerator.memory_stats(strategy.root_device))
         if self.cpu_stats:
             values |= _read_machine()
-        trainer.log_metrics({f"{_PREFIX}/{name}": value for name, value in values.items()}, step)
+        named = {f"device/{name}": value for name, value in values.items()}
+        trainer.log_metrics(named, trainer.global_step)
 
 
 def _read_machine() -> dict[str, float]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import ConfigurationError
-from core_training.callbacks import Callback
-from core_training.monitors.arguments import require_logger
+from core_training.callbacks.arguments import check_choice
+from core_training.monitors.step_monitor import StepMonitor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,15 +14,13 @@ if TYPE_CHECKING:
     from core_training.trainer import Trainer
 
 
-class LearningRateMonitor(Callback):
+class LearningRateMonitor(StepMonitor):
     """Logs the learning rate of each optimizer and parameter group, under the step that it was used
     for.
 
     The name is that of the scheduler (`"name"` in its dict) or `lr-` and the optimizer's class,
     with `/pg1`, `/pg2`, ... for several groups, or `/` and a group's own `"name"`.
     """
-
-    leaves_traces = True
 
     def __init__(
         self,
@@ -42,35 +39,28 @@ class LearningRateMonitor(Callback):
         Raises:
             ConfigurationError: an unknown interval.
         """
-        if logging_interval not in (None, "step", "epoch"):
-            raise ConfigurationError(
-                f"LearningRateMonitor(logging_interval={logging_interval!r}): expected 'step', "
-                "'epoch' or None."
-            )
+        check_choice(
+            "LearningRateMonitor", "logging_interval", logging_interval, ("step", "epoch", None)
+        )
         self.logging_interval = logging_interval
-        self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
+        self.log_momentum = log_momentum
+        self.log_weight_decay = log_weight_decay
         self.reset_for_fit()
 
     def reset_for_fit(self) -> None:
         """Nothing was logged yet."""
         self._logged_step = -1
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
-        """Refuse to work without a logger.
-
-        Raises:
-            ConfigurationError: the trainer has no logger.
-        """
-        require_logger("LearningRateMonitor", trainer)
-
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Give each optimizer its name."""
+        super().on_train_start(trainer, module)
         schedulers = trainer.strategy.lr_schedulers
-        self._interval = self.logging_interval or (
-            "step" if any(item.interval == "step" for item in schedulers) else "epoch"
-        )
+        self._interval = self.logging_interval
+        if self._interval is None:
+            self._interval = "epoch"
+            if any(item.interval == "step" for item in schedulers):
+                self._interval = "step"
         self._names = _name_optimizers(trainer.strategy.optimizers, schedulers)
-        self._every = trainer.options.log_every_n_steps
 
     def on_train_batch_start(
         self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int
@@ -89,37 +79,30 @@ class LearningRateMonitor(Callback):
         values: dict[str, float] = {}
         for name, optimizer in zip(self._names, trainer.strategy.optimizers, strict=True):
             for suffix, group in _name_groups(optimizer):
-                values |= self._read(name, suffix, group)
+                values[name + suffix] = float(group["lr"])
+                if self.log_momentum:
+                    momentum = group.get("momentum", group.get("betas", (0.0,))[0])
+                    values[f"{name}-momentum{suffix}"] = float(momentum)
+                if self.log_weight_decay:
+                    decay = group.get("weight_decay", 0.0)
+                    values[f"{name}-weight_decay{suffix}"] = float(decay)
         self._logged_step = step
         trainer.logged.take(values)
         trainer.log_metrics(values, step)
-
-    def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
-        values = {name + suffix: float(group["lr"])}
-        if self.log_momentum:
-            values[f"{name}-momentum{suffix}"] = float(
-                group.get("momentum", group.get("betas", (0.0,))[0])
-            )
-        if self.log_weight_decay:
-            values[f"{name}-weight_decay{suffix}"] = float(group.get("weight_decay", 0.0))
-        return values
 
 
 def _name_optimizers(optimizers: list[Optimizer], schedulers: list[Any]) -> list[str]:
     """A name for each: its scheduler's, or one made of its class; several of one name are
     numbered.
     """
-    given = {
-        id(getattr(item.scheduler, "optimizer", None)): item.name
-        for item in schedulers
-        if item.name
-    }
-    names = [
-        given.get(id(optimizer)) or f"lr-{type(optimizer).__name__}" for optimizer in optimizers
-    ]
+    names = {id(optimizer): f"lr-{type(optimizer).__name__}" for optimizer in optimizers}
+    for item in schedulers:
+        if item.name:
+            names[id(getattr(item.scheduler, "optimizer", None))] = item.name
+    wanted = [names[id(optimizer)] for optimizer in optimizers]
     return [
-        name if names.count(name) == 1 else f"{name}-{names[:index].count(name)}"
-        for index, name in enumerate(names)
+        name if wanted.count(name) == 1 else f"{name}-{wanted[:index].count(name)}"
+        for index, name in enumerate(wanted)
     ]
 
 

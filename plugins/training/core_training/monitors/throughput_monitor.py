@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from core.contract import ConfigurationError, CoreError
+from core.contract import ConfigurationError
 from core.data import size_of
-from core.registry import load_export
-from core_training.callbacks import Callback
-from core_training.monitors.arguments import require_logger
+from core_training.monitors.step_monitor import StepMonitor
 from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import nn
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 _PREFIX = "throughput"
 
 
-class ThroughputMonitor(Callback):
+class ThroughputMonitor(StepMonitor):
     """Logs batches, samples, tokens and FLOPs a second, and the model's FLOPs utilization.
 
     Measured from one log to the next, every `log_every_n_steps`, without the time of validation
@@ -32,9 +29,6 @@ class ThroughputMonitor(Callback):
 
     `throughput/batches_per_s`, `samples_per_s`, `tokens_per_s`, `flops_per_s`,
     `model_flops_utilization` (0 to 1), and the totals `samples` and `tokens`.
-
-    Where core-plan is installed it is a `PlannedMemory` too: an error for want of memory says what
-    the rank had.
     """
 
     def __init__(
@@ -43,7 +37,6 @@ class ThroughputMonitor(Callback):
         num_tokens_fn: Callable[[Any], int] | None = None,
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops_per_s: float | None = None,
-        plans: str | Path | None = None,
     ) -> None:
         """Create the callback. Functions get a batch on the device; reading its values waits for
         the device each step.
@@ -57,13 +50,9 @@ class ThroughputMonitor(Callback):
                 `torch.utils.flop_counter.FlopCounterMode` measures it.
             peak_flops_per_s: what the device could do in this precision at best, from its data
                 sheet: 989e12 for bfloat16 on an H100.
-            plans: what `core plan --json` has printed for this run's strategy, as a file: the
-                planned memory is logged beside the real one.
 
         Raises:
-            ConfigurationError: a peak without FLOPs, or one that isn't positive; or a file that has
-                no such plan.
-            ImportError: a file, and core-plan isn't installed.
+            ConfigurationError: a peak without FLOPs, or one that isn't positive.
         """
         if peak_flops_per_s is not None and (flops_per_batch is None or peak_flops_per_s <= 0):
             raise ConfigurationError(
@@ -75,7 +64,6 @@ class ThroughputMonitor(Callback):
         self.num_tokens_fn = num_tokens_fn
         self.flops_per_batch = flops_per_batch
         self.peak_flops_per_s = peak_flops_per_s
-        self._memory = _planned_memory(plans)
         self.reset_for_fit()
         self._has_warned = False
         self._clear()
@@ -93,24 +81,16 @@ class ThroughputMonitor(Callback):
         self._totals = dict(state)
 
     def _clear(self) -> None:
-        self._batches = self._samples = self._tokens = 0
+        self._batches = 0
+        self._samples = 0
+        self._tokens = 0
         self._flops = 0.0
         self._paused_s = 0.0
         self._began_s = time.monotonic()
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
-        """Refuse to work without a logger.
-
-        Raises:
-            ConfigurationError: the trainer has no logger.
-        """
-        require_logger("ThroughputMonitor", trainer)
-
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin to measure."""
-        self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
-        if self._memory is not None:
-            self._memory.on_train_start(trainer, module)
+        super().on_train_start(trainer, module)
         self._wait(trainer)
         self._clear()
 
@@ -122,24 +102,12 @@ class ThroughputMonitor(Callback):
         self._samples += self._count_samples(batch)
         if self.num_tokens_fn is not None:
             self._tokens += self.num_tokens_fn(batch)
-        if self.flops_per_batch is not None:
-            self._flops += (
-                self.flops_per_batch(batch)
-                if callable(self.flops_per_batch)
-                else self.flops_per_batch
-            )
-        step, before = trainer.global_step, self._step_seen
-        if step != before:
-            self._step_seen = step
-            if step // self._every > before // self._every:
-                self._measure(trainer)
-        if self._memory is not None:
-            self._memory.on_train_batch_end(trainer, module, outputs, batch, batch_idx)
-
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
-        """Note what the rank had, if its memory ran out."""
-        if self._memory is not None:
-            self._memory.on_exception(trainer, module, exception)
+        if callable(self.flops_per_batch):
+            self._flops += self.flops_per_batch(batch)
+        elif self.flops_per_batch is not None:
+            self._flops += self.flops_per_batch
+        if self.is_due(trainer):
+            self._measure(trainer)
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock stops, when the device has done its training work."""
@@ -157,14 +125,16 @@ class ThroughputMonitor(Callback):
         if self.batch_size_fn is not None:
             return self.batch_size_fn(batch)
         size = size_of(batch)
-        if size is None and not self._has_warned:
+        if size is not None:
+            return size
+        if not self._has_warned:
             self._has_warned = True
             warn_caller(
                 "ThroughputMonitor can't tell how many samples a batch has "
                 f"({type(batch).__name__} without a tensor that has dimensions), and counts each "
                 "as 1. Pass batch_size_fn=.",
             )
-        return 1 if size is None else size
+        return 1
 
     def _measure(self, trainer: Trainer) -> None:
         self._wait(trainer)
@@ -196,14 +166,3 @@ class ThroughputMonitor(Callback):
         # Python runs ahead of the device: without a wait, the clock would measure how fast work is
         # queued.
         trainer.strategy.accelerator.synchronize(trainer.strategy.root_device)
-
-
-def _planned_memory(plans: str | Path | None) -> Callback | None:
-    """The callback of core-plan; None without a file, where core-plan can't be used."""
-    try:
-        planned: Callback = load_export("core.callbacks", "PlannedMemory")(plans)
-    except (AttributeError, ImportError, CoreError):
-        if plans is not None:
-            raise
-        return None
-    return planned

@@ -23,14 +23,15 @@ class Tqdm(tqdm):  # type: ignore[misc]  # has no types
     @staticmethod
     def format_num(n: float | str) -> str:
         """The number, or the text, with five characters or more."""
-        text = n if isinstance(n, str) else str(tqdm.format_num(n))
-        if (
-            isinstance(n, int)
-            or "e" in text
-            or (isinstance(n, str) and not n.replace(".", "", 1).isdigit())
-        ):
-            return text
-        return (text if "." in text or len(text) > 4 else f"{text}.").ljust(5, "0")
+        text = str(n)
+        if not isinstance(n, str):
+            text = str(tqdm.format_num(n))
+        is_number = text.replace(".", "", 1).isdigit() and not isinstance(n, int)
+        if is_number and "." not in text and len(text) < 5:
+            text += "."
+        if is_number:
+            text = text.ljust(5, "0")
+        return text
 
 
 _Base: Any = RichProgressBar if tqdm is object else StageBars

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from core.contract import ConfigurationError
 from core_training.callbacks import Callback
+from core_training.callbacks.arguments import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,18 +44,21 @@ class BasePredictionWriter(Callback):
         Raises:
             ConfigurationError: none of these.
         """
-        if write_interval not in _INTERVALS:
-            raise ConfigurationError(
-                f"{type(self).__name__}(write_interval={write_interval!r}): expected one of "
-                f"{', '.join(map(repr, _INTERVALS))}."
-            )
+        check_choice(type(self).__name__, "write_interval", write_interval, _INTERVALS)
         self.write_interval = write_interval
         self._predictions: list[list[object]] = []
         self._indices: list[list[object]] = []
         if write_interval != "epoch":
-            _refuse_missing(self, "write_on_batch_end")
+            self._require("write_on_batch_end")
         if write_interval != "batch":
-            _refuse_missing(self, "write_on_epoch_end")
+            self._require("write_on_epoch_end")
+
+    def _require(self, method: str) -> None:
+        if getattr(type(self), method) is getattr(BasePredictionWriter, method):
+            raise ConfigurationError(
+                f"{type(self).__name__}(write_interval={self.write_interval!r}) has no {method}(), "
+                "which would be called. Define it, or choose another write_interval."
+            )
 
     def write_on_batch_end(
         self,
@@ -102,9 +106,11 @@ class BasePredictionWriter(Callback):
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin with nothing, and with loaders that know the indices of their batches."""
         loaders = trainer.loaders.predict
-        loaders[:] = [replace(each, loader=_noted(each.loader)) for each in loaders]
-        self._predictions = [[] for _ in trainer.loaders.predict]
-        self._indices = [[] for _ in trainer.loaders.predict]
+        for index, each in enumerate(loaders):
+            if _knowing_sampler(each.loader) is None:
+                loaders[index] = replace(each, loader=with_noted_indices(each.loader))
+        self._predictions = [[] for _ in loaders]
+        self._indices = [[] for _ in loaders]
 
     def on_predict_batch_end(
         self,
@@ -116,7 +122,10 @@ class BasePredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Write the batch, or keep it for the end."""
-        indices = _take_indices(trainer.loaders.predict[dataloader_idx].loader)
+        indices = None
+        sampler = _knowing_sampler(trainer.loaders.predict[dataloader_idx].loader)
+        if sampler is not None:
+            indices = sampler.advance()  # of the batch that the loop has just taken
         if self.write_interval != "epoch":
             self.write_on_batch_end(
                 trainer, module, outputs, indices, batch, batch_idx, dataloader_idx
@@ -129,31 +138,14 @@ class BasePredictionWriter(Callback):
         """Write what was kept."""
         if self.write_interval != "batch":
             self.write_on_epoch_end(trainer, module, self._predictions, self._indices)
-        self._predictions, self._indices = [], []
-
-
-def _take_indices(loader: object) -> Any:
-    """Indices of the batch that the loop has just taken."""
-    sampler = _knowing_sampler(loader)
-    return sampler.advance() if sampler is not None else None
+        self._predictions = []
+        self._indices = []
 
 
 def _knowing_sampler(loader: object) -> Any:
     """The sampler that cuts the shards, or notes what it gives; None if there is none."""
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     return next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
-
-
-def _noted(loader: object) -> object:
-    return loader if _knowing_sampler(loader) is not None else with_noted_indices(loader)
-
-
-def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:
-    if getattr(type(writer), method) is getattr(BasePredictionWriter, method):
-        raise ConfigurationError(
-            f"{type(writer).__name__}(write_interval={writer.write_interval!r}) has no {method}(), "
-            "which would be called. Define it, or choose another write_interval."
-        )
 
 
 def with_noted_indices(loader: object) -> object:
@@ -167,7 +159,9 @@ def with_noted_indices(loader: object) -> object:
     clone = copy.copy(loader)
     attributes = vars(clone)
     attributes["_iterator"] = None  # persistent workers belong to the user's loader
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    name = "batch_sampler"
+    if loader.batch_sampler is None:
+        name = "sampler"
     attributes[name] = NotedSampler(getattr(loader, name))
     return clone
 
@@ -192,4 +186,6 @@ class NotedSampler(Sampler[Any]):
 
     def advance(self) -> Any:
         """The indices of the batch that the loop has just taken; None if there is no such batch."""
-        return self._on_the_way.popleft() if self._on_the_way else None
+        if self._on_the_way:
+            return self._on_the_way.popleft()
+        return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
-from core_training.callbacks import Callback, check_int
+from core_training.callbacks import Callback
+from core_training.callbacks.arguments import check_choice, check_int
 from core_training.tuning.attributes import find_attribute, write_attribute
 from core_training.tuning.batch_size_search import BatchSizeSearch
 
@@ -52,16 +53,18 @@ class BatchSizeFinder(Callback):
         Raises:
             ConfigurationError: arguments that can't be.
         """
-        if mode not in ("power", "binsearch"):
-            raise ConfigurationError(f"{_NAME}(mode={mode!r}): expected 'power' or 'binsearch'.")
+        check_choice(_NAME, "mode", mode, ("power", "binsearch"))
         for name, value in (
             ("steps_per_trial", steps_per_trial),
             ("init_val", init_val),
             ("max_trials", max_trials),
         ):
             check_int(_NAME, name, value, least=1, meaning="a number, from 1")
-        self.mode, self.steps_per_trial = mode, steps_per_trial
-        self.init_val, self.max_trials, self.batch_arg_name = init_val, max_trials, batch_arg_name
+        self.mode = mode
+        self.steps_per_trial = steps_per_trial
+        self.init_val = init_val
+        self.max_trials = max_trials
+        self.batch_arg_name = batch_arg_name
         self.optimal_batch_size: int | None = None
         """The result of the last search."""
 
@@ -83,7 +86,8 @@ class BatchSizeFinder(Callback):
         self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
     ) -> None:
         """Make the loaders with the size of the run that goes on."""
-        if (size := checkpoint.get("batch_size")) is not None and trainer.trains:
+        size = checkpoint.get("batch_size")
+        if size is not None and trainer.trains:
             owners = [owner for owner in (trainer.datamodule, module) if owner is not None]
             write_attribute(owners, self.batch_arg_name, size)
             trainer.loaders.ask_again()
@@ -121,9 +125,9 @@ class BatchSizeFinder(Callback):
             self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name
         )
         trainer.fit_on_copies(call, search, max_steps=1)
-        self.optimal_batch_size = size = self.accepted(search.size)
-        write_attribute(call.owners, self.batch_arg_name, size)
-        return size
+        self.optimal_batch_size = self.accepted(search.size)
+        write_attribute(call.owners, self.batch_arg_name, self.optimal_batch_size)
+        return self.optimal_batch_size
 
     def accepted(self, size: int) -> int:
         """The size that is written, for the one that was found: here the same."""

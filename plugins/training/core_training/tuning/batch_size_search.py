@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ import torch
 
 from core.contract import Capability, ConfigurationError, DeviceError, UnsupportedError
 from core_training.callbacks import Callback
+from core_training.module.optimization import evaluates_loss
 from core_training.stage_data.combined import CombinedLoader
 from core_training.tuning.attributes import write_attribute
 
@@ -54,8 +54,11 @@ class BatchSizeSearch(Callback):
         max_trials: int,
         attribute: str,
     ) -> None:
-        self._mode, self._num_steps, self._first = mode, steps_per_trial, init_val
-        self._num_trials, self._attribute = max_trials, attribute
+        self._mode = mode
+        self._num_steps = steps_per_trial
+        self._first = init_val
+        self._num_trials = max_trials
+        self._attribute = attribute
         self.size = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,8 +99,10 @@ class _Trial:
 
     def __init__(self, trainer: Trainer, num_steps: int) -> None:
         assert trainer.running_step is not None
-        self._trainer, self._num_steps = trainer, num_steps
-        self._step, self._transfer = trainer.running_step, trainer.make_transfer()
+        self._trainer = trainer
+        self._num_steps = num_steps
+        self._step = trainer.running_step
+        self._transfer = trainer.make_transfer() or (lambda batch: batch)
         self._step.ends_window = False  # gradients stay on their rank
         trainer.strategy.session.compares_ranks = False
         self._source = iter(islice(trainer.loaders.open_train(), num_steps))
@@ -105,17 +110,15 @@ class _Trial:
 
     def run(self) -> bool:
         """All ranks. True if all batches fit into the memory of every rank."""
-        for _ in range(self._num_steps):
-            if not _agreed(self._trainer, self._fetch):
-                return False
-            if not _agreed(self._trainer, self._train):
-                return False
-        return True
+        return all(
+            _agreed(self._trainer, self._fetch) and _agreed(self._trainer, self._train)
+            for _ in range(self._num_steps)
+        )
 
     def _fetch(self) -> None:
         batch = next(self._source, None)
         if batch is not None:  # there may be fewer than asked for: the last one stands for them
-            self._batch = batch if self._transfer is None else self._transfer(batch)
+            self._batch = self._transfer(batch)
 
     def _train(self) -> None:
         self._trainer.strategy.run_training_step(self._batch, 0, self._step)
@@ -143,32 +146,29 @@ def search_size(
     Raises:
         DeviceError: not even one sample fits.
     """
-    good, bad, size = 0, math.inf, first
+    good = 0
+    bad: int | float = math.inf
+    size = first
     for _ in range(num_trials):
         if fits(size):
             good = size
         else:
             bad = size
-        following = _next_size(mode, good, bad, limit)
-        if following is None:
+        if bad == math.inf:
+            following = min(2 * good, limit)
+        elif good and mode == "power":
             break
-        size = following
+        else:
+            following = (good + bad) // 2
+        if following in (good, bad):
+            break
+        size = int(following)
     if not good:
         raise DeviceError(
             f"Not even a batch size of {size} fits into memory. Use a smaller model, or larger "
             "devices."
         )
     return good
-
-
-def _next_size(mode: str, good: int, bad: int | float, limit: int | float) -> int | None:
-    if bad == math.inf:
-        return None if good >= limit else int(min(2 * good, limit))
-    if not good:
-        return int(bad) // 2 or None
-    if mode == "power" or bad - good <= 1:
-        return None
-    return (good + int(bad)) // 2
 
 
 def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
@@ -178,9 +178,9 @@ def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
     Raises:
         Exception: of any other kind, as it is.
     """
+    fits = True
     try:
         part()
-        fits = True
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -206,14 +206,17 @@ def _free(trainer: Trainer) -> None:
 
 def _leaves(trainer: Trainer) -> Sequence[Any]:
     loader = trainer.loaders.train
-    return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
+    if isinstance(loader, CombinedLoader):
+        return [leaf for _, leaf in loader.leaves]
+    return [loader]
 
 
 def _samples_of_rank(trainer: Trainer) -> int | float:
     """Samples of a rank's shard of the smallest data set; infinite if that isn't known."""
     length = min(_length_of(getattr(leaf, "dataset", None)) for leaf in _leaves(trainer))
-    num_shards = trainer.strategy.data_parallel_size if trainer.session.has_peers else 1
-    return length if length == math.inf else max(1, int(length) // num_shards)
+    if trainer.session.has_peers and length < math.inf:
+        length = length // trainer.strategy.data_parallel_size
+    return max(1, length)
 
 
 def _length_of(dataset: Any) -> int | float:
@@ -235,7 +238,7 @@ def _check_attribute_used(trainer: Trainer, attribute: str, size: int) -> None:
 
 def _check_ranks(trainer: Trainer) -> None:
     strategy = trainer.strategy
-    if any(_evaluates_loss(optimizer) for optimizer in strategy.optimizers):
+    if any(evaluates_loss(optimizer) for optimizer in strategy.optimizers):
         raise ConfigurationError(
             "A search for a batch size steps the optimizer without its loss, and this one "
             "evaluates it itself. Try sizes in a loop with Trainer(max_steps=3)."
@@ -249,11 +252,3 @@ def _check_ranks(trainer: Trainer) -> None:
             "device.",
             capability=Capability.NO_SYNC,
         )
-
-
-def _evaluates_loss(optimizer: Any) -> bool:
-    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a
-    default.
-    """
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty

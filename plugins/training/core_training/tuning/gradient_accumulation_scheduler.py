@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.contract import Capability, ConfigurationError, UnsupportedError
-from core_training.callbacks import Callback, check_int
+from core.contract import Capability, ConfigurationError
+from core_training.callbacks import Callback
+from core_training.callbacks.arguments import check_int, refuse_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,13 +33,8 @@ class GradientAccumulationScheduler(Callback):
         """
         for epoch, window in scheduling.items():
             check_int(_NAME, "epoch", epoch, least=0, meaning="the number of an epoch, from 0")
-            check_int(
-                _NAME,
-                f"scheduling[{epoch}]",
-                window,
-                least=1,
-                meaning="a number of batches, from 1",
-            )
+            name, meaning = f"scheduling[{epoch}]", "a number of batches, from 1"
+            check_int(_NAME, name, window, least=1, meaning=meaning)
         if not scheduling:
             raise ConfigurationError(f"{_NAME} got no epoch; expected a dict such as {{4: 2}}.")
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
@@ -55,27 +51,25 @@ class GradientAccumulationScheduler(Callback):
                 optimizers itself.
             UnsupportedError: the strategy counts the window itself.
         """
-        if trainer.options.accumulate_grad_batches != 1:
+        options = trainer.options
+        if options.accumulate_grad_batches != 1 or options.global_batch_size is not None:
             raise ConfigurationError(
-                f"Trainer(accumulate_grad_batches={trainer.options.accumulate_grad_batches}) and a "
-                "GradientAccumulationScheduler contradict each other. Leave one of them out."
-            )
-        if trainer.options.global_batch_size is not None:
-            raise ConfigurationError(
-                f"Trainer(global_batch_size={trainer.options.global_batch_size}) and a "
-                "GradientAccumulationScheduler contradict each other. Leave one of them out."
+                f"Trainer(accumulate_grad_batches={options.accumulate_grad_batches}, "
+                f"global_batch_size={options.global_batch_size}) and a {_NAME} contradict each "
+                "other. Leave one of them out."
             )
         if not getattr(module, "automatic_optimization", True):
             raise ConfigurationError(
                 "GradientAccumulationScheduler does nothing with automatic_optimization=False, "
                 "where training_step decides when to step. Leave it out."
             )
-        if Capability.OWNS_ACCUMULATION in trainer.strategy.capabilities:
-            raise UnsupportedError(
-                f"{type(trainer.strategy).__name__} counts the accumulation window itself, from "
-                "its own options. Use Trainer(accumulate_grad_batches=...).",
-                capability=Capability.OWNS_ACCUMULATION,
-            )
+        refuse_capabilities(
+            _NAME,
+            trainer.strategy,
+            Capability.OWNS_ACCUMULATION,
+            reason="sets the accumulation window",
+            cure="Use Trainer(accumulate_grad_batches=...).",
+        )
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Hand the schedule to the run, which sets the window before each epoch, and counts steps

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from core.contract import ConfigurationError
 from core_training.settings.warn_at import warn_caller
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass
@@ -56,16 +53,17 @@ class LearningRateCurve:
             The rate; None, with a warning, if fewer than two are left, or the loss falls nowhere.
         """
         kept = slice(skip_begin, len(self.results["lr"]) - skip_end)
-        rates, losses = self.results["lr"][kept], self.results["loss"][kept]
+        rates = torch.tensor(self.results["lr"][kept], dtype=torch.float64)
+        reason = f"only {len(self.results['lr'])} losses are there"
         if len(rates) > 1:
-            index, slope = _steepest(self._axis(rates), losses)
-            if slope < 0:
-                return rates[index]
-        reason = (
-            "the loss falls nowhere"
-            if len(rates) > 1
-            else f"only {len(self.results['lr'])} losses are there"
-        )
+            axis = rates
+            if self.mode == "exponential":
+                axis = rates.log10()
+            losses = torch.tensor(self.results["loss"][kept], dtype=torch.float64)
+            slopes = torch.gradient(losses, spacing=(axis,))[0]
+            if slopes.min() < 0:
+                return self.results["lr"][kept][int(slopes.argmin())]
+            reason = "the loss falls nowhere"
         warn_caller(
             f"The search for a learning rate suggests none: {reason} (skip_begin={skip_begin}, "
             f"skip_end={skip_end}). Look at plot(), and try more steps or other limits.",
@@ -99,28 +97,13 @@ class LearningRateCurve:
             ax.set_xscale("log")
         ax.set_xlabel("learning rate")
         ax.set_ylabel("loss, smoothed")
-        if suggest and (rate := self.suggestion()) is not None:
-            ax.plot(
-                rate,
-                self.results["loss"][self.results["lr"].index(rate)],
-                "ro",
-                label=f"{rate:.3g}",
-            )
+        rate = None
+        if suggest:
+            rate = self.suggestion()
+        if rate is not None:
+            loss = self.results["loss"][self.results["lr"].index(rate)]
+            ax.plot(rate, loss, "ro", label=f"{rate:.3g}")
             ax.legend()
         if show:
             pyplot.show()
         return ax.get_figure()
-
-    def _axis(self, rates: Sequence[float]) -> list[float]:
-        return [math.log10(rate) for rate in rates] if self.mode == "exponential" else list(rates)
-
-
-def _steepest(places: Sequence[float], losses: Sequence[float]) -> tuple[int, float]:
-    """Index and slope of the steepest descent."""
-    axis, values = (
-        torch.tensor(places, dtype=torch.float64),
-        torch.tensor(losses, dtype=torch.float64),
-    )
-    slopes = torch.gradient(values, spacing=(axis,))[0]
-    index = int(slopes.argmin())
-    return index, float(slopes[index])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
-from core_training.callbacks import Callback, check_int
+from core_training.callbacks import Callback
+from core_training.callbacks.arguments import check_choice, check_int
 from core_training.tuning.attributes import find_attribute, write_attribute
 from core_training.tuning.learning_rate_curve import LearningRateCurve
 from core_training.tuning.learning_rate_search import LearningRateSearch
@@ -62,23 +63,21 @@ class LearningRateFinder(Callback):
             raise ConfigurationError(
                 f"{_NAME}(min_lr={min_lr!r}, max_lr={max_lr!r}): expected 0 < min_lr < max_lr."
             )
-        check_int(
-            _NAME,
-            "num_training_steps",
-            num_training_steps,
-            least=2,
-            meaning="a number of steps, from 2",
-        )
-        if mode not in ("exponential", "linear"):
-            raise ConfigurationError(f"{_NAME}(mode={mode!r}): expected 'exponential' or 'linear'.")
+        meaning = "a number of steps, from 2"
+        check_int(_NAME, "num_training_steps", num_training_steps, least=2, meaning=meaning)
+        check_choice(_NAME, "mode", mode, ("exponential", "linear"))
         if early_stop_threshold is not None and early_stop_threshold <= 1:
             raise ConfigurationError(
                 f"{_NAME}(early_stop_threshold={early_stop_threshold!r}): expected a factor above "
                 "1, or None."
             )
-        self.min_lr, self.max_lr, self.num_training_steps = min_lr, max_lr, num_training_steps
-        self.mode, self.early_stop_threshold = mode, early_stop_threshold
-        self.update_attr, self.attr_name = update_attr, attr_name
+        self.min_lr = min_lr
+        self.max_lr = max_lr
+        self.num_training_steps = num_training_steps
+        self.mode = mode
+        self.early_stop_threshold = early_stop_threshold
+        self.update_attr = update_attr
+        self.attr_name = attr_name
         self.optimal_lr: LearningRateCurve | None = None
         """The curve of the last search, with `suggestion()` and `plot()`."""
         self.learning_rate: float | None = None
@@ -96,7 +95,8 @@ class LearningRateFinder(Callback):
         self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
     ) -> None:
         """Give the module the rate of the run that goes on."""
-        if (rate := checkpoint.get("learning_rate")) is not None:
+        rate = checkpoint.get("learning_rate")
+        if rate is not None:
             write_attribute([module], self._attribute(module), rate)
 
     def on_save_checkpoint(
@@ -136,11 +136,14 @@ class LearningRateFinder(Callback):
     def adopt(self, curve: LearningRateCurve, call: FitCall) -> None:
         """Keep a curve, and give the module the rate that it suggests, if `update_attr` says so."""
         self.optimal_lr = curve
-        self.learning_rate = curve.suggestion() if self.update_attr else None
+        self.learning_rate = None
+        if self.update_attr:
+            self.learning_rate = curve.suggestion()
         if self.learning_rate is not None:
             write_attribute([call.module], self._attribute(call.module), self.learning_rate)
 
     def _attribute(self, module: nn.Module) -> str:
-        return find_attribute(
-            _NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"]
-        )
+        names = ["lr", "learning_rate"]
+        if self.attr_name:
+            names = [self.attr_name]
+        return find_attribute(_NAME, [module], names)

@@ -29,10 +29,13 @@ class LearningRateSearch(Callback):
     """
 
     def __init__(self, curve: LearningRateCurve, early_stop_threshold: float | None) -> None:
-        self.curve, self._threshold = curve, early_stop_threshold
-        self._average, self._best = 0.0, math.inf
+        self.curve = curve
+        self._threshold = early_stop_threshold
+        self._average = 0.0
+        self._best = math.inf
         self._window: list[Tensor] = []
-        self._num_steps, self._is_over = 0, False
+        self._num_steps = 0
+        self._is_over = False
 
     def state_dict(self) -> dict[str, Any]:
         """The result, on its way from ranks in other processes."""
@@ -45,25 +48,27 @@ class LearningRateSearch(Callback):
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Disable the module's schedulers, and begin with the smallest rate."""
         trainer.strategy.lr_schedulers = []
-        if len(optimizers := trainer.strategy.optimizers) != 1:
+        optimizers = trainer.strategy.optimizers
+        if len(optimizers) != 1:
             raise ConfigurationError(
                 "A search for a learning rate needs one optimizer, and "
                 f"{type(module).__name__}.configure_optimizers returned {len(optimizers)}. Try "
                 "values in a loop with Trainer(max_steps=100)."
             )
-        groups = optimizers[0].param_groups
-        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
-        self._groups = [
-            (group, rate / rates[0] if rates[0] else 1.0)
-            for group, rate in zip(groups, rates, strict=True)
-        ]
+        self._groups = optimizers[0].param_groups
+        rates = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
+        self._shares = [1.0] * len(rates)
+        if rates[0]:
+            self._shares = [rate / rates[0] for rate in rates]
         self._set_rate()
 
     def on_train_batch_end(
         self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Note a batch's loss, and after an optimizer step their mean."""
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = outputs
+        if isinstance(outputs, dict):
+            loss = outputs.get("loss")
         if isinstance(loss, Tensor):
             self._window.append(loss.detach().float().reshape(()))
         if self._is_over or trainer.global_step == self._num_steps or not self._window:
@@ -94,7 +99,7 @@ class LearningRateSearch(Callback):
 
     def _set_rate(self) -> None:
         rate = self.curve.rate_at(len(self.curve.results["loss"]))
-        for group, share in self._groups:
+        for group, share in zip(self._groups, self._shares, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * share)
             else:

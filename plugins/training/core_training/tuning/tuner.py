@@ -65,10 +65,9 @@ class Tuner:
             ConfigurationError: what can't be searched for, and why.
         """
         finder = self.learning_rate_finder(num_training_steps=num_training, **options)
-        return finder.search(
-            self._trainer,
-            self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method),
-        )
+        call = self._checked(model, train_dataloaders, dataloaders, datamodule, method)
+        finder.check_fit(self._trainer, call.module)
+        return finder.search(self._trainer, call)
 
     def scale_batch_size(
         self,
@@ -99,14 +98,12 @@ class Tuner:
             DeviceError: not even one sample fits.
         """
         finder = self.batch_size_finder(**options)
-        return finder.search(
-            self._trainer,
-            self._checked(finder, model, train_dataloaders, dataloaders, datamodule, method),
-        )
+        call = self._checked(model, train_dataloaders, dataloaders, datamodule, method)
+        finder.check_fit(self._trainer, call.module)
+        return finder.search(self._trainer, call)
 
     def _checked(
         self,
-        finder: LearningRateFinder | BatchSizeFinder,
         model: nn.Module,
         train_dataloaders: Any,
         dataloaders: Any,
@@ -120,6 +117,4 @@ class Tuner:
                 "searched for in training only. Leave both out, and pass train_dataloaders or "
                 "datamodule."
             )
-        call = self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
-        finder.check_fit(self._trainer, call.module)
-        return call
+        return self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)

@@ -117,6 +117,6 @@ def test_it_needs_a_logger_and_an_interval(tmp_path):
     ):
         make_trainer(tmp_path, LearningRateMonitor(), max_epochs=1).fit(Tiny(), loader())
     with pytest.raises(
-        ConfigurationError, match=r"logging_interval='batch'\): expected 'step', 'epoch' or None"
+        ConfigurationError, match=r"logging_interval='batch'\): expected 'step' or 'epoch' or None"
     ):
         LearningRateMonitor("batch")

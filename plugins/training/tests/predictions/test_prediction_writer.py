@@ -68,6 +68,6 @@ def test_what_is_missing(tmp_path):
     ):
         Half("epoch")
     with pytest.raises(
-        ConfigurationError, match=r"write_interval='step'\): expected one of 'batch', 'epoch'"
+        ConfigurationError, match=r"write_interval='step'\): expected 'batch' or 'epoch'"
     ):
         Half("step")

@@ -62,7 +62,9 @@ class EMA(WeightAveraging):
             evaluates_in_fit=use_for_validation,
             evaluates=use_for_validation,
         )
-        self.decay, self.every_n_steps, self.start_step = decay, every_n_steps, start_step
+        self.decay = decay
+        self.every_n_steps = every_n_steps
+        self.start_step = start_step
         self._step_seen: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:

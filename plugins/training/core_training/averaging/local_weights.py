@@ -34,7 +34,8 @@ class LocalWeights(nn.Module):
             num_parameters: how many of them are parameters.
         """
         super().__init__()
-        self.leaves, self._num_parameters = dict(leaves), num_parameters
+        self.leaves = dict(leaves)
+        self._num_parameters = num_parameters
         # Not as attributes, which would make them parts of this one.
         self._whose = (strategy, module)
 
@@ -64,9 +65,8 @@ class LocalWeights(nn.Module):
         strategy, module = self._whose
         # DTensors are what the model computes with; an engine's parts are masters, from which it
         # has still to copy.
-        if Capability.SHARDED_STATE in strategy.capabilities and not any(
-            map(_is_dtensor, self.leaves.values())
-        ):
+        has_masters = not any(map(_is_dtensor, self.leaves.values()))
+        if Capability.SHARDED_STATE in strategy.capabilities and has_masters:
             strategy.load_module_state_dict(
                 module, strategy.get_module_state_dict(module, layout="sharded")
             )
@@ -74,13 +74,17 @@ class LocalWeights(nn.Module):
     def placed(self, copied: nn.Module, *, whole: bool) -> dict[str, Any]:
         """All ranks. A copy by name: what is in shards as such, or gathered one after the other."""
         parts = iter([tensor.detach() for tensor in (*copied.parameters(), *copied.buffers())])
-        return {name: self._placed(parts, leaf, whole=whole) for name, leaf in self.leaves.items()}
+        return {name: self._placed(parts, leaf, whole) for name, leaf in self.leaves.items()}
 
-    def _placed(self, parts: Iterator[Tensor], leaf: Any, *, whole: bool) -> Any:
+    def _placed(self, parts: Iterator[Tensor], leaf: Any, whole: bool) -> Any:
         if isinstance(leaf, ShardedLeaf):
             chunks = tuple(Chunk(chunk.offsets, chunk.sizes, next(parts)) for chunk in leaf.chunks)
             part = ShardedLeaf(leaf.global_shape, leaf.dtype, chunks)
-            return _gathered(self._whose[0], part) if whole else part
+            if not whole:
+                return part
+            strategy = self._whose[0]
+            total = torch.zeros(part.global_shape, dtype=part.dtype, device=strategy.root_device)
+            return part.gather(total, partial(strategy.reduce, reduce_op="sum")).cpu()
         if not _is_dtensor(leaf):
             return next(parts)
         placed = type(leaf.detach()).from_local(
@@ -91,12 +95,9 @@ class LocalWeights(nn.Module):
             shape=leaf.shape,
             stride=leaf.stride(),
         )
-        return gather_whole(placed).cpu() if whole else placed
-
-
-def _gathered(strategy: Any, part: ShardedLeaf) -> Tensor:
-    total = torch.zeros(part.global_shape, dtype=part.dtype, device=strategy.root_device)
-    return part.gather(total, partial(strategy.reduce, reduce_op="sum")).cpu()
+        if whole:
+            return gather_whole(placed).cpu()
+        return placed
 
 
 def find_local_weights(strategy: Any, module: nn.Module) -> LocalWeights:
@@ -110,9 +111,7 @@ def find_local_weights(strategy: Any, module: nn.Module) -> LocalWeights:
     leaves = _leaves(strategy, module, own)
     # Asked for twice: the strategy's own memory is the same both times, a copy lies elsewhere while
     # the first is held.
-    if list(map(_addresses, leaves.values())) != list(
-        map(_addresses, _leaves(strategy, module, own).values())
-    ):
+    if _addresses(leaves) != _addresses(_leaves(strategy, module, own)):
         raise UnsupportedError(
             f"Averaging weights needs the memory in which they are, and {type(strategy).__name__} "
             "with these options gives copies of them. Keep the weights in the memory of the "
@@ -126,8 +125,10 @@ def _leaves(strategy: Any, module: nn.Module, own: Mapping[str, Any]) -> dict[st
     if Capability.SHARDED_STATE not in strategy.capabilities:
         return dict(own)
     state = strategy.get_module_state_dict(module, layout="sharded")
-    kept = {name: leaf for name, leaf in state.items() if isinstance(leaf, ShardedLeaf)}
-    return {name: kept.get(name, tensor) for name, tensor in own.items()}
+    return {
+        name: state[name] if isinstance(state.get(name), ShardedLeaf) else tensor
+        for name, tensor in own.items()
+    }
 
 
 def own_part(saved: Any, leaf: Any) -> list[Tensor]:
@@ -138,14 +139,8 @@ def own_part(saved: Any, leaf: Any) -> list[Tensor]:
         return [saved[chunk.box] for chunk in leaf.chunks]
     if _is_dtensor(leaf):
         (box,) = leaf.__create_chunk_list__()
-        return [
-            saved[
-                tuple(
-                    slice(start, start + size)
-                    for start, size in zip(box.offsets, box.sizes, strict=True)
-                )
-            ]
-        ]
+        pairs = zip(box.offsets, box.sizes, strict=True)
+        return [saved[tuple(slice(start, start + size) for start, size in pairs)]]
     return [saved]
 
 
@@ -154,14 +149,16 @@ def _parts(leaves: Iterable[Any]) -> Iterator[Tensor]:
     for leaf in leaves:
         if isinstance(leaf, ShardedLeaf):
             yield from (chunk.tensor for chunk in leaf.chunks)
+        elif _is_dtensor(leaf):
+            yield leaf.detach().to_local()
         else:
-            yield leaf.detach().to_local() if _is_dtensor(leaf) else leaf.detach()
+            yield leaf.detach()
 
 
-def _addresses(leaf: Any) -> list[int]:
-    return (
-        [chunk.tensor.data_ptr() for chunk in leaf.chunks] if isinstance(leaf, ShardedLeaf) else []
-    )
+def _addresses(leaves: Mapping[str, Any]) -> list[int]:
+    """Where parts in shards are."""
+    shards = [leaf for leaf in leaves.values() if isinstance(leaf, ShardedLeaf)]
+    return [chunk.tensor.data_ptr() for leaf in shards for chunk in leaf.chunks]
 
 
 def _is_dtensor(leaf: Any) -> bool:

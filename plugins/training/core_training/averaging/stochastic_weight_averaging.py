@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core.contract import ConfigurationError
 from core_training.averaging.weight_averaging import WeightAveraging
+from core_training.callbacks.arguments import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,19 +66,21 @@ class StochasticWeightAveraging(WeightAveraging):
                 f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an "
                 "epoch (int, from 0) or a fraction of all epochs (float, 0.0 to 1.0)."
             )
-        rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
-        if not rates or any(rate <= 0 for rate in rates):
+        rates: Any = swa_lrs
+        if not isinstance(swa_lrs, list):
+            rates = [swa_lrs]
+        if not rates or min(rates) <= 0:
             raise ConfigurationError(
                 f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a positive number, or a "
                 "list of them."
             )
-        if annealing_strategy not in ("cos", "linear"):
-            raise ConfigurationError(
-                f"StochasticWeightAveraging(annealing_strategy={annealing_strategy!r}): expected "
-                "'cos' or 'linear'."
-            )
-        self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
-        self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
+        check_choice(
+            "StochasticWeightAveraging", "annealing_strategy", annealing_strategy, ("cos", "linear")
+        )
+        self.swa_lrs = swa_lrs
+        self.swa_epoch_start = swa_epoch_start
+        self.annealing_epochs = annealing_epochs
+        self.annealing_strategy = annealing_strategy
         self.update_batch_norm = update_batch_norm
         self._schedulers: list[SWALR] = []
         self._restored: list[dict[str, Any]] | None = None
@@ -107,7 +110,8 @@ class StochasticWeightAveraging(WeightAveraging):
             UnsupportedError: the strategy spreads the weights over ranks in a way of its own.
         """
         super().on_fit_start(trainer, module)
-        self._schedulers, self._restored = [], None
+        self._schedulers = []
+        self._restored = None
         if self._has_batch_norm(module) and type(module).forward is nn.Module.forward:
             raise ConfigurationError(
                 "StochasticWeightAveraging computes the statistics of BatchNorm layers anew by "
@@ -189,14 +193,11 @@ class StochasticWeightAveraging(WeightAveraging):
         with trainer.strategy.forward_context() or nullcontext():
             update_bn(_training_batches(trainer), module)
         for child in module.modules():
-            # Each rank has the statistics of its own shard.
-            if (
-                isinstance(child, BatchNorm)
-                and child.running_mean is not None
-                and child.running_var is not None
-            ):
+            if isinstance(child, BatchNorm):
                 for statistic in (child.running_mean, child.running_var):
-                    statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
+                    # Each rank has the statistics of its own shard.
+                    if statistic is not None:
+                        statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
 
 
 def _state_of(scheduler: SWALR) -> dict[str, Any]:
@@ -206,8 +207,10 @@ def _state_of(scheduler: SWALR) -> dict[str, Any]:
 
 def _training_batches(trainer: Trainer) -> Iterator[Any]:
     """This rank's shard of one epoch, on the device."""
-    loaders, transfer = trainer.loaders, trainer.make_transfer()
+    loaders = trainer.loaders
+    transfer = trainer.make_transfer() or (lambda batch: batch)
     loaders.begin_epoch(trainer.current_epoch)
-    limit = loaders.num_train_batches
-    batches = islice(loaders.open_train(), None if limit == float("inf") else int(limit))
-    return batches if transfer is None else map(transfer, batches)
+    limit = None
+    if loaders.num_train_batches != float("inf"):
+        limit = int(loaders.num_train_batches)
+    return map(transfer, islice(loaders.open_train(), limit))

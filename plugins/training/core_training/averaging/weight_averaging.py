@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint import await_copies
-from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
+from core.contract import Capability, CheckpointError, ConfigurationError
 from core_training.averaging.local_weights import LocalWeights, find_local_weights, own_part
 from core_training.callbacks import Callback
+from core_training.callbacks.arguments import refuse_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,8 +53,11 @@ class WeightAveraging(Callback):
             evaluates_in_fit: validation runs of fit use the average.
             evaluates: `validate`, `test` and `predict` with a checkpoint use the average in it.
         """
-        self._average_fn, self._use_buffers, self._device = average_fn, use_buffers, device
-        self._evaluates_in_fit, self._evaluates = evaluates_in_fit, evaluates
+        self._average_fn = average_fn
+        self._use_buffers = use_buffers
+        self._device = device
+        self._evaluates_in_fit = evaluates_in_fit
+        self._evaluates = evaluates
         self._average: AveragedModel | None = None
         self._source: LocalWeights | None = None
         self._is_exchanged = self._is_given = False
@@ -64,7 +68,9 @@ class WeightAveraging(Callback):
     @property
     def num_averaged(self) -> int:
         """The number of states of the weights in the average."""
-        return int(self._average.n_averaged) if self._average is not None else 0
+        if self._average is None:
+            return 0
+        return int(self._average.n_averaged)
 
     def update(self) -> None:
         """All ranks. Update the average with the current weights."""
@@ -97,9 +103,8 @@ class WeightAveraging(Callback):
         if self._average is None or self._source is None:
             return
         with torch.inference_mode(False), torch.no_grad():
-            for name, tensor in zip(
-                self._source.leaves, _tensors_of(self._average.module), strict=True
-            ):
+            tensors = _tensors_of(self._average.module)
+            for name, tensor in zip(self._source.leaves, tensors, strict=True):
                 if name in masks:
                     tensor.mul_(masks[name].to(tensor))
 
@@ -111,13 +116,13 @@ class WeightAveraging(Callback):
         Raises:
             UnsupportedError: the strategy runs compiled programs, in which the weights stay.
         """
-        if Capability.COMPILED_STEP in trainer.strategy.capabilities:
-            raise UnsupportedError(
-                f"{type(self).__name__} reads weights between two steps, and those of "
-                f"{type(trainer.strategy).__name__} stay in a compiled program. Leave one of them "
-                "out.",
-                capability=Capability.COMPILED_STEP,
-            )
+        refuse_capabilities(
+            type(self).__name__,
+            trainer.strategy,
+            Capability.COMPILED_STEP,
+            reason="reads weights between two steps",
+            cure="Leave one of them out.",
+        )
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Make room for the average.
@@ -172,8 +177,10 @@ class WeightAveraging(Callback):
             if not self._is_given:
                 self.update_after_step(trainer.global_step)
             checkpoint["num_averaged"] = self.num_averaged
+            name = "average"
+            if self._is_given:  # which the module has, then
+                name = "trained"
             is_whole = trainer.strategy.checkpoint_io.layout == "full"
-            name = "trained" if self._is_given else "average"  # the other one is in the module
             checkpoint[name] = self._source.placed(self._average.module, whole=is_whole)
 
     def on_load_checkpoint(
@@ -186,12 +193,15 @@ class WeightAveraging(Callback):
         """
         # what is loaded into the module is the average
         is_given = trainer.stage == "fit" and "trained" in checkpoint
-        if not is_given and "average" not in checkpoint:
+        saved = checkpoint.get("average")
+        if is_given:
+            saved = checkpoint["trained"]
+        if saved is None:
             return
         average = self._average or self._build(trainer, module)
         assert self._source is not None
-        saved = checkpoint["trained" if is_given else "average"]
-        if differing := saved.keys() ^ self._source.leaves.keys():
+        differing = saved.keys() ^ self._source.leaves.keys()
+        if differing:
             raise CheckpointError(
                 f"The checkpoint's average of {type(self).__name__} doesn't fit the model: only "
                 f"one of the two has {min(differing)!r}. Build the model as it was, or leave the "
@@ -211,32 +221,18 @@ class WeightAveraging(Callback):
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
-        self._swap_in(trainer)
+        wanted = self._evaluates
+        if trainer.stage == "fit":
+            wanted = self._evaluates_in_fit
+        if wanted and self.num_averaged and not self._is_exchanged:
+            self._exchange()
 
     def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Restore the trained weights."""
         self.restore_trained()
 
-    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Lend the module the average."""
-        self._swap_in(trainer)
-
-    def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Restore the trained weights."""
-        self.restore_trained()
-
-    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
-        """Lend the module the average."""
-        self._swap_in(trainer)
-
-    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Restore the trained weights."""
-        self.restore_trained()
-
-    def _swap_in(self, trainer: Trainer) -> None:
-        wanted = self._evaluates_in_fit if trainer.stage == "fit" else self._evaluates
-        if wanted and self.num_averaged and not self._is_exchanged:
-            self._exchange()
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
 
     def _return(self) -> None:
         """This rank alone."""
@@ -250,10 +246,7 @@ class WeightAveraging(Callback):
 
         self._source = find_local_weights(trainer.strategy, module)
         self._average = AveragedModel(
-            self._source,
-            device=torch.device(self._device) if self._device is not None else None,
-            multi_avg_fn=self._average_fn,
-            use_buffers=self._use_buffers,
+            self._source, self._device, multi_avg_fn=self._average_fn, use_buffers=self._use_buffers
         )
         self._is_exchanged = self._is_given = False
         return self._average
@@ -271,9 +264,8 @@ class WeightAveraging(Callback):
         await_copies()
         # The hooks of a validation run are called in inference mode, whose tensors must not stay.
         with torch.inference_mode(False), torch.no_grad():
-            for own, other in zip(
-                _tensors_of(self._source), _tensors_of(self._average.module), strict=True
-            ):
+            tensors = _tensors_of(self._average.module)
+            for own, other in zip(_tensors_of(self._source), tensors, strict=True):
                 kept = own.clone()
                 own.copy_(other)
                 other.copy_(kept)

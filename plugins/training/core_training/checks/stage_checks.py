@@ -48,7 +48,8 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
         UnsupportedError: the strategy can't clip by value.
         ConfigurationError: batch norms can't be synchronized on this device.
     """
-    clips_by_value = options.clipping is not None and options.clipping.algorithm == "value"
+    clipping = options.clipping
+    clips_by_value = clipping is not None and clipping.algorithm == "value"
     if clips_by_value and Capability.CLIP_BY_VALUE not in strategy.capabilities:
         raise UnsupportedError(
             f"gradient_clip_algorithm='value': {type(strategy).__name__} can't clip gradients by "
@@ -57,12 +58,8 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
         )
     if options.global_batch_size is not None:
         _check_global_batch(options.global_batch_size, strategy)
-    device = strategy.root_device.type if strategy.parallel_devices else "cpu"
-    if (
-        options.sync_batchnorm
-        and Capability.COLLECTIVES in strategy.capabilities
-        and device == "cpu"
-    ):
+    is_on_cpu = not strategy.parallel_devices or strategy.root_device.type == "cpu"
+    if options.sync_batchnorm and is_on_cpu and Capability.COLLECTIVES in strategy.capabilities:
         raise ConfigurationError(
             f"sync_batchnorm=True with {type(strategy).__name__} on the CPU: "
             "torch.nn.SyncBatchNorm computes on GPUs only. Leave it out here, or use layers that "
@@ -116,11 +113,8 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
         _check_compiled(run)
     _warn_of_idleness(run)
     is_validated = any(source.role is VALIDATION for source in sources)
-    if (
-        not is_validated
-        and has_method(module, "validation_step")
-        and run.options.limit_val_batches != 0
-    ):
+    is_wanted = has_method(module, "validation_step") and run.options.limit_val_batches != 0
+    if is_wanted and not is_validated:
         warn_caller(
             f"{type(module).__name__} has a validation_step(), and no validation loader was given: "
             "nothing is validated. Pass val_dataloaders=..., define val_dataloader(), or say "
@@ -129,12 +123,9 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
 
 
 def _warn_of_parts(run: Run) -> None:
-    listeners = (
-        (*run.callbacks, run.module)
-        if Capability.OWNS_GRADIENTS in run.strategy.capabilities
-        else ()
-    )
-    for listener in listeners:
+    if Capability.OWNS_GRADIENTS not in run.strategy.capabilities:
+        return
+    for listener in (*run.callbacks, run.module):
         if overrides(listener, "on_before_optimizer_step"):
             warn_caller(
                 f"{type(listener).__name__} has the hook on_before_optimizer_step, and under "
@@ -168,22 +159,20 @@ def _check_manual(module: nn.Module, options: TrainerOptions, strategy: Strategy
             "another strategy.",
             capability=Capability.MANUAL_OPTIMIZATION,
         )
+    because = f"and {name} has automatic_optimization=False: it steps its optimizers itself"
     if options.accumulate_grad_batches > 1:
         raise ConfigurationError(
-            f"accumulate_grad_batches={options.accumulate_grad_batches}, and {name} has "
-            "automatic_optimization=False: it steps its optimizers itself. Accumulate in "
+            f"accumulate_grad_batches={options.accumulate_grad_batches}, {because}. Accumulate in "
             "training_step, by stepping in every n-th batch."
         )
     if options.global_batch_size is not None:
         raise ConfigurationError(
-            f"global_batch_size={options.global_batch_size}, and {name} has "
-            "automatic_optimization=False: it steps its optimizers itself, and only it knows how "
-            "many samples make a step. Leave it out."
+            f"global_batch_size={options.global_batch_size}, {because}, and only it knows how many "
+            "samples make a step. Leave it out."
         )
     if options.clipping is not None:
         raise ConfigurationError(
-            f"gradient_clip_val={options.clipping.value}, and {name} has "
-            "automatic_optimization=False: it steps its optimizers itself. Call "
+            f"gradient_clip_val={options.clipping.value}, {because}. Call "
             "self.clip_gradients(optimizer, gradient_clip_val=...) before the step."
         )
 
@@ -193,13 +182,14 @@ def _check_compiled(run: Run) -> None:
     strategy, options = run.strategy, run.options
     name = type(strategy).__name__
     for listener in (*run.callbacks, run.module):
-        if hook := next((hook for hook in _HOOKS_OF_THE_STEP if overrides(listener, hook)), None):
-            raise UnsupportedError(
-                f"{type(listener).__name__} has the hook {hook}, and {name} runs forward, backward "
-                "and update as one compiled program, in which no hook can run. Leave the hook out, "
-                "or use another strategy.",
-                capability=Capability.COMPILED_STEP,
-            )
+        for hook in _HOOKS_OF_THE_STEP:
+            if overrides(listener, hook):
+                raise UnsupportedError(
+                    f"{type(listener).__name__} has the hook {hook}, and {name} runs forward, "
+                    "backward and update as one compiled program, in which no hook can run. Leave "
+                    "the hook out, or use another strategy.",
+                    capability=Capability.COMPILED_STEP,
+                )
     if options.clipping is not None and Capability.OWNS_CLIPPING not in strategy.capabilities:
         raise UnsupportedError(
             f"gradient_clip_val={options.clipping.value}: {name} runs forward, backward and update "
@@ -217,17 +207,14 @@ def check_max_steps(run: Run) -> None:
     Raises:
         ConfigurationError: with the limit that fits.
     """
-    limit, done, updates = (
-        run.options.max_steps,
-        run.progress.global_step,
-        run.strategy.updates_per_batch,
-    )
-    if limit > done and (rest := (limit - done) % updates):
+    limit = run.options.max_steps
+    updates = run.strategy.updates_per_batch
+    rest = (limit - run.progress.global_step) % updates
+    if limit > run.progress.global_step and rest:
         raise ConfigurationError(
             f"max_steps={limit}, and {type(run.strategy).__name__} makes {updates} updates in each "
-            "batch"
-            + (f", from step {done} on" if done else "")
-            + f", so that training can't end there. Use max_steps={limit - rest + updates}."
+            f"batch, from step {run.progress.global_step} on, so that training can't end there. "
+            f"Use max_steps={limit - rest + updates}."
         )
 
 
@@ -261,11 +248,11 @@ def check_iterators(run: Run) -> None:
 
 def _check_owned(module: nn.Module, strategy: Strategy) -> None:
     for capability, names in _OWNED.items():
-        overridden = [name for name in names if overrides(module, name)]
-        if capability in strategy.capabilities and overridden:
-            raise UnsupportedError(
-                f"{type(module).__name__} overrides {overridden[0]}, and {type(strategy).__name__} "
-                "does that inside its own step, where a module has no part. Leave the override "
-                "out, or use another strategy.",
-                capability=capability,
-            )
+        for name in names:
+            if capability in strategy.capabilities and overrides(module, name):
+                raise UnsupportedError(
+                    f"{type(module).__name__} overrides {name}, and {type(strategy).__name__} does "
+                    "that inside its own step, where a module has no part. Leave the override out, "
+                    "or use another strategy.",
+                    capability=capability,
+                )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from core.contract import ModuleError, empty_hook, near_names
+from core.contract import ModuleError, did_you_mean, empty_hook
 from core_training.hooks.data_hooks import DataHooks
 from core_training.hparams.hyperparameters import HasHyperparameters
 from core_training.module.misuse import ClassOnlyMethod
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound="Module")
+
+
+class _Detached:
+    """The numbers of a module that no trainer runs."""
+
+    current_epoch = 0
+    global_step = 0
+    global_rank = 0
+    local_rank = 0
+    logger = None
+    loggers = ()
 
 
 class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters):
@@ -163,38 +174,39 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     @property
     def current_epoch(self) -> int:
         """Number of the running epoch, from 0; 0 without a trainer."""
-        return self._trainer.current_epoch if self._trainer is not None else 0
+        return (self._trainer or _Detached).current_epoch
 
     @property
     def global_step(self) -> int:
         """Optimizer steps so far; 0 without a trainer."""
-        return self._trainer.global_step if self._trainer is not None else 0
+        return (self._trainer or _Detached).global_step
 
     @property
     def global_rank(self) -> int:
         """Number of this process among all; 0 without a trainer."""
-        return self._trainer.global_rank if self._trainer is not None else 0
+        return (self._trainer or _Detached).global_rank
 
     @property
     def local_rank(self) -> int:
         """Number of this process on its node; 0 without a trainer."""
-        return self._trainer.local_rank if self._trainer is not None else 0
+        return (self._trainer or _Detached).local_rank
 
     @property
     def logger(self) -> Logger | None:
         """The trainer's first logger, if there is one; None without a trainer."""
-        return self._trainer.logger if self._trainer is not None else None
+        return (self._trainer or _Detached).logger
 
     @property
     def loggers(self) -> Sequence[Logger]:
         """All loggers of the trainer."""
-        return self._trainer.loggers if self._trainer is not None else ()
+        return (self._trainer or _Detached).loggers
 
     @property
     def device(self) -> torch.device:
         """The device of the parameters; the CPU for a module without any."""
-        tensor = next(self.parameters(), None)
-        return tensor.device if tensor is not None else torch.device("cpu")
+        for tensor in self.parameters():
+            return tensor.device
+        return torch.device("cpu")
 
     @property
     def device_mesh(self) -> Any:
@@ -204,16 +216,19 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         Ask for it in `configure_model`. A caller that gets its weights back from workers calls that
         without a mesh.
         """
-        return self._trainer.strategy.device_mesh if self._trainer is not None else None
+        if self._trainer is None:
+            return None
+        return self._trainer.strategy.device_mesh
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the first floating-point parameter; torch's default for a module without
         any.
         """
-        return next(
-            (p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype()
-        )
+        for tensor in self.parameters():
+            if tensor.is_floating_point():
+                return tensor.dtype
+        return torch.get_default_dtype()
 
     def log(
         self,
@@ -279,7 +294,9 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         `log`.
         """
         # Members of a collection share their states, and would be logged as copies otherwise.
-        own = {"keep_base": False, "copy_state": False} if hasattr(values, "compute_groups") else {}
+        own = {}
+        if hasattr(values, "compute_groups"):
+            own = {"keep_base": False, "copy_state": False}
         for name, value in values.items(**own):
             self.log(name, value, **options)
 
@@ -298,15 +315,13 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
 
     def optimizers(self) -> Any:
         """The optimizer, or the list of them, whose `step` goes through the strategy."""
-        wrapped = self.trainer.wrapped_optimizers
-        return wrapped[0] if len(wrapped) == 1 else wrapped
+        return _single(self.trainer.wrapped_optimizers)
 
     def lr_schedulers(self) -> Any:
         """The scheduler, or the list of them; None if there is none. With manual optimization you
         step them.
         """
-        schedulers = [item.scheduler for item in self.trainer.strategy.lr_schedulers]
-        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+        return _single([item.scheduler for item in self.trainer.strategy.lr_schedulers]) or None
 
     def manual_backward(
         self, loss: Tensor, *, weight: float | Tensor | None = None, **kwargs: Any
@@ -396,9 +411,9 @@ def require_method(module: object, name: str, purpose: str) -> Callable[..., Any
     Raises:
         ModuleError: it has none, or only the one of `Module` that says what to write.
     """
-    kind = type(module)
+    kind = type(module).__name__
     if not isinstance(module, nn.Module):
-        what = f"an object of type {kind.__name__}"
+        what = f"an object of type {kind}"
         if isinstance(module, type):
             what = f"the class {module.__name__} (did you mean {module.__name__}()?)"
         raise ModuleError(
@@ -406,13 +421,9 @@ def require_method(module: object, name: str, purpose: str) -> Callable[..., Any
             "loaders."
         )
     if not has_method(module, name):
-        near = [
-            other for other in near_names(name, dir(kind), cutoff=0.85) if other not in dir(Module)
-        ]
-        hint = f" There is {near[0]}(): was that meant?" if near else ""
-        raise ModuleError(
-            f"{kind.__name__} has no {name}(), which {purpose} needs. Define it.{hint}"
-        )
+        own = set(dir(type(module))) - set(dir(Module))
+        hint = did_you_mean(name, own, cutoff=0.85)
+        raise ModuleError(f"{kind} has no {name}(), which {purpose} needs. Define it.{hint}")
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
@@ -420,6 +431,13 @@ def has_method(module: nn.Module, name: str) -> bool:
     """True if the module has a method of its own of this name."""
     method = getattr(module, name, None)
     return method is not None and getattr(method, "__func__", None) is not getattr(Module, name)
+
+
+def _single(items: Sequence[Any]) -> Any:
+    """The one that there is, or all of them."""
+    if len(items) == 1:
+        return items[0]
+    return items
 
 
 def _describe_name(name: object) -> str:

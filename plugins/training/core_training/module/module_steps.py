@@ -42,13 +42,10 @@ class ModuleSteps:
             args: of `Tensor.backward`.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
         """
-        strategy = self.trainer.strategy
-        if args:
-            kwargs = {
-                **dict(zip(("gradient", "retain_graph", "create_graph"), args, strict=False)),
-                **kwargs,
-            }
-        strategy.backward(loss, self.trainer.session.handle_of(self).wrapped, **kwargs)
+        for name, value in zip(("gradient", "retain_graph", "create_graph"), args, strict=False):
+            kwargs.setdefault(name, value)
+        wrapped = self.trainer.session.handle_of(self).wrapped
+        self.trainer.strategy.backward(loss, wrapped, **kwargs)
 
     @empty_hook
     def optimizer_step(
@@ -135,25 +132,26 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
     """Use the module's overrides of the hooks around the step, such as `optimizer_step`, in this
     step.
     """
-    module, progress = run.module, run.progress
+    module = run.module
+    progress = run.progress
     if step.manual:
         return
     step.backward = override_of(module, "backward")
-    if (zero_grad := override_of(module, "optimizer_zero_grad")) is not None:
+    zero_grad = override_of(module, "optimizer_zero_grad")
+    if zero_grad is not None:
         step.zero_grad = lambda optimizer: zero_grad(progress.epoch, progress.batch, optimizer)
-    if (clip := override_of(module, "configure_gradient_clipping")) is not None:
-        step.clip_gradients, step.clipping = _own_clipping(clip, step.clipping), None
-    if (step_optimizer := override_of(module, "optimizer_step")) is not None:
-        step.step_optimizer, step.needs_closure = _own_optimizer_step(run, step_optimizer), True
-
-
-def _own_clipping(
-    own: Callable[..., None], clipping: GradientClipping | None
-) -> Callable[[Optimizer], None]:
-    value = clipping.value if clipping else None
-    algorithm = clipping.algorithm if clipping else None
-
-    return lambda optimizer: own(optimizer, value, algorithm)
+    clip = override_of(module, "configure_gradient_clipping")
+    if clip is not None:
+        value = algorithm = None
+        if step.clipping:
+            value = step.clipping.value
+            algorithm = step.clipping.algorithm
+        step.clip_gradients = lambda optimizer: clip(optimizer, value, algorithm)
+        step.clipping = None
+    step_optimizer = override_of(module, "optimizer_step")
+    if step_optimizer is not None:
+        step.step_optimizer = _own_optimizer_step(run, step_optimizer)
+        step.needs_closure = True
 
 
 def _own_optimizer_step(

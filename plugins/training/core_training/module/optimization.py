@@ -75,9 +75,10 @@ def parse_optimizers(configured: object) -> tuple[list[Optimizer], list[Schedule
         ModuleError: it is of no known form.
     """
     optimizers, schedulers = _parse(configured)
+    known = {id(optimizer) for optimizer in optimizers}
     for item in schedulers:
         own = getattr(item.scheduler, "optimizer", None)
-        if own is not None and not any(own is optimizer for optimizer in optimizers):
+        if own is not None and id(own) not in known:
             raise ModuleError(
                 f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer "
                 "that it did not return, so that it would change nothing. Return that optimizer, "
@@ -167,37 +168,38 @@ def _parse(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
 def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[Scheduler]]:
     optimizers, schedulers = [], []
     for item in items:
-        if unknown := sorted(
-            item.keys() - {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"}
-        ):
-            raise ModuleError(
-                f"configure_optimizers returned a dict with {unknown[0]!r}; "
-                "expected 'optimizer', 'lr_scheduler' and 'monitor'."
-            )
-        if "optimizer" not in item:
-            raise ModuleError(
-                "configure_optimizers returned a dict without 'optimizer'; expected an Optimizer "
-                "there."
-            )
-        if not isinstance(item["optimizer"], Optimizer):
+        _refuse_unknown(
+            "configure_optimizers returned a dict",
+            item,
+            {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"},
+        )
+        optimizer = item.get("optimizer")
+        if not isinstance(optimizer, Optimizer):
             raise ModuleError(
                 "configure_optimizers returned a dict whose 'optimizer' is "
-                f"{_describe(item['optimizer'])}; expected an Optimizer."
+                f"{_describe(optimizer)}; expected an Optimizer there."
             )
-        optimizers.append(item["optimizer"])
+        optimizers.append(optimizer)
         scheduler = item.get("lr_scheduler", item.get("lr_scheduler_config"))
         if scheduler is not None:
             schedulers.append(_parse_scheduler(scheduler, monitor=item.get("monitor")))
     return optimizers, schedulers
 
 
+def _refuse_unknown(what: str, given: Mapping[str, Any], known: set[str]) -> None:
+    for name in sorted(given.keys() - known):
+        raise ModuleError(f"{what} with {name!r}; expected some of {sorted(known)}.")
+
+
 def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
-    options: Mapping[str, Any] = item if isinstance(item, Mapping) else {"scheduler": item}
-    known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
-    if unknown := sorted(options.keys() - known):
-        raise ModuleError(
-            f"A scheduler's dict has {unknown[0]!r}; expected some of {sorted(known)}."
-        )
+    options: Mapping[str, Any] = {"scheduler": item}
+    if isinstance(item, Mapping):
+        options = item
+    _refuse_unknown(
+        "configure_optimizers returned a scheduler's dict",
+        options,
+        {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"},
+    )
     scheduler = options.get("scheduler")
     if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise ModuleError(
@@ -210,10 +212,9 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
         raise ModuleError(
             f"A scheduler's interval is {parsed.interval!r}; expected 'step' or 'epoch'."
         )
-    frequency: object = parsed.frequency
-    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+    if type(parsed.frequency) is not int or parsed.frequency < 1:
         raise ModuleError(
-            f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1."
+            f"A scheduler's frequency is {parsed.frequency!r}; expected an integer of at least 1."
         )
     if takes_metric(parsed) and parsed.monitor is None:
         raise ModuleError(
@@ -238,7 +239,7 @@ def _describe(value: object) -> str:
         return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
     if isinstance(value, type):
         return f"the class {value.__name__}, and no {value.__name__}(...)"
-    return f"{type(value).__name__} {value!r}"[:120]
+    return f"{type(value).__name__} {value!r:.120}"
 
 
 def check_schedulers(
@@ -250,14 +251,24 @@ def check_schedulers(
         ModuleError: its `step` takes something else.
         ConfigurationError: it would have to be stepped between the updates of one batch.
     """
-    is_stepped = (
-        getattr(module, "automatic_optimization", True)
-        and not overrides(module, "lr_scheduler_step")
-        and Capability.OWNS_SCHEDULER not in strategy.capabilities
-    )
-    stepped = schedulers if is_stepped else ()
-    for item in stepped:
-        name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
+    if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
+        raise ConfigurationError(
+            "configure_optimizers returned a scheduler with interval='step', and "
+            f"{type(strategy).__name__} makes {strategy.updates_per_batch} updates in each batch, "
+            "all with one learning rate. Use interval='epoch', or let the strategy make one update "
+            "in a batch."
+        )
+    if (
+        not getattr(module, "automatic_optimization", True)
+        or overrides(module, "lr_scheduler_step")
+        or Capability.OWNS_SCHEDULER in strategy.capabilities
+    ):
+        return
+    for item in schedulers:
+        name = type(item.scheduler).__name__
+        metric = []
+        if takes_metric(item):
+            metric.append("metric")
         try:
             inspect.signature(item.scheduler.step).bind(*metric)
         except TypeError as error:
@@ -268,13 +279,6 @@ def check_schedulers(
             ) from None
         except ValueError:  # a method of native code
             pass
-    if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
-        raise ConfigurationError(
-            "configure_optimizers returned a scheduler with interval='step', and "
-            f"{type(strategy).__name__} makes {strategy.updates_per_batch} updates in each batch, "
-            "all with one learning rate. Use interval='epoch', or let the strategy make one update "
-            "in a batch."
-        )
 
 
 def require_optimizers(module: nn.Module, strategy: Strategy) -> None:

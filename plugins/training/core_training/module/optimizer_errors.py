@@ -50,7 +50,8 @@ def check_several(
     held = Counter(
         id(one) for each in optimizers for group in each.param_groups for one in group["params"]
     )
-    if twice := [key for key, parameter in module.named_parameters() if held[id(parameter)] > 1]:
+    twice = [key for key, parameter in module.named_parameters() if held[id(parameter)] > 1]
+    if twice:
         raise ModuleError(
             f"{name}.configure_optimizers returned {number} optimizers, more than one of which "
             f"holds {listed(twice)}: each step would update them as often. Give each parameter to "
@@ -60,5 +61,6 @@ def check_several(
 
 def listed(names: Sequence[str]) -> str:
     """Names in a sentence, the first of them if there are many."""
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    if len(names) > _MOST_NAMED:
+        return f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED} more"
+    return ", ".join(names)

@@ -84,7 +84,7 @@ def test_a_misspelt_method():
     type(module).trainning_step = lambda self, batch: None
     with pytest.raises(
         ModuleError,
-        match=r"has no training_step\(\).* There is trainning_step\(\): was that meant\?",
+        match=r"has no training_step\(\).* Did you mean 'trainning_step'\?",
     ):
         fit(module)
 

@@ -138,12 +138,12 @@ def test_forms(configure, expected):
         ),
         (
             lambda module: {"optimiser": sgd(module)},
-            "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'",
+            r"a dict with 'optimiser'; expected some of \['lr_scheduler', ",
         ),
         (lambda module: {"optimizer": 1}, "whose 'optimizer' is int 1; expected an Optimizer"),
         (
             lambda module: in_dict(module, every=2),
-            "A scheduler's dict has 'every'; expected some of",
+            "a scheduler's dict with 'every'; expected some of",
         ),
         (
             lambda module: in_dict(module, interval="batch"),

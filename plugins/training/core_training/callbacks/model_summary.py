@@ -11,7 +11,6 @@ import torch
 from core.contract import Capability
 from core_training.callbacks.arguments import check_int
 from core_training.callbacks.layer_summary import ModuleSummary, count_here, summarize
-from core_training.callbacks.progress_bar.terminal import find_console
 from core_training.hooks.callback import Callback
 
 if TYPE_CHECKING:
@@ -55,13 +54,7 @@ class ModelSummary(Callback):
         if run_example is None and not trainer.is_global_zero:
             return
         summary = summarize(module, self.max_depth, run_example, count)
-        if trainer.is_global_zero:
-            console = find_console()
-            if console is None:
-                trainer.print(to_text(summary))
-            else:
-                console.print(to_rich(summary))
-                console.print("\n".join(_totals(summary)), highlight=False)
+        trainer.print(to_text(summary))
 
 
 def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], int]:
@@ -134,24 +127,6 @@ def to_text(summary: ModuleSummary) -> str:
         lines.append("  ".join(cells).rstrip())
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:], rule, *_totals(summary)])
-
-
-def to_rich(summary: ModuleSummary) -> object:
-    """The table, for a terminal or a notebook."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    header, *rows = _rows(summary)
-    if not rows:
-        return ""
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")
-        if name in _NUMERIC:
-            table.columns[-1].justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _rows(summary: ModuleSummary) -> list[list[str]]:

@@ -4,7 +4,6 @@ optimizer holds.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -38,24 +37,20 @@ def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> Non
     held = _held_in(optimizers)
     own = {name: one for name, one in module.named_parameters() if one.requires_grad}
     known = {*held, *map(id, own.values())}
-    hidden = {
-        f"{path}.{name}".lstrip("."): None
-        for path, part in module.named_modules()
-        for name, value in vars(part).items()
-        if not name.startswith(_KNOWN)
-        for one in _held_by(value)
-        if one.requires_grad and one.is_leaf and id(one) not in known
-    }
-    # fine-tuning leaves them unfrozen, and may add them later
-    if len(own) < len([*module.parameters()]):
-        held |= {
-            id(one)
-            for part in module.modules()
-            if isinstance(part, _NormBase)
-            for one in part.parameters()
-        }
+    hidden = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            for one in _held_by(value):
+                is_own = one.requires_grad and one.is_leaf and id(one) not in known
+                if is_own and not name.startswith(_KNOWN):
+                    hidden[f"{path}.{name}".lstrip(".")] = None
+    # fine-tuning leaves batch norms unfrozen, and may add them later
+    if len(own) < len(list(module.parameters())):
+        for part in module.modules():
+            if isinstance(part, _NormBase):
+                held.update(map(id, part.parameters()))
+    names = list(hidden)
     left_out = [name for name, one in own.items() if id(one) not in held]
-    names = [*hidden]
     if len(left_out) < len(own):
         names += left_out
     if names:
@@ -78,7 +73,8 @@ def warn_of_late(run: Run) -> None:
     held = _held_in(run.strategy.optimizers)
     known = {*run.session.handles[0].original_names.values()}
     graded = [(name, one) for name, one in run.module.named_parameters() if one.grad is not None]
-    if late := [name for name, one in graded if name not in known and id(one) not in held]:
+    late = [name for name, one in graded if name not in known and id(one) not in held]
+    if late:
         from core_training.module.optimizer_errors import listed  # most make all before
 
         warn_at(
@@ -101,9 +97,11 @@ def _held_by(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple | dict) and depth:
-        for item in islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS):
-            if isinstance(item, nn.Module):
-                yield from item.parameters() if item.training else ()
-            else:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple) and depth:
+        for item in value[:_MOST_ITEMS]:
+            if not isinstance(item, nn.Module):
                 yield from _held_by(item, depth - 1)
+            elif item.training:
+                yield from item.parameters()

@@ -97,16 +97,8 @@ class Callback(EventHooks[Any]):
     @property
     def keeps_state(self) -> bool:
         """True if checkpoints hold anything of this callback."""
-        kind = type(self)
-        return any(
-            getattr(kind, name) is not getattr(Callback, name)
-            for name in (
-                "state_dict",
-                "load_state_dict",
-                "on_save_checkpoint",
-                "on_load_checkpoint",
-            )
-        )
+        names = ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
+        return any(getattr(type(self), name) is not getattr(Callback, name) for name in names)
 
     def _key_with(self, **options: object) -> str:
         """A state key that distinguishes callbacks of one class by their options."""
@@ -119,7 +111,7 @@ class Callback(EventHooks[Any]):
     def on_validation_batch_start(
         self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The batch is on the device; `validation_step` comes next."""
+        """The batch is on the device; its step comes next."""
 
     @empty_hook
     def on_validation_batch_end(
@@ -131,43 +123,10 @@ class Callback(EventHooks[Any]):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """`outputs`: what `validation_step` returned."""
+        """`outputs`: what the step returned."""
 
-    @empty_hook
-    def on_test_batch_start(
-        self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """The batch is on the device; `test_step` comes next."""
-
-    @empty_hook
-    def on_test_batch_end(
-        self,
-        trainer: Any,
-        module: nn.Module,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """`outputs`: what `test_step` returned."""
-
-    @empty_hook
-    def on_predict_batch_start(
-        self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """The batch is on the device; `predict_step` comes next."""
-
-    @empty_hook
-    def on_predict_batch_end(
-        self,
-        trainer: Any,
-        module: nn.Module,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """`outputs`: what `predict_step` returned."""
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
 
 class GoBack(Exception):

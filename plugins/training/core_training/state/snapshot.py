@@ -29,7 +29,7 @@ from core_training.state.program_settings import compare_settings
 from core_training.state.trainable import check_trained, describe_frozen, trained_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from core.contract import CheckpointIO, PathLike
     from core_training.run import FinishedFit, Position, Run
@@ -53,25 +53,32 @@ def save(
     strategy = run.strategy
     strategy.synchronize_model()
     module_section: dict[str, object] = {}
-    if (hook := override_of(run.module, "on_save_checkpoint")) is not None:
+    hook = override_of(run.module, "on_save_checkpoint")
+    if hook is not None:
         hook(module_section)
-    is_whole = run.options.save_only == "all"
-    frozen = (
-        {} if is_whole else {"save_only": run.options.save_only, "frozen": describe_frozen(run)}
-    )
-    form = {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size}
+    form: dict[str, object] = {
+        "version": FORMAT_VERSION,
+        "core": CORE_VERSION,
+        "world_size": strategy.world_size,
+    }
+    model: object = run.module
+    if run.options.save_only != "all":
+        form["save_only"] = run.options.save_only
+        form["frozen"] = describe_frozen(run)
+        model = trained_state(run)
     state = {
-        "format": {**form, **frozen},
-        "model": run.module if is_whole else trained_state(run),
+        "format": form,
         "module_section": UserData(module_section),
         **hyperparameters.to_checkpoint(run.module),
     }
-    if not weights_only:
-        position = position_of(run) if finished is None else finished.position
-        state |= {**_training_state(run, position), "model": state["model"]}
-    save_checkpoint(
-        run.session, path, state, kept=None if finished is None else finished.rank_state
-    )
+    kept = None
+    if finished is not None:
+        kept = finished.rank_state
+    if not weights_only and finished is not None:
+        state |= _training_state(run, finished.position)
+    elif not weights_only:
+        state |= _training_state(run, position_of(run))
+    save_checkpoint(run.session, path, {**state, "model": model}, kept=kept)
 
 
 def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
@@ -103,8 +110,11 @@ def load(run: Run, path: PathLike) -> None:
     Raises:
         CheckpointError: it can't be read, or doesn't fit.
     """
-    strategy, resume = run.strategy, run.resume or Resume()
-    parts = resume.choose(_parts(run)) if run.trains else {"model": run.module}
+    strategy = run.strategy
+    resume = run.resume or Resume()
+    parts: dict[str, object] = {"model": run.module}
+    if run.trains:
+        parts = resume.choose(_parts(run))
     prepared: list[bool] = []
 
     def check(content: dict[str, Any]) -> None:
@@ -124,44 +134,48 @@ def load(run: Run, path: PathLike) -> None:
                         schedulers, content.get("lr_schedulers", []), content.get("schedulers", [])
                     )
 
-    own = (
-        callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper)
-    )
-    with _by(run, next(filter(None, own), None)):
-        rest = saved = resume.choose(read_checkpoint(run.session, path, parts, check=check))
-    if (
-        "module_section" in saved
-        and (hook := override_of(run.module, "on_load_checkpoint")) is not None
-    ):
+    storage = None
+    for callback in run.callbacks:
+        if isinstance(callback, StateKeeper):
+            storage = storage or callback.storage_of(path)
+    with _by(run, storage):
+        saved = resume.choose(read_checkpoint(run.session, path, parts, check=check))
+    hook = override_of(run.module, "on_load_checkpoint")
+    if hook is not None and "module_section" in saved:
         hook(saved["module_section"])
+    rest = saved
     for name, part in parts.items():
-        # The weights may be of another module; everything else has to be there.
-        strict = resume.strict and (name != "model" or getattr(run.module, "strict_loading", True))
         with restoring(name, path):
-            if name == "model" and strict and "save_only" in saved["format"]:
-                check_trained(run, rest[name], saved["format"], path)
-                strict = False
-            if name == "model" and not resume.strict:
-                run.fabric.print(
-                    describe_changes(run.session, run.module, rest[name], resume.renamed)
-                )
+            strict = resume.strict
+            if name == "model":
+                strict = _restores_all_weights(run, resume, rest, path)
             rest = restore_state(
                 run.session, rest, {name: part}, strict=strict, renamed=resume.renamed
             )
     if run.trains:
         with restoring("schedulers", path):
-            _restore_schedulers(run, saved.get("schedulers", []))
+            for item, state in zip(
+                strategy.lr_schedulers, saved.get("schedulers", []), strict=False
+            ):
+                item.is_waiting = state["is_waiting"]
+                item.renewed_by = set(state["renewed_by"])
         with restoring("callbacks", path):
             _warn_of_lacking_callbacks(run, saved)
     for callback in run.callbacks:
-        if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
+        state = saved.get("callbacks", {}).get(callback.state_key)
+        if state is not None:
             with restoring(f"callbacks[{callback.state_key!r}]", path, state["state"]):
-                _restore_callback(run, callback, state)
+                if overrides(callback, "on_load_checkpoint"):
+                    callback.on_load_checkpoint(run.trainer, run.module, state["section"])
+                if run.trains:
+                    callback.load_state_dict(state["state"])
     if not run.trains:
         return
     state = saved.get("datamodule", {}).get("state")
-    with restoring("datamodule", path, state):
-        _restore_datamodule(run, state)
+    if state and run.datamodule is not None and overrides(run.datamodule, "load_state_dict"):
+        with restoring("datamodule", path, state):
+            run.datamodule.load_state_dict(state)
+            run.loaders.ask_again()
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
         optimizer._opt_called = run.progress.global_step > 0  # type: ignore[attr-defined]
@@ -176,11 +190,31 @@ def load(run: Run, path: PathLike) -> None:
         compare_settings(run, saved.get("settings", {}), path)
 
 
+def _restores_all_weights(run: Run, resume: Resume, saved: dict[str, Any], path: PathLike) -> bool:
+    """True if the weights must be those of the module. They may be of another one; everything else
+    has to be there.
+    """
+    if not resume.strict:
+        run.fabric.print(describe_changes(run.session, run.module, saved["model"], resume.renamed))
+        return False
+    if not getattr(run.module, "strict_loading", True):
+        return False
+    if "save_only" in saved["format"]:
+        check_trained(run, saved["model"], saved["format"], path)
+        return False
+    return True
+
+
 def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
     strategy = run.strategy
     share, num_shards = share_of(strategy)
-    if (random := _random_state_of(ranks, strategy.global_rank, share)) is not None:
-        check_random_state(random)  # it is put back when the first batch is asked for
+    run.restored_random_state = None
+    # This rank's if it had the same shard of the data, or else that of the first one that had it.
+    for state in (*ranks[strategy.global_rank :][:1], *ranks):
+        if state["share"] == share:
+            check_random_state(state["random"])  # put back when the first batch is asked for
+            run.restored_random_state = state["random"]
+            break
     if ranks:
         # of the first rank that has it
         metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}
@@ -188,7 +222,6 @@ def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
         running_metrics.restore(
             run.logged, run.module, strategy.root_device, parts, share=share, num_shards=num_shards
         )
-    run.restored_random_state = random
 
 
 @contextlib.contextmanager
@@ -208,30 +241,17 @@ def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
     doesn't depend.
     """
     own = {callback.state_key for callback in run.callbacks}
-    states = saved.get("callbacks", {}).items()
-    lacking = [
-        key
-        for key, state in states
-        if key not in own
-        and not key.startswith("ModelCheckpoint")
-        and (state["state"] or state["section"])
-    ]
+    lacking = []
+    for key, state in saved.get("callbacks", {}).items():
+        only_saves = key.startswith("ModelCheckpoint")
+        if key not in own and not only_saves and (state["state"] or state["section"]):
+            lacking.append(key)
     if lacking and run.strategy.is_global_zero:
         warn_caller(
             f"The checkpoint has the state of {', '.join(lacking)}, and no callback of this "
             "Trainer takes it. If training is to go on as before, pass the callbacks that it was "
             "saved with.",
         )
-
-
-def _random_state_of(
-    ranks: list[dict[str, Any]], rank: int, share: int
-) -> dict[str, object] | None:
-    """The random state of this rank if it had the same shard of the data, or else of the first one
-    that had it.
-    """
-    candidates = [*ranks[rank : rank + 1], *ranks]
-    return next((state["random"] for state in candidates if state["share"] == share), None)
 
 
 def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
@@ -255,13 +275,8 @@ def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
         )
     if takes("step"):
         check_limits(run, saved, path)
-    if takes("optimizers"):
-        _check_optimizers(saved, len(run.strategy.optimizers), path)
-
-
-def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:
-    num_saved = len(saved.get("optimizers", []))
-    if num_saved != num_made:
+    num_saved, num_made = len(saved.get("optimizers", [])), len(run.strategy.optimizers)
+    if takes("optimizers") and num_saved != num_made:
         raise CheckpointError(
             f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made "
             f"{num_made}. What was saved after fit had returned may hold none: let ModelCheckpoint "
@@ -271,32 +286,17 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
 
 def _scheduler_state(item: Any) -> dict[str, object]:
     """The facts about a scheduler that its own state doesn't have."""
-    renewed_by = sorted(item.renewed_by)
     return {
         **describe_scheduler(item.scheduler),
         "is_waiting": item.is_waiting,
-        "renewed_by": renewed_by,
+        "renewed_by": sorted(item.renewed_by),
     }
 
 
-def _restore_schedulers(run: Run, states: Sequence[dict[str, Any]]) -> None:
-    for item, state in zip(run.strategy.lr_schedulers, states, strict=False):
-        item.is_waiting, item.renewed_by = state["is_waiting"], set(state["renewed_by"])
-
-
-def _restore_datamodule(run: Run, state: dict[str, Any] | None) -> None:
-    datamodule = run.datamodule
-    if state and datamodule is not None and overrides(datamodule, "load_state_dict"):
-        datamodule.load_state_dict(state)
-        run.loaders.ask_again()
-
-
 def _restore_position(run: Run, saved: dict[str, Any]) -> None:
-    progress, num_saved, num_ranks = (
-        run.progress,
-        saved["format"]["world_size"],
-        run.strategy.world_size,
-    )
+    progress = run.progress
+    num_saved = saved["format"]["world_size"]
+    num_ranks = run.strategy.world_size
     shares_itself = run.loaders.reads_again and not run.options.use_distributed_sampler
     if progress.batch and shares_itself and num_saved != num_ranks:
         raise CheckpointError(
@@ -307,11 +307,10 @@ def _restore_position(run: Run, saved: dict[str, Any]) -> None:
         )
     batch = run.loaders.load_state_dict(saved["loaders"], progress.batch)
     is_limited = run.options.limit_train_batches is not None
-    if (resumable := run.loaders.windowed_loader) is not None:
-        # else what is left is as many windows on any number of ranks
+    resumable = run.loaders.windowed_loader
+    is_recut = num_saved != num_ranks or run.loaders.was_recut
+    if resumable is not None:  # else what is left is as many windows on any number of ranks
         is_recut = not resumable.is_between_windows
-    else:
-        is_recut = num_saved != num_ranks or run.loaders.was_recut
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
 
 
@@ -327,15 +326,15 @@ def _parts(run: Run) -> dict[str, object]:
 
 
 def _datamodule_state(run: Run) -> dict[str, object]:
-    datamodule = run.datamodule
-    if datamodule is None:
+    if run.datamodule is None:
         return {}
-    state = datamodule.state_dict()
-    section = {
-        **({"state": UserData(state)} if state else {}),
-        **hyperparameters.to_checkpoint(datamodule),
-    }
-    return {"datamodule": section} if section else {}
+    section = hyperparameters.to_checkpoint(run.datamodule)
+    state = run.datamodule.state_dict()
+    if state:
+        section["state"] = UserData(state)
+    if not section:
+        return {}
+    return {"datamodule": section}
 
 
 def _callback_state(run: Run, callback: Any) -> dict[str, object]:
@@ -343,13 +342,6 @@ def _callback_state(run: Run, callback: Any) -> dict[str, object]:
     if overrides(callback, "on_save_checkpoint"):
         callback.on_save_checkpoint(run.trainer, run.module, section)
     return {"state": UserData(callback.state_dict() or {}), "section": UserData(section)}
-
-
-def _restore_callback(run: Run, callback: Any, state: dict[str, Any]) -> None:
-    if overrides(callback, "on_load_checkpoint"):
-        callback.on_load_checkpoint(run.trainer, run.module, state["section"])
-    if run.trains:
-        callback.load_state_dict(state["state"])
 
 
 @contextlib.contextmanager

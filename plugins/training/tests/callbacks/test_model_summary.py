@@ -1,14 +1,11 @@
-import io
-
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from core import ConfigurationError, Module
 from core.callbacks import ModelSummary
 from core_training.callbacks.layer_summary import summarize
-from core_training.callbacks.model_summary import shorten, to_rich
+from core_training.callbacks.model_summary import shorten
 from support.tiny import Tiny, loader, make_trainer
 
 
@@ -147,12 +144,6 @@ def test_shared_parameters_are_counted_once():
     module = Nested()
     module.again = module.layer
     assert summarize(module).num_parameters == summarize(Nested()).num_parameters
-
-
-def test_a_rich_table_for_a_terminal():
-    console = Console(width=80, file=io.StringIO())
-    console.print(to_rich(summarize(Nested())))
-    assert console.file.getvalue().splitlines()[0].split() == ["name", "type", "params", "mode"]
 
 
 @pytest.mark.parametrize(

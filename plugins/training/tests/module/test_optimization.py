@@ -134,7 +134,7 @@ def test_forms(configure, expected):
         ),
         (
             lambda module: {"lr_scheduler": halving(sgd(module))},
-            "a dict without 'optimizer'; expected an Optimizer",
+            "a dict whose 'optimizer' is NoneType None; expected an Optimizer there",
         ),
         (
             lambda module: {"optimiser": sgd(module)},

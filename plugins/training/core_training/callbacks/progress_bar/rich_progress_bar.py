@@ -6,15 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.launch import has_listener
 from core_training.callbacks.progress_bar.base import ProgressBar
 from core_training.callbacks.progress_bar.epoch_table import EpochTable
-from core_training.callbacks.progress_bar.remote_view import ProgressViewServer, RemoteProgressView
-from core_training.callbacks.progress_bar.terminal import (
-    can_redraw,
-    find_console,
-    is_fork_of_notebook,
-)
+from core_training.callbacks.progress_bar.terminal import can_redraw, find_console
 from core_training.callbacks.progress_bar.view import LineView, ProgressTask, View, format_metrics
 
 if TYPE_CHECKING:
@@ -33,8 +27,9 @@ class RichProgressBar(ProgressBar):
     epoch, on rank 0.
 
     On a terminal it is drawn under whatever else is printed, in a notebook above it, by rich.
-    Elsewhere the table is plain text, with a line in between when an epoch takes long. Metrics are
-    read, and the device waited for, only when something is drawn.
+    Elsewhere, and in a notebook's forked ranks, the table is plain text, with a line in between
+    when an epoch takes long. Metrics are read, and the device waited for, only when something is
+    drawn.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class RichProgressBar(ProgressBar):
         self.leave = leave
         self._console = console
         self._forget()
-        ProgressViewServer(self._make_view).listen()
 
     def _forget(self) -> None:
         self._view: View | None = None
@@ -96,10 +90,7 @@ class RichProgressBar(ProgressBar):
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
-            if self._console is None and is_fork_of_notebook() and has_listener():
-                self._view = RemoteProgressView(self.refresh_interval_s)
-            else:
-                self._view = self._make_view()
+            self._view = self._make_view()
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch."""

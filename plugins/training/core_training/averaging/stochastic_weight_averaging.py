@@ -66,14 +66,6 @@ class StochasticWeightAveraging(WeightAveraging):
                 f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an "
                 "epoch (int, from 0) or a fraction of all epochs (float, 0.0 to 1.0)."
             )
-        rates: Any = swa_lrs
-        if not isinstance(swa_lrs, list):
-            rates = [swa_lrs]
-        if not rates or min(rates) <= 0:
-            raise ConfigurationError(
-                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a positive number, or a "
-                "list of them."
-            )
         check_choice(
             "StochasticWeightAveraging", "annealing_strategy", annealing_strategy, ("cos", "linear")
         )

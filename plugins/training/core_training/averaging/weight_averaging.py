@@ -136,7 +136,8 @@ class WeightAveraging(Callback):
         """Give the module its average."""
         if self.num_averaged:
             self._exchange()
-            self._is_exchanged, self._is_given = False, True
+            self._is_exchanged = False
+            self._is_given = True
 
     def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
         """Give the module its own weights back, before they are saved."""
@@ -246,7 +247,10 @@ class WeightAveraging(Callback):
 
         self._source = find_local_weights(trainer.strategy, module)
         self._average = AveragedModel(
-            self._source, self._device, multi_avg_fn=self._average_fn, use_buffers=self._use_buffers
+            self._source,
+            self._device,  # type: ignore[arg-type]  # passed on to `to`, which takes names
+            multi_avg_fn=self._average_fn,
+            use_buffers=self._use_buffers,
         )
         self._is_exchanged = self._is_given = False
         return self._average

@@ -28,17 +28,13 @@ class LambdaCallback(Callback):
         """Create the callback from functions, by the hooks' names; they get the hooks' arguments.
 
         Raises:
-            ConfigurationError: no such hook, or not a function.
+            ConfigurationError: no such hook.
         """
         for name, function in hooks.items():
             if name not in _HOOKS:
                 hint = did_you_mean(name, _HOOKS)
                 raise ConfigurationError(
                     f"LambdaCallback got {name!r}; expected names of hooks.{hint}"
-                )
-            if not callable(function):
-                raise ConfigurationError(
-                    f"LambdaCallback({name}={function!r}): expected a function."
                 )
             setattr(self, name, function)
 

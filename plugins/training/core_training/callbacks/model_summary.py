@@ -115,16 +115,11 @@ def to_text(summary: ModuleSummary) -> str:
     rows = _rows(summary)
     if len(rows) == 1:
         return "\n".join(_totals(summary))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = []
-        for name, cell, width in zip(rows[0], row, widths, strict=True):
-            if name in _NUMERIC:
-                cells.append(cell.rjust(width))
-            else:
-                cells.append(cell.ljust(width))
-        lines.append("  ".join(cells).rstrip())
+    columns = []
+    for name, *cells in zip(*rows, strict=True):
+        side = ">" if name in _NUMERIC else "<"
+        columns.append(f"{{:{side}{max(map(len, (name, *cells)))}}}")
+    lines = ["  ".join(columns).format(*row).rstrip() for row in rows]
     rule = "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:], rule, *_totals(summary)])
 

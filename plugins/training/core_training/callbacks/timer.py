@@ -65,12 +65,10 @@ class Timer(Callback):
 
     def start_time(self, stage: str = "train") -> float | None:
         """The begin of a stage, in seconds of the monotonic clock; None if it hasn't begun."""
-        check_choice("Timer", "stage", stage, _STAGES)
         return self._started_s.get(stage)
 
     def end_time(self, stage: str = "train") -> float | None:
         """The end of a stage, in seconds of the monotonic clock; None if it hasn't ended."""
-        check_choice("Timer", "stage", stage, _STAGES)
         return self._ended_s.get(stage)
 
     def time_elapsed(self, stage: str = "train") -> float:

@@ -17,7 +17,7 @@ from core_training.settings.warn_at import warn_at
 from core_training.stage_data.datamodule import DataModule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
@@ -105,43 +105,41 @@ def _check_events(listener: object, *, skip: int, least: int) -> None:
 
 
 def _check_methods(module: nn.Module) -> None:
-    own = [name for name in (*_METHODS, *_STEPS) if name in _METHODS or hasattr(module, name)]
-    for name in own:
-        if overrides(module, name) and getattr(type(module), name, None) is not getattr(
-            Module, name
-        ):
-            names = _METHODS.get(name, _STEPS.get(name, ()))
+    for name, names in {**_METHODS, **_STEPS}.items():
+        own = getattr(type(module), name, None)
+        if own is not getattr(Module, name) and overrides(module, name):
             # Steps may leave out arguments at their end; the other methods get all of theirs.
-            least = len(names) if name in _METHODS else 1
-            count_accepted(
-                getattr(module, name), names, least=least, owner=f"{type(module).__name__}.{name}"
-            )
+            least = 1
+            if name in _METHODS:
+                least = len(names)
+            owner = f"{type(module).__name__}.{name}"
+            count_accepted(getattr(module, name), names, least=least, owner=owner)
 
 
 @cache
 def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
     """(name, hook that was meant) of a class's own methods."""
-    base = next((base for base in (Callback, DataModule) if issubclass(kind, base)), Module)
+    base: type = Module
+    for other in (Callback, DataModule):
+        if issubclass(kind, other):
+            base = other
     # those that a base of another package calls
     hooks = _hooks_of(base) | frozenset(getattr(kind, "other_hooks", ()))
-    return tuple(
-        (name, meant) for name in _own_methods(kind, hooks) if (meant := _meant(name, hooks))
-    )
-
-
-def _meant(name: str, hooks: frozenset[str]) -> str | None:
-    candidates = [_FORMER.get(name), name.replace("val_", "validation_")]
-    known = next((candidate for candidate in candidates if candidate in hooks), None)
-    return known or next(iter(near_names(name, hooks, count=1, cutoff=0.88)), None)
-
-
-def _own_methods(kind: type, hooks: frozenset[str]) -> Iterator[str]:
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in ("core", "torch", "builtins"):
+    found = []
+    for owner in kind.__mro__:
+        if owner.__module__.partition(".")[0] in ("core", "core_training", "torch", "builtins"):
             continue
-        for name, value in vars(base).items():
+        for name, value in vars(owner).items():
             if isinstance(value, FunctionType) and name not in hooks and _HOOK_LIKE.search(name):
-                yield name
+                found += [(name, meant) for meant in _meant(name, hooks)]
+    return tuple(found)
+
+
+def _meant(name: str, hooks: frozenset[str]) -> list[str]:
+    for candidate in (_FORMER.get(name), name.replace("val_", "validation_")):
+        if candidate in hooks:
+            return [candidate]
+    return near_names(name, hooks, count=1, cutoff=0.88)
 
 
 @cache

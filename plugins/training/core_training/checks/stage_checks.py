@@ -94,7 +94,8 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
         UnsupportedError: the module does by itself what the strategy can't leave to it.
         ConfigurationError: arguments that contradict the module.
     """
-    module, strategy = run.module, run.strategy
+    module = run.module
+    strategy = run.strategy
     check_hooks(module, run.callbacks, run.datamodule)
     if run.stage != "fit":
         return
@@ -137,7 +138,8 @@ def _warn_of_parts(run: Run) -> None:
 
 def _warn_of_idleness(run: Run) -> None:
     """A trainer counts on from one `fit` to the next, and may have nothing left to do."""
-    options, progress = run.options, run.progress
+    options = run.options
+    progress = run.progress
     is_done = 0 <= options.max_steps <= progress.global_step or (
         options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch
     )
@@ -179,7 +181,8 @@ def _check_manual(module: nn.Module, options: TrainerOptions, strategy: Strategy
 
 def _check_compiled(run: Run) -> None:
     """Refuse what would have to run within a compiled step, or between the updates of one batch."""
-    strategy, options = run.strategy, run.options
+    strategy = run.strategy
+    options = run.options
     name = type(strategy).__name__
     for listener in (*run.callbacks, run.module):
         for hook in _HOOKS_OF_THE_STEP:
@@ -227,7 +230,8 @@ def check_iterators(run: Run) -> None:
     Raises:
         ConfigurationError: one is a Python iterator.
     """
-    options, loaders = run.options, run.loaders
+    options = run.options
+    loaders = run.loaders
     limits = options.limit_train_batches, options.limit_val_batches, options.max_time
     if limits != (None, None, None) or options.overfit_batches or options.max_steps >= 0:
         return

@@ -37,7 +37,7 @@ def warn_of_untrained(module: nn.Module, optimizers: Sequence[Optimizer]) -> Non
     held = _held_in(optimizers)
     own = {name: one for name, one in module.named_parameters() if one.requires_grad}
     known = {*held, *map(id, own.values())}
-    hidden = {}
+    hidden: dict[str, None] = {}
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             for one in _held_by(value):

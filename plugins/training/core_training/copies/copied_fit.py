@@ -5,6 +5,7 @@ callback.
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,13 @@ from core_training.logging.metric_values import MetricValues
 from core_training.logging.non_finite_losses import NonFiniteLossCheck
 from core_training.loops.launch import launch
 from core_training.progress import Progress
-from core_training.stage_data.collection import is_collection, leaves_of
+from core_training.stage_data.collection import leaves_of
 from core_training.stage_data.combined import CombinedLoader
 from core_training.stage_data.loaders import Loaders
 from core_training.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from core_training.loops.fit_call import FitCall
     from core_training.run import Run
     from core_training.stage_data.datamodule import DataModule
-    from core_training.stage_data.sources import Source
     from core_training.views.trainer_views import TrainerViews
 
 _OWN_STEPS = (
@@ -74,8 +74,14 @@ def fit_on_copies(
 ) -> None:
     """Run `fit` on copies; see `Trainer.fit_on_copies`."""
     with _random_state_kept(trainer.strategy):
-        run = _copied_run(trainer.run, call, callback, max_steps)
-        source = _copied_source(call, run.module, run.datamodule)
+        module, datamodule, given = _copied(trainer.run.fabric.uncompiled(call.module), call)
+        owner = call.train.owner
+        if owner is call.datamodule:
+            owner = datamodule
+        elif owner is not None:
+            owner = module
+        source = call.train._replace(owner=owner, given=given)
+        run = _run_with(trainer.run, module, datamodule, callback, max_steps)
         run.loaders = Loaders(run.options, [source])
         # A Trainer of the same class, which has this run and leaves that of the other one alone.
         run.trainer = copied = copy.copy(trainer)
@@ -83,15 +89,13 @@ def fit_on_copies(
         launch(run, [source])
 
 
-def _copied_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
+def _run_with(
+    run: Run, module: nn.Module, datamodule: DataModule | None, callback: Callback, max_steps: int
+) -> Run:
     """A run that has of another one the backend, and the options that aren't limits."""
     progress = Progress()
     logged = MetricValues(NullMetricCollector, progress)
     logged.losses = NonFiniteLossCheck(progress, warns=False)
-    module = copy_owner(run.fabric.uncompiled(call.module))
-    datamodule = None
-    if call.datamodule is not None:
-        datamodule = copy_owner(call.datamodule)
     options = replace(
         run.options,
         max_epochs=None,
@@ -120,13 +124,6 @@ def _copied_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> 
     )
 
 
-def _copied_source(call: FitCall, module: nn.Module, datamodule: DataModule | None) -> Source:
-    source = call.train
-    if source.owner is None:
-        return source._replace(given=copy_loaders(source.given, source.role.argument))
-    return source._replace(owner=datamodule if source.owner is call.datamodule else module)
-
-
 @contextmanager
 def _random_state_kept(strategy: Strategy) -> Iterator[None]:
     # the ranks are other processes, and a device must not be touched here
@@ -141,51 +138,40 @@ def _random_state_kept(strategy: Strategy) -> Iterator[None]:
         restore_random_state(state, *place)
 
 
-def copy_owner(owner: object) -> Any:
-    """A copy of a module or data module, with the same data sets.
+def _copied(module: nn.Module, call: FitCall) -> Any:
+    """Copies of module, data module and training loaders, each loader with a sampler and generators
+    of its own, over the same data sets.
 
     Raises:
-        ConfigurationError: it can't be copied.
+        ConfigurationError: loaders that can be read once only, or something that can't be copied.
     """
-    return _copied(owner, f"{type(owner).__name__}", _data_in(vars(owner).values()))
-
-
-def copy_loaders(loaders: object, argument: str) -> object:
-    """Copies of loaders, each with a sampler and generators of its own, over the same data sets.
-
-    Raises:
-        ConfigurationError: one that can be read once only, or can't be copied.
-    """
-    leaves = [loaders]
-    if isinstance(loaders, CombinedLoader):
-        leaves = [leaf for _, leaf in loaders.leaves]
-    elif is_collection(loaders):
-        leaves = [leaf for _, leaf in leaves_of(loaders)]
+    given = call.train.given
+    leaves = [leaf for _, leaf in leaves_of(given)]
+    if isinstance(given, CombinedLoader):
+        leaves = [leaf for _, leaf in given.leaves]
     for leaf in leaves:
         if hasattr(leaf, "__next__"):
             raise ConfigurationError(
-                f"{argument} has {type(leaf).__name__}, an iterator that a search would use up. "
-                "Pass what can be iterated over several times, such as a DataLoader."
+                f"{call.train.role.argument} has {type(leaf).__name__}, an iterator that a search "
+                "would use up. Pass what can be iterated over several times, such as a DataLoader."
             )
-    return _copied(loaders, argument, _data_in(leaves, shares_others=True))
-
-
-def _data_in(values: Iterable[object], *, shares_others: bool = False) -> Iterator[object]:
-    """The objects that a copy shares: data sets, and running workers of loaders."""
-    for value in values:
+    shared = []
+    owners = [vars(owner).values() for owner in (module, call.datamodule) if owner is not None]
+    for value in itertools.chain(leaves, *owners):
         if isinstance(value, DataLoader):
-            yield value.dataset
-            yield getattr(value, "_iterator", None)  # that of persistent workers
-        elif isinstance(value, Dataset) or shares_others:
-            yield value
-
-
-def _copied(value: object, name: str, shared: Iterable[object]) -> object:
+            # and the running workers, if they are persistent
+            shared += [value.dataset, getattr(value, "_iterator", None)]
+        elif isinstance(value, Dataset):
+            shared.append(value)
+    # any other loader, such as a list, is its own data set
+    shared += [leaf for leaf in leaves if not isinstance(leaf, DataLoader)]
+    memo = {id(one): one for one in shared if one is not None}
     try:
-        return copy.deepcopy(value, {id(one): one for one in shared if one is not None})
+        return copy.deepcopy((module, call.datamodule, given), memo)
     except Exception as error:
         raise ConfigurationError(
-            f"{name} can't be copied, and a search for settings works on a copy so as to leave "
-            f"nothing behind ({type(error).__name__}: {error}). Give it a __deepcopy__ or a "
-            "__getstate__ that leaves out what can't be copied."
+            f"{type(module).__name__}, its data module or its loaders can't be copied, and a "
+            "search for settings works on a copy so as to leave nothing behind "
+            f"({type(error).__name__}: {error}). Give what can't be copied a __deepcopy__, or its "
+            "owner a __getstate__ that leaves it out."
         ) from error

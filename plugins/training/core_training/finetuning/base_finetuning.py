@@ -39,9 +39,7 @@ class BaseFinetuning(Callback):
 
     def freeze_before_training(self, pl_module: nn.Module) -> None:
         """Override it: call `self.freeze` on parts of the module."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no freeze_before_training(self, pl_module)"
-        )
+        raise NotImplementedError
 
     def finetune_function(self, pl_module: nn.Module, epoch: int, optimizer: Optimizer) -> None:
         """Override it: call `self.unfreeze_and_add_param_group` when it is time.
@@ -51,9 +49,7 @@ class BaseFinetuning(Callback):
             epoch: that begins, from 0.
             optimizer: one of the module's.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has no finetune_function(self, pl_module, epoch, optimizer)"
-        )
+        raise NotImplementedError
 
     # what subclasses call -------------------------------------------------------------------------
 

@@ -250,19 +250,18 @@ class ModelPruning(Callback):
 
     def _find(self, module: nn.Module) -> list[str]:
         names = {id(value): name for name, value in module.named_parameters()}
-        chosen = []
         if self.parameters_to_prune is None:
-            for path in names.values():
-                if path.rpartition(".")[2] in self.parameter_names:
-                    chosen.append(path)
-        for owner, name in self.parameters_to_prune or ():
-            found = names.get(id(getattr(owner, name, None)))
-            if found is None:
+            chosen = [
+                name for name in names.values() if name.rpartition(".")[2] in self.parameter_names
+            ]
+        else:
+            owned = [getattr(owner, name, None) for owner, name in self.parameters_to_prune]
+            chosen = [names.get(id(parameter), "") for parameter in owned]
+            if "" in chosen:
                 raise ConfigurationError(
-                    f"{_NAME}: {name!r} of {type(owner).__name__} is no parameter of "
+                    f"{_NAME}: {self.parameters_to_prune[chosen.index('')]} is no parameter of "
                     f"{type(module).__name__}. Expected pairs such as (module.layer, 'weight')."
                 )
-            chosen.append(found)
         if not chosen:
             raise ConfigurationError(
                 f"{_NAME}: {type(module).__name__} has no parameter to prune named "
@@ -303,8 +302,9 @@ def _resampled(module: nn.Module, own: dict[str, nn.Parameter]) -> dict[str, Ten
     """New first values of parameters; the module gets back what it had."""
     kept = {name: value.detach().clone() for name, value in module.state_dict().items()}
     for each in module.modules():
-        if hasattr(each, "reset_parameters"):
-            each.reset_parameters()
+        reset = getattr(each, "reset_parameters", None)
+        if reset is not None:
+            reset()
     drawn = {name: parameter.detach().cpu().clone() for name, parameter in own.items()}
     module.load_state_dict(kept)
     return drawn

@@ -29,14 +29,13 @@ def call_with(
         method: the user's own, whose signature counts.
         num_arguments: what the caller has to give: (batch, batch_idx) or (batch, batch_idx,
             dataloader_idx).
-        num_loaders: of one loader, the number isn't among the `*args` of a method that doesn't ask
-            for it by name.
+        num_loaders: of one loader, the number is given to a method that needs it alone.
 
     Raises:
         ModuleError: it takes none, or needs more.
     """
     num_taken = count_accepted(method, _STEP[:num_arguments], least=1)
-    if num_loaders == 1 and num_taken == len(_STEP) and _num_named(method) < len(_STEP):
+    if num_loaders == 1 and num_taken == len(_STEP) and _takes(method, num_taken - 1):
         num_taken -= 1
     return cut(call, num_arguments, num_taken)
 
@@ -47,12 +46,6 @@ def cut(call: Callable[..., object], num_given: int, num_taken: int) -> Callable
     """
     if num_taken >= num_given:
         return call
-    if num_taken == 0:
-        return lambda *_: call()
-    if num_taken == 1:
-        return lambda first, *_: call(first)
-    if num_taken == 2:
-        return lambda first, second, *_: call(first, second)
     return lambda *arguments: call(*arguments[:num_taken])
 
 
@@ -70,37 +63,27 @@ def count_accepted(
     Raises:
         ModuleError: it takes too few, or needs more.
     """
-    try:
-        signature = inspect.signature(method)
-    except (TypeError, ValueError):  # written in C, and says nothing of itself
-        return len(names)
-    parameters = signature.parameters.values()
-    positional = [
-        item
-        for item in parameters
-        if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)
-    ]
-    required = sum(item.default is item.empty for item in positional)
-    takes_all = any(item.kind is item.VAR_POSITIONAL for item in parameters)
-    by_name = [
-        item.name
-        for item in parameters
-        if item.kind is item.KEYWORD_ONLY and item.default is item.empty
-    ]
-    accepted = len(names) if takes_all else min(len(positional), len(names))
-    if accepted < least or required > len(names) or by_name:
-        name = owner or getattr(method, "__qualname__", repr(method))
-        may = ", of which those at the end may be left out" if least < len(names) else ""
-        raise ModuleError(f"{name}{signature} can't be called; it gets ({', '.join(names)}){may}.")
-    return accepted
-
-
-def _num_named(method: Callable[..., object]) -> int:
-    """Positional parameters with a name of their own, `*args` aside."""
-    parameters = inspect.signature(method).parameters.values()
-    return sum(
-        item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters
+    for number in range(len(names), least - 1, -1):
+        if _takes(method, number):
+            return number
+    name = owner or getattr(method, "__qualname__", repr(method))
+    may = ""
+    if least < len(names):
+        may = ", of which those at the end may be left out"
+    raise ModuleError(
+        f"{name}{inspect.signature(method)} can't be called; it gets ({', '.join(names)}){may}."
     )
+
+
+def _takes(method: Callable[..., object], number: int) -> bool:
+    """True if a method can be called with so many arguments."""
+    try:
+        inspect.signature(method).bind(*range(number))
+    except TypeError:
+        return False
+    except ValueError:  # written in C, and says nothing of itself
+        return True
+    return True
 
 
 @cache

@@ -111,7 +111,7 @@ class Callback(EventHooks[Any]):
     def on_validation_batch_start(
         self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The batch is on the device; its step comes next."""
+        """The batch is on the device; `validation_step`, or that of the run, comes next."""
 
     @empty_hook
     def on_validation_batch_end(
@@ -123,7 +123,7 @@ class Callback(EventHooks[Any]):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """`outputs`: what the step returned."""
+        """`outputs`: what `validation_step`, or that of the run, returned."""
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end

@@ -101,13 +101,13 @@ class EventHooks(Generic[T]):
 
     @hookspec
     def on_validation_epoch_start(self, trainer: T, module: nn.Module) -> None:
-        """The one epoch of a validation run begins."""
+        """The one epoch of a validation, test or prediction run begins."""
 
     @hookspec
     def on_validation_batch_start(
         self, trainer: T, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
-        """The batch is on the device; `validation_step` comes next."""
+        """The batch is on the device; `validation_step`, or that of the run, comes next."""
 
     @hookspec
     def on_validation_batch_end(
@@ -119,7 +119,7 @@ class EventHooks(Generic[T]):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """`outputs`: what `validation_step` returned."""
+        """`outputs`: what `validation_step`, or that of the run, returned."""
 
     @hookspec
     def on_validation_epoch_end(self, trainer: T, module: nn.Module) -> None:
@@ -135,31 +135,10 @@ class EventHooks(Generic[T]):
     def on_test_start(self, trainer: T, module: nn.Module) -> None:
         """A test run begins."""
 
-    @hookspec
-    def on_test_epoch_start(self, trainer: T, module: nn.Module) -> None:
-        """The one epoch of a test run begins."""
-
-    @hookspec
-    def on_test_batch_start(
-        self, trainer: T, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """The batch is on the device; `test_step` comes next."""
-
-    @hookspec
-    def on_test_batch_end(
-        self,
-        trainer: T,
-        module: nn.Module,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
-    ) -> None:
-        """`outputs`: what `test_step` returned."""
-
-    @hookspec
-    def on_test_epoch_end(self, trainer: T, module: nn.Module) -> None:
-        """All batches were seen; what they logged can be read in `trainer.callback_metrics`."""
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     @hookspec
     def on_test_end(self, trainer: T, module: nn.Module) -> None:
@@ -169,27 +148,9 @@ class EventHooks(Generic[T]):
     def on_predict_start(self, trainer: T, module: nn.Module) -> None:
         """A prediction run begins."""
 
-    @hookspec
-    def on_predict_epoch_start(self, trainer: T, module: nn.Module) -> None:
-        """The one epoch of a prediction run begins."""
-
-    @hookspec
-    def on_predict_batch_start(
-        self, trainer: T, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int
-    ) -> None:
-        """The batch is on the device; `predict_step` comes next."""
-
-    @hookspec
-    def on_predict_batch_end(
-        self,
-        trainer: T,
-        module: nn.Module,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
-    ) -> None:
-        """`outputs`: what `predict_step` returned."""
+    on_predict_epoch_start = on_validation_epoch_start
+    on_predict_batch_start = on_validation_batch_start
+    on_predict_batch_end = on_validation_batch_end
 
     @hookspec
     def on_predict_epoch_end(self, trainer: T, module: nn.Module) -> None:

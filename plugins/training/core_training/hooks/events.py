@@ -48,8 +48,11 @@ class Events:
             datamodule: or None.
             profiler: measures each listener, or None.
         """
-        self._trainer, self._module, self._callbacks = trainer, module, callbacks
-        self._datamodule, self._profiler = datamodule, profiler
+        self._trainer = trainer
+        self._module = module
+        self._callbacks = callbacks
+        self._datamodule = datamodule
+        self._profiler = profiler
         self._later: list[Callable[[], None]] | None = None
 
     def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
@@ -60,33 +63,26 @@ class Events:
             last: only the callbacks that `runs_last`, or only the others and the module; None is
                 all.
         """
-        ordinary = [callback for callback in self._callbacks if not callback.runs_last]
-        final = [callback for callback in self._callbacks if callback.runs_last]
-        found = [] if last is True else [*self._bind_datamodule(name), *self._bind(ordinary, name)]
-        if last is not True and overrides(self._module, name):
-            found.append(
-                self._profiled(self._module, name, _shortened(getattr(self._module, name), name))
-            )
-        return found if last is False else found + self._bind(final, name)
-
-    def _bind_datamodule(self, name: str) -> list[Callable[..., object]]:
-        if (
-            name not in _DATAMODULE_HOOKS
-            or self._datamodule is None
-            or not overrides(self._datamodule, name)
-        ):
-            return []
-        return [self._profiled(self._datamodule, name, getattr(self._datamodule, name))]
-
-    def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., object]]:
+        found: list[tuple[object, Any]] = []
+        if last is not True:
+            if self._datamodule is not None and name in _DATAMODULE_HOOKS:
+                found.append((self._datamodule, getattr(self._datamodule, name, None)))
+            found += self._of_callbacks(name, runs_last=False)
+            found.append((self._module, getattr(self._module, name, None)))
+        if last is not False:
+            found += self._of_callbacks(name, runs_last=True)
         return [
-            self._profiled(callback, name, _shortened(self._bound(callback, name), name))
-            for callback in callbacks
-            if overrides(callback, name)
+            self._profiled(listener, name, _shortened(call, name))
+            for listener, call in found
+            if overrides(listener, name)
         ]
 
-    def _bound(self, callback: Callback, name: str) -> Callable[..., object]:
-        return partial(getattr(callback, name), self._trainer, self._module)
+    def _of_callbacks(self, name: str, *, runs_last: bool) -> list[tuple[object, Any]]:
+        return [
+            (each, partial(getattr(each, name), self._trainer, self._module))
+            for each in self._callbacks
+            if bool(each.runs_last) is runs_last and hasattr(each, name)
+        ]
 
     def _profiled(
         self, listener: object, name: str, call: Callable[..., object]
@@ -98,8 +94,10 @@ class Events:
     def hook(self, name: str) -> Callable[..., Any] | None:
         """One callable for all listeners, or None if there is none."""
         listeners = self.listeners(name)
-        if len(listeners) < 2:
-            return listeners[0] if listeners else None
+        if not listeners:
+            return None
+        if len(listeners) == 1:
+            return listeners[0]
         return partial(self._call, listeners)
 
     def emit(self, name: str, *args: object, last: bool | None = None) -> None:
@@ -128,7 +126,9 @@ class Events:
             self._later = outer
         for action in later:
             action()
-        return -1 if any(answer == -1 for answer in answers) else None
+        if any(answer == -1 for answer in answers):
+            return -1
+        return None
 
 
 def _shortened(method: Callable[..., object], name: str) -> Callable[..., object]:
@@ -154,6 +154,6 @@ def override_of(listener: object, name: str) -> Callable[..., Any] | None:
     """
     method: Callable[..., Any] | None = getattr(listener, name, None)
     function = getattr(method, "__func__", method)
-    return (
-        None if function is getattr(EventHooks, name, None) or is_empty_hook(function) else method
-    )
+    if function is getattr(EventHooks, name, None) or is_empty_hook(function):
+        return None
+    return method

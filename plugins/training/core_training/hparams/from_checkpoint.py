@@ -110,17 +110,14 @@ def read_hparams(path: PathLike) -> dict[str, object]:
         ConfigurationError: it isn't there, or holds something else.
     """
     name = f"hparams_file={os.fspath(path)!r}"
-    ending = os.path.splitext(path)[1].lower()
-    if ending not in (".json", ".yaml", ".yml"):
-        raise ConfigurationError(f"{name}: expected a .json, .yaml or .yml.")
-    parse: Callable[[str], object] = json.loads
-    if ending != ".json":
-        parse = _parse_yaml
+    parse: Callable[[str], object] = _parse_yaml
+    if os.fspath(path).endswith(".json"):
+        parse = json.loads
     try:
         values = parse(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{name} can't be read: {error}.") from error
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, dict):
         raise ConfigurationError(f"{name}: expected names with values, at the top level.")
     return values
 

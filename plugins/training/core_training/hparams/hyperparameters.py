@@ -322,7 +322,7 @@ def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
 
 
 def _copied(values: Mapping[str, Any]) -> Hyperparameters:
-    copied, left_out = Hyperparameters(values), unplain(values)
-    for name in values.keys() - left_out:
+    copied = Hyperparameters(values)
+    for name in values.keys() - unplain(values):
         copied[name] = copy.deepcopy(values[name])
     return copied

@@ -337,7 +337,9 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         Raises:
             ModuleError: with automatic optimization, in which the loop calls backward.
         """
-        trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
+        trainer = self.trainer
+        strategy = trainer.strategy
+        step = trainer.running_step
         if step is not None and not step.manual:
             raise ModuleError(
                 f"{type(self).__name__} calls self.manual_backward(loss) with automatic "

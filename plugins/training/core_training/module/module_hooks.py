@@ -123,19 +123,19 @@ class ModuleHooks:
 
     @empty_hook
     def on_validation_epoch_start(self) -> None:
-        """The one epoch of a validation run begins."""
+        """The one epoch of a validation, test or prediction run begins."""
 
     @empty_hook
     def on_validation_batch_start(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The batch is on the device; `validation_step` comes next."""
+        """The batch is on the device; `validation_step`, or that of the run, comes next."""
 
     @empty_hook
     def on_validation_batch_end(
         self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """`outputs`: what `validation_step` returned."""
+        """`outputs`: what `validation_step`, or that of the run, returned."""
 
     @empty_hook
     def on_validation_epoch_end(self) -> None:
@@ -153,25 +153,10 @@ class ModuleHooks:
     def on_test_start(self) -> None:
         """A test run begins; the module is in evaluation mode, without gradients."""
 
-    @empty_hook
-    def on_test_epoch_start(self) -> None:
-        """The one epoch of a test run begins."""
-
-    @empty_hook
-    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The batch is on the device; `test_step` comes next."""
-
-    @empty_hook
-    def on_test_batch_end(
-        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """`outputs`: what `test_step` returned."""
-
-    @empty_hook
-    def on_test_epoch_end(self) -> None:
-        """All batches were seen; what they logged can be read, and what is logged here counts for
-        the run.
-        """
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+    on_test_epoch_end = on_validation_epoch_end
 
     @empty_hook
     def on_test_end(self) -> None:
@@ -181,19 +166,9 @@ class ModuleHooks:
     def on_predict_start(self) -> None:
         """A prediction run begins; the module is in evaluation mode, without gradients."""
 
-    @empty_hook
-    def on_predict_epoch_start(self) -> None:
-        """The one epoch of a prediction run begins."""
-
-    @empty_hook
-    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The batch is on the device; `predict_step` comes next."""
-
-    @empty_hook
-    def on_predict_batch_end(
-        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """`outputs`: what `predict_step` returned."""
+    on_predict_epoch_start = on_validation_epoch_start
+    on_predict_batch_start = on_validation_batch_start
+    on_predict_batch_end = on_validation_batch_end
 
     @empty_hook
     def on_predict_epoch_end(self) -> None:

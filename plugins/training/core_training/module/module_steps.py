@@ -157,7 +157,8 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
 def _own_optimizer_step(
     run: Run, own: Callable[..., object]
 ) -> Callable[[Optimizer, Callable[[], object] | None], int]:
-    module, progress = run.module, run.progress
+    module = run.module
+    progress = run.progress
 
     def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> int:
         assert closure is not None

@@ -166,7 +166,8 @@ def _parse(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
 
 
 def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[Scheduler]]:
-    optimizers, schedulers = [], []
+    optimizers = []
+    schedulers = []
     for item in items:
         _refuse_unknown(
             "configure_optimizers returned a dict",

@@ -30,7 +30,8 @@ def check_several(
     Raises:
         ModuleError: with the reason, and what to do.
     """
-    name, number = type(module).__name__, len(optimizers)
+    name = type(module).__name__
+    number = len(optimizers)
     cure = (
         "Set self.automatic_optimization = False and step them in training_step, through "
         "self.optimizers() and self.manual_backward(loss)."

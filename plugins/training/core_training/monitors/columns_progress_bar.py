@@ -49,10 +49,13 @@ class ColumnsProgressBar(StageBars):
 class _Line:
     """A line of a rich display, with the methods of tqdm bars."""
 
-    disable, n, total = False, 0, None
+    disable = False
+    n = 0
+    total = None
 
     def __init__(self, progress: Any, *, is_left: bool) -> None:
-        self.progress, self.is_left = progress, is_left
+        self.progress = progress
+        self.is_left = is_left
         self.task = progress.add_task("", total=None, metrics="")
 
     def reset(self) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from core_training.callbacks import ProgressBar
 from core_training.trainer import Trainer
+
+_STAGES: dict[str | None, str] = {
+    "fit": "validation",
+    "validate": "validation",
+    "test": "test",
+    "predict": "predict",
+}
 
 
 class StageBars(ProgressBar):
@@ -19,12 +25,11 @@ class StageBars(ProgressBar):
         refresh_rate: batches between two drawings.
     """
 
-    sanity_check_description, train_description, validation_description = (
-        "Sanity Checking",
-        "Training",
-        "Validation",
-    )
-    test_description, predict_description = "Testing", "Predicting"
+    sanity_check_description = "Sanity Checking"
+    train_description = "Training"
+    validation_description = "Validation"
+    test_description = "Testing"
+    predict_description = "Predicting"
     refresh_rate = 1
     _loader: int | None = None
 
@@ -58,35 +63,38 @@ class StageBars(ProgressBar):
         """End the bar."""
         self.train_progress_bar.close()
 
+    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Show the run, or the sanity check."""
+        self._stage = _STAGES[trainer.stage]
+        self._attribute = f"{self._stage}_progress_bar".replace("validation", "val")
+        name = self._stage
+        if trainer.sanity_checking:
+            name = "sanity"
+        setattr(self, self._attribute, self.make_bar(name))
 
-def _hooks(stage: str) -> dict[str, Callable[..., None]]:
-    """The hooks of a stage that has several loaders."""
-    attribute = f"{'val' if stage == 'validation' else stage}_progress_bar"
-
-    def start(self: Any, trainer: Trainer, module: nn.Module) -> None:
-        setattr(self, attribute, self.make_bar("sanity" if trainer.sanity_checking else stage))
-
-    def batch_start(
-        self: Any,
+    def on_validation_batch_start(
+        self,
         trainer: Trainer,
         module: nn.Module,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        """Begin anew with each loader."""
         if self._loader == dataloader_idx:
             return
-        self._loader, limit = dataloader_idx, trainer.options.num_sanity_val_steps
-        is_limited = trainer.sanity_checking and limit >= 0
-        what = getattr(self, f"{'sanity_check' if trainer.sanity_checking else stage}_description")
-        total = min(
-            getattr(trainer.loaders, stage)[dataloader_idx].num_batches,
-            limit if is_limited else math.inf,
-        )
-        _begin(getattr(self, attribute), total, f"{what} DataLoader {dataloader_idx}")
+        self._loader = dataloader_idx
+        what = getattr(self, f"{self._stage}_description")
+        total = getattr(trainer.loaders, self._stage)[dataloader_idx].num_batches
+        limit = trainer.options.num_sanity_val_steps
+        if trainer.sanity_checking:
+            what = self.sanity_check_description
+        if trainer.sanity_checking and limit >= 0:
+            total = min(total, limit)
+        _begin(getattr(self, self._attribute), total, f"{what} DataLoader {dataloader_idx}")
 
-    def batch_end(
-        self: Any,
+    def on_validation_batch_end(
+        self,
         trainer: Trainer,
         module: nn.Module,
         outputs: Any,
@@ -94,31 +102,27 @@ def _hooks(stage: str) -> dict[str, Callable[..., None]]:
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        _advance(getattr(self, attribute), batch_idx + 1, self.refresh_rate)
+        """Draw, every `refresh_rate` batches."""
+        _advance(getattr(self, self._attribute), batch_idx + 1, self.refresh_rate)
 
-    def end(self: Any, trainer: Trainer, module: nn.Module) -> None:
-        getattr(self, attribute).close()
+    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """End the bar; within training, its bar shows the metrics."""
+        getattr(self, self._attribute).close()
         self._loader = None
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.stage == "fit" and not trainer.sanity_checking:
             StageBars.on_train_epoch_end(self, trainer, module)
 
-    hooks: dict[str, Callable[..., None]] = {
-        "start": start,
-        "batch_start": batch_start,
-        "batch_end": batch_end,
-        "end": end,
-    }
-    return {f"on_{stage}_{name}": hook for name, hook in hooks.items()}
-
-
-for _stage in ("validation", "test", "predict"):
-    for _name, _hook in _hooks(_stage).items():
-        setattr(StageBars, _name, _hook)
+    on_test_start = on_predict_start = on_validation_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
 
 
 def _begin(bar: Any, total: float, description: str) -> None:
     bar.reset()
-    bar.total = None if math.isinf(total) else total
+    bar.total = total
+    if math.isinf(total):
+        bar.total = None
     bar.initial = 0
     bar.set_description(description)
 

@@ -111,15 +111,13 @@ class ThroughputMonitor(StepMonitor):
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock stops, when the device has done its training work."""
-        if trainer.stage == "fit" and not trainer.sanity_checking:
-            self._wait(trainer)
-            self._pause_began_s = time.monotonic()
+        self._wait(trainer)
+        self._pause_began_s = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock goes on."""
-        if trainer.stage == "fit" and not trainer.sanity_checking:
-            self._wait(trainer)
-            self._paused_s += time.monotonic() - self._pause_began_s
+        self._wait(trainer)
+        self._paused_s += time.monotonic() - self._pause_began_s
 
     def _count_samples(self, batch: Any) -> int:
         if self.batch_size_fn is not None:
@@ -148,16 +146,17 @@ class ThroughputMonitor(StepMonitor):
 
     def _rates(self, num_shards: int, seconds: float) -> dict[str, float]:
         """The rates. Every shard of the data is counted as this one."""
+        per_s = num_shards / seconds
         values = {
-            "batches_per_s": self._batches * num_shards / seconds,
-            "samples_per_s": self._samples * num_shards / seconds,
+            "batches_per_s": self._batches * per_s,
+            "samples_per_s": self._samples * per_s,
             "samples": float(self._totals["samples"] * num_shards),
         }
         if self.num_tokens_fn is not None:
-            values["tokens_per_s"] = self._tokens * num_shards / seconds
+            values["tokens_per_s"] = self._tokens * per_s
             values["tokens"] = float(self._totals["tokens"] * num_shards)
         if self.flops_per_batch is not None:
-            values["flops_per_s"] = self._flops * num_shards / seconds
+            values["flops_per_s"] = self._flops * per_s
         if self.peak_flops_per_s is not None:
             values["model_flops_utilization"] = self._flops / seconds / self.peak_flops_per_s
         return {f"{_PREFIX}/{name}": value for name, value in values.items()}

@@ -17,23 +17,6 @@ except ImportError:  # core's bar takes its place
     tqdm = object
 
 
-class Tqdm(tqdm):  # type: ignore[misc]  # has no types
-    """A tqdm bar whose numbers keep their width."""
-
-    @staticmethod
-    def format_num(n: float | str) -> str:
-        """The number, or the text, with five characters or more."""
-        text = str(n)
-        if not isinstance(n, str):
-            text = str(tqdm.format_num(n))
-        is_number = text.replace(".", "", 1).isdigit() and not isinstance(n, int)
-        if is_number and "." not in text and len(text) < 5:
-            text += "."
-        if is_number:
-            text = text.ljust(5, "0")
-        return text
-
-
 _Base: Any = RichProgressBar if tqdm is object else StageBars
 
 
@@ -55,7 +38,9 @@ class TQDMProgressBar(_Base):  # type: ignore[misc]
         self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False
     ) -> None:
         super().__init__()
-        self.refresh_rate, self.process_position, self.leave = refresh_rate, process_position, leave
+        self.refresh_rate = refresh_rate
+        self.process_position = process_position
+        self.leave = leave
         if refresh_rate == 0:
             self.disable()
 
@@ -70,33 +55,33 @@ class TQDMProgressBar(_Base):  # type: ignore[misc]
         """The bar of one of the methods below."""
         return getattr(self, f"init_{stage}_tqdm")()
 
-    def _bar(self, description: str, *, line: int = 0, **options: Any) -> Tqdm:
+    def _bar(self, description: str, *, line: int = 0, **options: Any) -> Any:
         position = 2 * self.process_position + line
         options |= {
             "disable": self.is_disabled,
             "bar_format": self.BAR_FORMAT,
             "position": position,
         }
-        return Tqdm(desc=description, dynamic_ncols=True, file=sys.stdout, **options)
+        return tqdm(desc=description, dynamic_ncols=True, file=sys.stdout, **options)
 
-    def init_sanity_tqdm(self) -> Tqdm:
+    def init_sanity_tqdm(self) -> Any:
         """The bar of the sanity check."""
         return self._bar(self.sanity_check_description, leave=False)
 
-    def init_train_tqdm(self) -> Tqdm:
+    def init_train_tqdm(self) -> Any:
         """The bar of training."""
         return self._bar(self.train_description, leave=True, smoothing=0)
 
-    def init_validation_tqdm(self) -> Tqdm:
+    def init_validation_tqdm(self) -> Any:
         """The bar of a validation run, below that of training."""
         is_inner = self.trainer.state.fn != "validate"
         return self._bar(self.validation_description, line=is_inner, leave=not is_inner)
 
-    def init_test_tqdm(self) -> Tqdm:
+    def init_test_tqdm(self) -> Any:
         """The bar of a test run."""
         return self._bar("Testing", leave=True)
 
-    def init_predict_tqdm(self) -> Tqdm:
+    def init_predict_tqdm(self) -> Any:
         """The bar of a prediction run."""
         return self._bar(self.predict_description, leave=True, smoothing=0)
 

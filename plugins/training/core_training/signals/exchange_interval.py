@@ -47,7 +47,8 @@ class PeriodicVote:
     """
 
     def __init__(self) -> None:
-        self._interval, self._num_steps = ExchangeInterval(), 0
+        self._interval = ExchangeInterval()
+        self._num_steps = 0
 
     def ask(self, strategy: Strategy, decide: Callable[[], bool]) -> bool:
         """All ranks, in every step. Rank 0's answer, if it is due; until then no.

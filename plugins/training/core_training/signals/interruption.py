@@ -24,7 +24,7 @@ from core.launch import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType, TracebackType
+    from types import TracebackType
 
     from core_training.progress import Progress
 
@@ -44,7 +44,8 @@ class Interrupted(SystemExit):
 
     def __init__(self, number: int, *, is_agreed: bool = False) -> None:
         super().__init__(128 + number % 128)  # a copy is made with the code
-        self.signal, self.is_agreed = signal.Signals(number % 128), is_agreed
+        self.signal = signal.Signals(number % 128)
+        self.is_agreed = is_agreed
 
     def __str__(self) -> str:
         return f"interrupted by {self.signal.name}"
@@ -89,11 +90,13 @@ class SignalGuard:
         """
         self.signal: int | None = None
         self.is_fetching = False
-        self._progress, self._warnings = progress, tuple(warnings)
+        self._progress = progress
+        self._warnings = tuple(warnings)
         self._wake: Callable[[], None] | None = None
         self._is_near_step = self._is_over = self._raises_next = self._came_late = False
         self._came_s = 0.0
-        self._pid, self._main_thread = os.getpid(), threading.main_thread().ident
+        self._pid = os.getpid()
+        self._main_thread = threading.main_thread().ident
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalGuard:
@@ -190,15 +193,12 @@ class SignalGuard:
 
     # in the main thread, between any two of its instructions --------------------------------------
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if os.getpid() != self._pid:
             _answer_in_copy(number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
-            # The frame is that of `__exit__` before its first line has run.
-            if self._is_over or (
-                frame is not None and frame.f_code is SignalGuard.__exit__.__code__
-            ):
+            if self._is_over:
                 self._came_late = True
             else:
                 self._answer(number)

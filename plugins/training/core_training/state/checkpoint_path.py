@@ -45,12 +45,14 @@ def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
     found = run.strategy.broadcast(found)
     if isinstance(found, Exception):
         raise found
-    if wanted == "last" and (
-        keeper := next((each for each in run.callbacks if isinstance(each, StateKeeper)), None)
-    ):
-        found = keeper.newest(run.trainer, found) or found
+    for callback in run.callbacks:
+        if wanted == "last" and isinstance(callback, StateKeeper):
+            found = callback.newest(run.trainer, found) or found
+            break
     if run.strategy.is_global_zero:
-        text = f"goes on from {found}" if found else "finds no checkpoint, and training begins anew"
+        text = "finds no checkpoint, and training begins anew"
+        if found:
+            text = f"goes on from {found}"
         logging.getLogger("core").info("ckpt_path=%r %s", wanted, text)
     return found
 
@@ -66,19 +68,19 @@ def _find_best(run: Run) -> str:
             "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none. Add one with "
             "monitor=..., or pass a path."
         )
-    judge = next((saver for saver in savers if getattr(saver, "monitor", saver) is not None), None)
-    if judge is None:
-        raise ConfigurationError(
-            f"ckpt_path='best': {type(savers[0]).__name__} has no monitor, so that no checkpoint "
-            "is better than another. Add one with monitor=..., or pass ckpt_path='last' for the "
-            "newest."
-        )
-    if not judge.best_model_path:
-        raise CheckpointNotFoundError(
-            f"ckpt_path='best': {type(judge).__name__} has saved nothing yet. Call fit first, or "
-            "pass a path."
-        )
-    return str(judge.best_model_path)
+    for judge in savers:
+        if getattr(judge, "monitor", judge) is None:
+            continue
+        if not judge.best_model_path:
+            raise CheckpointNotFoundError(
+                f"ckpt_path='best': {type(judge).__name__} has saved nothing yet. Call fit first, "
+                "or pass a path."
+            )
+        return str(judge.best_model_path)
+    raise ConfigurationError(
+        f"ckpt_path='best': {type(savers[0]).__name__} has no monitor, so that no checkpoint is "
+        "better than another. Add one with monitor=..., or pass ckpt_path='last' for the newest."
+    )
 
 
 def _find_last(run: Run) -> str | None:
@@ -87,8 +89,12 @@ def _find_last(run: Run) -> str | None:
     savers = _savers(run)
     folders = sorted({folder for saver in savers for folder in _folders(run, saver)})
     endings = tuple({str(getattr(saver, "FILE_EXTENSION", _EXTENSION)) for saver in savers})
-    saved, storage = requeue.checkpoint_path(run), run.strategy.checkpoint_io
-    newest = newest_valid(*folders, first=saved, storage=storage, suffix=endings)
+    newest = newest_valid(
+        *folders,
+        first=requeue.checkpoint_path(run),
+        storage=run.strategy.checkpoint_io,
+        suffix=endings,
+    )
     if newest is None and not run.trains:
         raise CheckpointNotFoundError(
             "ckpt_path='last': no checkpoint is in "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -32,20 +32,19 @@ OWN_OPTIMIZERS = (
 
 def position_of(run: Run) -> Position:
     """All ranks, while a stage runs."""
-    strategy, loaders = run.strategy, run.loaders
+    strategy = run.strategy
     random = collect_random_state(strategy.accelerator, strategy.root_device)
-    if (at_opening := run.random_state_at_opening) is not None:
-        random["at_opening"] = at_opening
-    return Position(
-        rank={
-            "share": share_of(strategy)[0],
-            "random": random,
-            "metrics": running_metrics.collect(run.logged, run.module),
-        },
-        loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))}
-        if loaders.has_position
-        else {},
-    )
+    if run.random_state_at_opening is not None:
+        random["at_opening"] = run.random_state_at_opening
+    loaders: dict[str, object] = {}
+    if run.loaders.has_position:
+        loaders["loaders"] = UserData(run.loaders.state_dict(run.progress.batch))
+    rank = {
+        "share": share_of(strategy)[0],
+        "random": random,
+        "metrics": running_metrics.collect(run.logged, run.module),
+    }
+    return Position(rank, loaders)
 
 
 def finished_fit_of(run: Run) -> FinishedFit | None:
@@ -55,11 +54,18 @@ def finished_fit_of(run: Run) -> FinishedFit | None:
     ends = OWN_OPTIMIZERS & ~Capability.SHARDED_STATE
     if not strategy.launcher.calls_in_place or strategy.capabilities & ends:
         return None
-    kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
-    rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)
+    rank_state = None
+    if isinstance(strategy, KeepsRankState):
+        rank_state = map_leaves(_on_cpu, strategy.rank_state_dict())
     return FinishedFit(
         list(strategy.optimizers), list(strategy.lr_schedulers), position_of(run), rank_state
     )
+
+
+def _on_cpu(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.cpu()
+    return leaf
 
 
 def still_trains(finished: FinishedFit, module: nn.Module) -> bool:
@@ -79,8 +85,6 @@ def share_of(strategy: Strategy) -> tuple[int, int]:
     """The number of this rank's shard of the data, and of all shards, among the ranks that know of
     each other.
     """
-    return (
-        (strategy.data_parallel_rank, strategy.data_parallel_size)
-        if strategy.session.has_peers
-        else (0, 1)
-    )
+    if strategy.session.has_peers:
+        return strategy.data_parallel_rank, strategy.data_parallel_size
+    return 0, 1

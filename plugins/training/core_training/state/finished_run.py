@@ -30,11 +30,11 @@ def check_limits(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
     if not passed:
         return
     cure = (
-        "fast_dev_run tries a run from its beginning: leave ckpt_path out"
-        if run.fast_dev_run
-        else f"Raise {passed.partition('=')[0]} to train on, pass an earlier checkpoint, or call "
+        f"Raise {passed.partition('=')[0]} to train on, pass an earlier checkpoint, or call "
         "validate or test"
     )
+    if run.fast_dev_run:
+        cure = "fast_dev_run tries a run from its beginning: leave ckpt_path out"
     raise CheckpointError(
         f"{path} was saved in epoch {progress['epoch']} (from 0), after {progress['batch']} of its "
         f"batches and {progress['global_step']} optimizer steps, which is past {passed}: there is "
@@ -46,15 +46,11 @@ def _limit_passed(
     options: TrainerOptions, progress: Mapping[str, Any], saved_max_steps: int | None
 ) -> str:
     """The limit that the checkpoint lies past, as it is written; empty for none."""
-    epoch, batch, step = progress["epoch"], progress["batch"], progress["global_step"]
-    if (
-        options.max_epochs is not None
-        and (epoch, batch) > (options.max_epochs, 0)
-        and options.max_epochs >= 0
-    ):
+    place = progress["epoch"], progress["batch"]
+    if options.max_epochs is not None and place > (options.max_epochs, 0) >= (0, 0):
         return f"max_epochs={options.max_epochs}"
     # The last batch may have made several steps, so that a run ends a little past its own limit.
-    if 0 <= options.max_steps < step and options.max_steps != saved_max_steps:
+    if 0 <= options.max_steps < progress["global_step"] and options.max_steps != saved_max_steps:
         return f"max_steps={options.max_steps}"
     return ""
 
@@ -65,7 +61,8 @@ def print_if_ended(run: Run) -> bool:
 
     A scheduler may start a finished run again: that is no mistake.
     """
-    if run.ckpt_path is None or not (limit := _limit_reached(run)):
+    limit = _limit_reached(run)
+    if run.ckpt_path is None or not limit:
         return False
     progress = run.progress
     run.fabric.print(
@@ -78,7 +75,8 @@ def print_if_ended(run: Run) -> bool:
 
 def _limit_reached(run: Run) -> str:
     """The limit that ends the run before its first batch, as it is written; empty for none."""
-    options, progress = run.options, run.progress
+    options = run.options
+    progress = run.progress
     if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
         return f"max_epochs={options.max_epochs}"
     if 0 <= options.max_steps <= progress.global_step:

@@ -21,22 +21,22 @@ _PARTS = {"batch_size": "data", "seed": "data", "precision": "optimizers"}
 """The part of a checkpoint that a setting concerns, where its name doesn't begin with that."""
 _FOLLOWING = ("initial_lr", "base_lrs")
 """Settings that follow from others, and so are shown by those."""
-_MOST_SHOWN = 12
 
 
 def settings_of(run: Run) -> dict[str, object]:
     """The settings that the program says, by name, before callbacks, schedulers or a checkpoint
     change it.
     """
-    batch_size = run.options.global_batch_size or getattr(run.loaders.train, "batch_size", None)
-    # above that no user has given it
-    seed = torch.initial_seed() if torch.initial_seed() < 2**32 else None
-    others = {
-        "batch_size": batch_size,
+    settings: dict[str, object] = {
+        "batch_size": run.options.global_batch_size
+        or getattr(run.loaders.train, "batch_size", None),
         "precision": run.strategy.precision_plugin.name,
-        "seed": seed,
     }
-    return {**others, **{name: owner[key] for name, (owner, key) in _places(run).items()}}
+    if torch.initial_seed() < 2**32:  # above that no user has given it
+        settings["seed"] = torch.initial_seed()
+    for name, (owner, key) in _places(run).items():
+        settings[name] = owner[key]
+    return settings
 
 
 def compare_settings(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
@@ -46,26 +46,31 @@ def compare_settings(run: Run, saved: Mapping[str, Any], path: PathLike) -> None
     With `Resume(settings="program")` that is the program's, and else what was restored. It is saved
     with the run.
     """
-    resume, places, rows = run.resume or Resume(), _places(run), []
+    resume = run.resume or Resume()
+    places = _places(run)
+    rows = []
     for name, own in run.settings.items():
-        there, part = saved.get(name), name.partition(".")[0]
-        if there is None or own is None or there == own or not resume.takes(_PARTS.get(part, part)):
+        there = saved.get(name)
+        part = name.partition(".")[0]
+        if there in (None, own) or own is None or not resume.takes(_PARTS.get(part, part)):
             continue
-        is_programs = part in ("batch_size", "precision") or (
-            resume.settings == "program" and name in places
-        )
-        if not is_programs:
+        used = "checkpoint"
+        if part in ("batch_size", "precision"):
+            used = "program"
+        elif resume.settings == "program" and name in places:
+            used = "program"
+            owner, key = places[name]
+            if key == "lr" and there:  # a rate keeps its share of the one that it began with
+                owner[key] = owner[key] * own / there
+            else:
+                owner[key] = own
+        if used == "checkpoint":
             run.settings[name] = there
-        elif name in places:
-            owner, key = places[name]  # a rate keeps its share of the one that it began with
-            owner[key] = owner[key] * own / there if key == "lr" and there else own
         if not name.endswith(_FOLLOWING):
-            rows.append(_row(name, there, own, "program" if is_programs else "checkpoint"))
+            rows.append(_row(name, there, own, used))
     if rows:
-        title = f"The program says otherwise than {path}:"
-        more = [f"  and {len(rows) - _MOST_SHOWN} more"] * (len(rows) > _MOST_SHOWN)
-        header = _row("", "checkpoint", "program", "used")
-        run.fabric.print("\n".join([title, header, *rows[:_MOST_SHOWN], *more]))
+        rows.insert(0, _row("", "checkpoint", "program", "used"))
+        run.fabric.print(f"The program says otherwise than {path}:", *rows, sep="\n")
 
 
 def _row(*cells: object) -> str:
@@ -76,24 +81,24 @@ def _places(run: Run) -> dict[str, tuple[dict[str, Any], str]]:
     """The dict that holds each number or word of an optimizer's group and of a torch scheduler, and
     its key.
     """
-    owners = [
-        (f"optimizers.{index}.param_groups.{number}", group)
-        for index, optimizer in enumerate(run.strategy.optimizers)
-        for number, group in enumerate(optimizer.param_groups)
-    ]
+    owners = {}
+    for index, optimizer in enumerate(run.strategy.optimizers):
+        for number, group in enumerate(optimizer.param_groups):
+            owners[f"optimizers.{index}.param_groups.{number}"] = group
     for index, item in enumerate(run.strategy.lr_schedulers):
-        owners += _owners(f"schedulers.{index}", item.scheduler)
-    return {
-        f"{name}.{key}": (owner, key)
-        for name, owner in owners
-        for key, value in owner.items()
-        if not key.startswith("_") and _is_plain(value)
-    }
+        owners.update(_owners(f"schedulers.{index}", item.scheduler))
+    places = {}
+    for name, owner in owners.items():
+        for key, value in owner.items():
+            if not key.startswith("_") and _is_plain(value):
+                places[f"{name}.{key}"] = (owner, key)
+    return places
 
 
 def _is_plain(value: Any) -> bool:
-    values = value if type(value) in (list, tuple) else [value]
-    return all(type(one) in (bool, int, float, str) for one in values)
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, str)
 
 
 def _owners(name: str, scheduler: object) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 def warning_signals(run: Run) -> list[int]:
     """Signals by which the scheduler announces the end."""
     environment = run.strategy.cluster_environment
-    return (
-        [environment.requeue_signal]
-        if environment is not None and environment.requeue_signal is not None
-        else []
-    )
+    if environment is None or environment.requeue_signal is None:
+        return []
+    return [environment.requeue_signal]
 
 
 def checkpoint_path(run: Run) -> str | None:
@@ -29,11 +27,10 @@ def checkpoint_path(run: Run) -> str | None:
     runs jobs again.
     """
     environment = run.strategy.cluster_environment
-    if (
-        environment is None
-        or environment.requeue_signal is None
-        or (job := environment.job_id()) is None
-    ):
+    if environment is None or not warning_signals(run):
+        return None
+    job = environment.job_id()
+    if job is None:
         return None
     return posixpath.join(run.default_root_dir, f"requeue-{job}.ckpt")
 
@@ -44,19 +41,16 @@ def requeue_after(run: Run, error: BaseException) -> None:
     """
     if not isinstance(error, Interrupted) or error.signal not in warning_signals(run):
         return
-    path = _save(run) if run.trains and error.is_agreed else None
+    saved = "Nothing new is saved"
+    if run.trains and error.is_agreed:
+        path = _save(run)
+        if path is not None:
+            saved = f"Step {run.progress.global_step} is saved in {path}"
     environment = run.strategy.cluster_environment
     if run.strategy.is_global_zero and environment is not None:
-        saved = (
-            f"Step {run.progress.global_step} is saved in {path}"
-            if path
-            else "Nothing new is saved"
-        )
-        answer = (
-            "runs this job again"
-            if environment.requeue()
-            else "refuses to run this job again: start it by hand"
-        )
+        answer = "refuses to run this job again: start it by hand"
+        if environment.requeue():
+            answer = "runs this job again"
         run.fabric.print(f"{error.signal.name} came. {saved}; the scheduler {answer}.")
 
 
@@ -76,6 +70,7 @@ def _save(run: Run) -> str | None:
 
 def forget(run: Run) -> None:
     """All ranks, when training has come to its end: nothing is left to go on with."""
-    path, strategy = checkpoint_path(run), run.strategy
+    path = checkpoint_path(run)
+    strategy = run.strategy
     if path is not None:
         strategy.checkpoint_io.remove_checkpoint(path, collectives=run.session.collectives)

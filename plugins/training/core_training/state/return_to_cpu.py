@@ -26,7 +26,8 @@ def return_to_cpu(run: Run) -> None:
     then, which know parameters by identity. After an exception all stays, since the device may be
     what has failed.
     """
-    strategy, module = run.strategy, run.module
+    strategy = run.strategy
+    module = run.module
     if strategy.root_device.type == "cpu":
         return
     if (

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def save_at_step(run: Run, path: PathLike, *, weights_only: bool) -> None:
     """All ranks. Write a checkpoint now, or once the accumulation window has ended."""
     if run.count_unfinished() or run.progress.epoch_is_ending:
-        run.pending_saves.append(
-            (path, weights_only, heartbeat.callers_line() if run.session.has_peers else "")
-        )
+        line = ""
+        if run.session.has_peers:
+            line = heartbeat.callers_line()
+        run.pending_saves.append((path, weights_only, line))
     else:
         _write(run, path, weights_only)
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def trained_state(run: Run) -> dict[str, object]:
     """All ranks. The module's state without its frozen parameters."""
-    frozen, state = _frozen(run), run.strategy.get_module_state_dict(run.module)
+    frozen = _frozen(run)
+    state = run.strategy.get_module_state_dict(run.module)
     return {name: value for name, value in state.items() if name not in frozen}
 
 
@@ -29,21 +30,22 @@ def describe_frozen(run: Run) -> dict[str, Frozen]:
     """All ranks. The frozen parameters, described on rank 0; added up once, and again where one has
     changed.
     """
-    frozen, known = _frozen(run), run.described_frozen
+    frozen = _frozen(run)
+    known = run.described_frozen
     if known is None or not run.strategy.reduce_boolean_decision(known[0] == frozen):
-        found: dict[str, Frozen] = {}
         state = run.strategy.get_module_state_dict(run.module)
         own = {
             name: _part(name, leaf, run.strategy.global_rank)
             for name, leaf in state.items()
             if name in frozen
         }
-        for name, part in (
-            item for each in run.strategy.gather_objects(own) or () for item in each.items()
-        ):
-            others = found.get(name, (*part[:2], 0.0, 0.0))
-            found[name] = (*part[:2], others[2] + part[2], others[3] + part[3])
-        run.described_frozen = known = frozen, found
+        found: dict[str, Frozen] = {}
+        for parts in run.strategy.gather_objects(own) or ():
+            for name, (shape, dtype, total, size) in parts.items():
+                _, _, others, sizes = found.get(name, (shape, dtype, 0.0, 0.0))
+                found[name] = (shape, dtype, others + total, sizes + size)
+        known = (frozen, found)
+        run.described_frozen = known
     return known[1]
 
 
@@ -57,22 +59,22 @@ def check_trained(
         CheckpointError: it lacks a parameter that trains, or a buffer; or was saved beside other
             frozen values.
     """
-    own, cure = (
-        map(canonical_name, run.module.state_dict()),
-        "go on with parts of it: resume=Resume(strict=False).",
-    )
-    if lacking := [name for name in own if name not in saved and name not in _frozen(run)]:
-        raise CheckpointError(
-            f"{path} was saved by save_only='trainable' and lacks {lacking[0]!r}, which isn't "
-            f"frozen here. Freeze what was frozen when it was saved, or {cure}"
-        )
-    here, known = run.strategy.broadcast(describe_frozen(run)), form.get("frozen", {})
-    if others := [name for name in known if name in here and _differ(known[name], here[name])]:
-        raise CheckpointError(
-            f"{path} was saved by save_only='trainable' beside another {others[0]!r}, which is "
-            f"frozen: shape, dtype, sum and sum of absolute values were {known[others[0]]}, and "
-            f"are {here[others[0]]}. Load the values that the run began with, or {cure}"
-        )
+    cure = "go on with parts of it: resume=Resume(strict=False)."
+    frozen = _frozen(run)
+    for name in map(canonical_name, run.module.state_dict()):
+        if name not in saved and name not in frozen:
+            raise CheckpointError(
+                f"{path} was saved by save_only='trainable' and lacks {name!r}, which isn't frozen "
+                f"here. Freeze what was frozen when it was saved, or {cure}"
+            )
+    here = run.strategy.broadcast(describe_frozen(run))
+    for name, there in form.get("frozen", {}).items():
+        if name in here and _differ(there, here[name]):
+            raise CheckpointError(
+                f"{path} was saved by save_only='trainable' beside another {name!r}, which is "
+                f"frozen: shape, dtype, sum and sum of absolute values were {there}, and are "
+                f"{here[name]}. Load the values that the run began with, or {cure}"
+            )
 
 
 def _frozen(run: Run) -> dict[str, int]:
@@ -88,13 +90,13 @@ def _part(name: str, leaf: Any, rank: int) -> Frozen:
     """Of this rank's part. Tensors of other classes, such as quantized ones, add up to 0: they may
     have no sum.
     """
-    held = [
-        one.tensor for one in chunks_to_write(name, leaf, rank) if type(one.tensor) is torch.Tensor
-    ]
-    pieces = (piece.cpu().double() for tensor in held for piece in tensor.reshape(-1).split(2**24))
-    total, size = sum(
-        (torch.stack([piece.sum(), piece.abs().sum()]) for piece in pieces), torch.zeros(2)
-    ).tolist()
+    sums = torch.zeros(2)
+    for chunk in chunks_to_write(name, leaf, rank):
+        if type(chunk.tensor) is torch.Tensor:
+            for piece in chunk.tensor.reshape(-1).split(2**24):
+                values = piece.cpu().double()
+                sums = sums + torch.stack([values.sum(), values.abs().sum()])
+    total, size = sums.tolist()
     return shape_of(leaf), str(leaf.dtype), total, size
 
 
@@ -102,5 +104,9 @@ def _differ(saved: Frozen, own: Frozen) -> bool:
     """True if values differ by more than the order in which ranks add; of another dtype only shapes
     are compared.
     """
-    pairs = zip(saved[2:], own[2:], strict=True) if saved[1] == own[1] else ()
-    return [*saved[0]] != [*own[0]] or any(abs(one - other) > 1e-9 * own[3] for one, other in pairs)
+    if list(saved[0]) != list(own[0]):
+        return True
+    tolerance = 1e-9 * own[3]
+    return saved[1] == own[1] and any(
+        abs(one - other) > tolerance for one, other in zip(saved[2:], own[2:], strict=True)
+    )

@@ -48,17 +48,15 @@ class WorkerResult:
     def of(cls, run: Run, result: Any) -> WorkerResult:
         """All ranks, in the worker, before teardown."""
         weights = run.strategy.get_module_state_dict(run.module, layout="full")
+        for name, value in weights.items():
+            if isinstance(value, Tensor):
+                weights[name] = value.detach().cpu()
         return cls(
             result=result,
-            weights={
-                name: value.detach().cpu() if isinstance(value, Tensor) else value
-                for name, value in weights.items()
-            },
+            weights=weights,
             metrics=run.logged.newest(),
             progress=run.progress.state_dict(),
-            callbacks={
-                callback.state_key: callback.state_dict() or {} for callback in run.callbacks
-            },
+            callbacks={each.state_key: each.state_dict() or {} for each in run.callbacks},
             loggers=[logger.state_dict() for logger in run.publisher.loggers],
             should_stop=run.should_stop,
             formats={},
@@ -68,11 +66,10 @@ class WorkerResult:
         """The outcome with the formats of the module's tensors. In the worker, once the module is
         given back.
         """
-        tensors = _tensors(module)
-        return replace(
-            self,
-            formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()},
-        )
+        formats = {}
+        for name, own in _tensors(module).items():
+            formats[name] = Format(own.dtype, own.requires_grad)
+        return replace(self, formats=formats)
 
     def restore(self, run: Run) -> None:
         """Copy everything into the caller's own run, module and callbacks. Called in the caller's
@@ -85,8 +82,7 @@ class WorkerResult:
         # Restore formats before the weights: torch would round weights to the dtype of the tensors
         # that are there.
         for name, own in _tensors(run.module).items():
-            if (given := self.formats.get(name)) is None:
-                continue
+            given = self.formats.get(name, Format(own.dtype, own.requires_grad))
             if own.dtype != given.dtype:
                 own.data = own.data.to(given.dtype)
             if own.is_leaf and own.requires_grad != given.requires_grad:

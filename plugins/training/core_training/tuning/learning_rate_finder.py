@@ -66,11 +66,6 @@ class LearningRateFinder(Callback):
         meaning = "a number of steps, from 2"
         check_int(_NAME, "num_training_steps", num_training_steps, least=2, meaning=meaning)
         check_choice(_NAME, "mode", mode, ("exponential", "linear"))
-        if early_stop_threshold is not None and early_stop_threshold <= 1:
-            raise ConfigurationError(
-                f"{_NAME}(early_stop_threshold={early_stop_threshold!r}): expected a factor above "
-                "1, or None."
-            )
         self.min_lr = min_lr
         self.max_lr = max_lr
         self.num_training_steps = num_training_steps

@@ -371,8 +371,6 @@ def test_a_fraction_of_unknown_epochs(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0,), r"swa_lrs=0\): expected a positive number"),
-        (([],), r"swa_lrs=\[\]\): expected a positive number, or a list"),
         ((0.1, 1.5), r"swa_epoch_start=1.5\): expected an epoch \(int, from 0\) or a fraction"),
         ((0.1, -1), r"swa_epoch_start=-1\)"),
         ((0.1, 1, 10, "sine"), r"annealing_strategy='sine'\): expected 'cos' or 'linear'"),

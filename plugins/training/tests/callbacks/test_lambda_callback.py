@@ -44,7 +44,3 @@ def test_what_is_no_hook(tmp_path):
         match=r"got 'on_train_stop'; expected names of hooks\. Did you mean 'on_train_",
     ):
         LambdaCallback(on_train_stop=print)
-    with pytest.raises(
-        ConfigurationError, match=r"LambdaCallback\(on_train_end=3\): expected a function"
-    ):
-        LambdaCallback(on_train_end=3)

@@ -71,5 +71,3 @@ def test_arguments_that_cannot_be():
         Timer("1h")
     with pytest.raises(ConfigurationError, match=r"duration=datetime.timedelta.*: expected"):
         Timer(timedelta(seconds=-1))
-    with pytest.raises(ConfigurationError, match=r"Timer\(stage='fit'\): expected 'train' or"):
-        Timer().time_elapsed("fit")

@@ -10,7 +10,7 @@ from rich.progress import TextColumn
 
 import core
 from core_training.monitors.columns_progress_bar import ColumnsProgressBar
-from core_training.monitors.tqdm_progress_bar import Tqdm, TQDMProgressBar
+from core_training.monitors.tqdm_progress_bar import TQDMProgressBar
 
 pytest.importorskip("tqdm")
 
@@ -78,13 +78,3 @@ def test_columns_of_a_subclass_are_drawn(capsys):
     shown = capsys.readouterr().out
     assert "mine Epoch 0 4 of 4 shown: 1.5" in shown
     assert "mine Predicting DataLoader 0 4 of 4" in shown
-
-
-def test_numbers_keep_their_width():
-    assert [Tqdm.format_num(each) for each in (7, 0.5, "1.5", "text", 1e-9)] == [
-        "7",
-        "0.500",
-        "1.500",
-        "text",
-        "1e-9",
-    ]

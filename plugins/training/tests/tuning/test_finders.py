@@ -346,7 +346,6 @@ class Fixed(Net):
         (lambda tuner: tuner.lr_find(Net(), method="test"), "in training only"),
         (lambda tuner: tuner.lr_find(Net(), min_lr=1, max_lr=1), "0 < min_lr < max_lr"),
         (lambda tuner: tuner.lr_find(Net(), num_training=1), "num_training_steps=1"),
-        (lambda tuner: tuner.lr_find(Net(), early_stop_threshold=0.5), "a factor above 1"),
         (lambda tuner: tuner.scale_batch_size(Net(), mode="linear"), "mode='linear'"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import shutil
+import textwrap
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,10 @@ class EpochTable:
         if columns != self._columns:
             self._columns = columns
             self._widths = _choose_widths(columns)
-            names = [_cut(name, width) for name, width in zip(columns, self._widths, strict=True)]
+            names = [
+                textwrap.wrap(name, width)
+                for name, width in zip(columns, self._widths, strict=True)
+            ]
             # from the last line up, on which all names end
             rows = list(zip_longest(*map(reversed, names), fillvalue=""))
             for row in reversed(rows):
@@ -79,13 +82,3 @@ def _choose_widths(columns: Sequence[str]) -> list[int]:
     if sum(widths) + len(columns) - 1 > room:
         widths = [_WIDTHS.get(name, _VALUE_WIDTH) for name in columns]
     return widths
-
-
-def _cut(name: str, width: int) -> list[str]:
-    """Parts of a name that are no wider, cut at `_` and `/` where that is possible."""
-    parts = [""]
-    for piece in re.findall(rf"[_/]|[^_/]{{1,{width}}}", name):
-        if len(parts[-1]) + len(piece) > width:
-            parts.append("")
-        parts[-1] += piece
-    return parts

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from core_training.callbacks.progress_bar.view import (
     ProgressTask,
+    View,
     format_metrics,
     format_position,
     format_speed,
@@ -29,7 +30,7 @@ wouldn't be cleared.
 """
 
 
-class LiveView:
+class LiveView(View):
     """One bar for each piece of work that is going on, under the lines that stay.
 
     While it is open, what others print to standard output or error appears above the bars.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from core.contract import ConfigurationError
 from core_training.callbacks.progress_bar.base import ProgressBar
 from core_training.callbacks.progress_bar.epoch_table import EpochTable
 from core_training.callbacks.progress_bar.terminal import can_redraw, find_console
 from core_training.callbacks.progress_bar.view import LineView, ProgressTask, View, format_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from rich.console import Console
     from torch import nn
@@ -20,6 +19,12 @@ if TYPE_CHECKING:
     from core_training.views.trainer_views import TrainerViews
 
 _NOTHING: Mapping[str, object] = {}
+_NAMES: dict[str | None, str] = {
+    "fit": "Validation",
+    "validate": "Validation",
+    "test": "Test",
+    "predict": "Prediction",
+}
 
 
 class RichProgressBar(ProgressBar):
@@ -47,15 +52,7 @@ class RichProgressBar(ProgressBar):
             line_interval_s: where nothing can be redrawn, write a line so often within an epoch.
             leave: write the row of each epoch.
             console: draw here rather than on standard output.
-
-        Raises:
-            ConfigurationError: an interval that isn't positive.
         """
-        if refresh_interval_s <= 0 or line_interval_s <= 0:
-            raise ConfigurationError(
-                f"RichProgressBar(refresh_interval_s={refresh_interval_s!r}, "
-                f"line_interval_s={line_interval_s!r}): expected positive numbers of seconds."
-            )
         self.refresh_interval_s = refresh_interval_s
         self.line_interval_s = line_interval_s
         self.leave = leave
@@ -128,19 +125,26 @@ class RichProgressBar(ProgressBar):
                 metrics=task.metrics,
             )
 
-    def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Show the sanity check."""
-        limit = trainer.options.num_sanity_val_steps
-        self._begin_loaders("Sanity check", trainer.loaders.validation, limit)
-
-    def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """The check is over."""
-        self._end()
-
     def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Show the validation run, inside the epoch if there is one."""
-        if not trainer.sanity_checking:
-            self._begin_loaders("Validation", trainer.loaders.validation)
+        """Show the run, inside the epoch if there is one."""
+        name, loaders = _NAMES[trainer.stage], trainer.loaders.validation
+        if trainer.stage in ("test", "predict"):
+            loaders = getattr(trainer.loaders, trainer.stage)
+        counts = [loader.num_batches for loader in loaders]
+        limit = trainer.options.num_sanity_val_steps
+        if trainer.sanity_checking:
+            name = "Sanity check"
+        if trainer.sanity_checking and limit >= 0:
+            counts = [min(count, limit) for count in counts]
+        known = 0
+        self._batches_before = []
+        for count in counts:
+            self._batches_before.append(known)
+            if count != float("inf"):
+                known += int(count)
+        self._begin(ProgressTask(name, sum(counts)))
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_validation_batch_end(
         self,
@@ -158,29 +162,20 @@ class RichProgressBar(ProgressBar):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Return to the epoch's bar, and measure its speed anew."""
-        if trainer.sanity_checking or self._view is None:
+        """Return to the epoch's bar, and measure its speed anew; or print the results."""
+        took_s = self._end()
+        if not trainer.sanity_checking:
+            self._paused_s += took_s
+        if self._view is None or trainer.stage not in ("validate", "test"):
             return
-        self._paused_s += self._end()
-        if trainer.stage == "validate":
-            self._print_results(trainer, "Validation")
+        shown = trainer.metrics.names()
+        values = {
+            key: float(value) for key, value in trainer.callback_metrics.items() if key in shown
+        }
+        if values and trainer.prints_results:
+            self._view.write(f"{_NAMES[trainer.stage]}: {format_metrics(values)}")
 
-    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Show the test run."""
-        self._begin_loaders("Test", trainer.loaders.test)
-
-    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Print the results."""
-        self._end()
-        self._print_results(trainer, "Test")
-
-    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Show the prediction run."""
-        self._begin_loaders("Prediction", trainer.loaders.predict)
-
-    def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """The run is over."""
-        self._end()
+    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(
         self, trainer: TrainerViews, module: nn.Module, exception: BaseException
@@ -219,18 +214,6 @@ class RichProgressBar(ProgressBar):
         self._first_batch = trainer.progress.batch
         self._begin(ProgressTask(name, trainer.loaders.num_train_batches, self._first_batch))
 
-    def _begin_loaders(self, name: str, loaders: Sequence[Any], limit: int = -1) -> None:
-        counts = [loader.num_batches for loader in loaders]
-        if limit >= 0:
-            counts = [min(count, limit) for count in counts]
-        known = 0
-        self._batches_before = []
-        for count in counts:
-            self._batches_before.append(known)
-            if count != float("inf"):
-                known += int(count)
-        self._begin(ProgressTask(name, sum(counts)))
-
     def _begin(self, task: ProgressTask) -> None:
         if self._view is not None:
             self._tasks.append(task)
@@ -259,14 +242,6 @@ class RichProgressBar(ProgressBar):
         else:
             self._due_s = float("inf")
         return task.elapsed_s
-
-    def _print_results(self, trainer: TrainerViews, name: str) -> None:
-        shown = trainer.metrics.names()
-        values = {
-            key: float(value) for key, value in trainer.callback_metrics.items() if key in shown
-        }
-        if self._view is not None and values and trainer.prints_results:
-            self._view.write(f"{name}: {format_metrics(values)}")
 
     def _close(self) -> None:
         if self._view is not None:

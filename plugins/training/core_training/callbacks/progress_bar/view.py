@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,7 +44,8 @@ class ProgressTask:
 
     def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Note a new position."""
-        self.done, self.metrics = done, metrics
+        self.done = done
+        self.metrics = metrics
         self._samples.append((time.monotonic(), done))
 
     @property
@@ -69,13 +70,15 @@ class ProgressTask:
         return max(0.0, self.total - self.done) / speed
 
 
-class View(Protocol):
-    """Shows the progress of tasks. One may run inside another, as validation does inside an
-    epoch.
+class View:
+    """Shows the progress of tasks. One may run inside another, as validation does inside an epoch.
+    Meant to be subclassed.
+
+    Attributes:
+        interval_s: seconds between two updates, so that showing one is worth its cost.
     """
 
     interval_s: float
-    """Seconds between two updates, so that showing one is worth its cost."""
 
     def begin(self, task: ProgressTask) -> None:
         """Show it from now on."""
@@ -93,15 +96,12 @@ class View(Protocol):
         """Leave the screen in order. Idempotent."""
 
 
-class LineView:
+class LineView(View):
     """Lines at long intervals, for a file or a log collector."""
 
     def __init__(self, interval_s: float, write: Callable[[str], None]) -> None:
         self.interval_s = interval_s
         self._write = write
-
-    def begin(self, task: ProgressTask) -> None:
-        """Do nothing: a short piece of work needs no line."""
 
     def update(self, task: ProgressTask) -> None:
         """A line with position, speed, times and metrics."""
@@ -114,15 +114,9 @@ class LineView:
         ]
         self._write("  ".join(part for part in parts if part))
 
-    def end(self, task: ProgressTask) -> None:
-        """Do nothing: its lines are written already."""
-
     def write(self, line: str, *, is_header: bool = False) -> None:
         """A line that stays."""
         self._write(line)
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 def format_position(task: ProgressTask) -> str:

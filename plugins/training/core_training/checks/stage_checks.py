@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError, UnsupportedError, World
 from core.data import check_global_batch
+from core_training.callbacks.arguments import refuse_capabilities
 from core_training.checks.hook_checks import check_hooks
 from core_training.hooks.events import overrides
 from core_training.module.module import has_method
@@ -68,19 +69,14 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
 
 
 def _check_global_batch(num_samples: int, strategy: Strategy) -> None:
-    name = type(strategy).__name__
-    if Capability.ELASTIC in strategy.capabilities:
-        raise UnsupportedError(
-            f"global_batch_size={num_samples}: {name} has no fixed number of processes, and counts "
-            "the samples of a step over all of them by an option of its own. Leave it out.",
-            capability=Capability.ELASTIC,
-        )
-    if Capability.COMPILED_STEP in strategy.capabilities:
-        raise UnsupportedError(
-            f"global_batch_size={num_samples}: {name} compiles steps of whole windows, all of one "
-            "size. Leave it out, and say batch_size and accumulate_grad_batches.",
-            capability=Capability.COMPILED_STEP,
-        )
+    refuse_capabilities(
+        f"global_batch_size={num_samples}",
+        strategy,
+        Capability.ELASTIC | Capability.COMPILED_STEP,
+        reason="needs a fixed number of processes, and steps of any size",
+        cure="Leave it out, and say batch_size and accumulate_grad_batches, or what the strategy "
+        "has in their place.",
+    )
     # Where ranks have shards in common, their number isn't known yet.
     if type(strategy).data_parallel_size is World.data_parallel_size:
         check_global_batch(num_samples, strategy.num_processes_per_node * strategy.num_nodes)

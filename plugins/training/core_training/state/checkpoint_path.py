@@ -62,13 +62,7 @@ def _savers(run: Run) -> list[Any]:
 
 
 def _find_best(run: Run) -> str:
-    savers = _savers(run)
-    if not savers:
-        raise ConfigurationError(
-            "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none. Add one with "
-            "monitor=..., or pass a path."
-        )
-    for judge in savers:
+    for judge in _savers(run):
         if getattr(judge, "monitor", judge) is None:
             continue
         if not judge.best_model_path:
@@ -78,8 +72,8 @@ def _find_best(run: Run) -> str:
             )
         return str(judge.best_model_path)
     raise ConfigurationError(
-        f"ckpt_path='best': {type(savers[0]).__name__} has no monitor, so that no checkpoint is "
-        "better than another. Add one with monitor=..., or pass ckpt_path='last' for the newest."
+        "ckpt_path='best' asks a ModelCheckpoint that has a monitor, and callbacks has none. Add "
+        "one, or pass a path, or ckpt_path='last' for the newest."
     )
 
 

@@ -215,13 +215,13 @@ def test_best_and_last_are_what_the_checkpoint_callback_says(tmp_path):
             [],
             "best",
             ConfigurationError,
-            "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none",
+            "ckpt_path='best' asks a ModelCheckpoint that has a monitor",
         ),
         (
             [{}],
             "best",
             ConfigurationError,
-            r"ModelCheckpoint has no monitor, .* ckpt_path='last' for the newest",
+            r"asks a ModelCheckpoint that has a monitor, .* ckpt_path='last' for the newest",
         ),
         (
             [{"monitor": "val_loss"}],

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core.contract import ConfigurationError
 from core_training.averaging.weight_averaging import WeightAveraging
-from core_training.callbacks.arguments import check_choice
+from core_training.settings.callback_arguments import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

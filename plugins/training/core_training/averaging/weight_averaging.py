@@ -10,7 +10,7 @@ from core.checkpoint import await_copies
 from core.contract import Capability, CheckpointError, ConfigurationError
 from core_training.averaging.local_weights import LocalWeights, find_local_weights, own_part
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import refuse_capabilities
+from core_training.settings.callback_arguments import refuse_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,7 +10,6 @@ from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core_training.callbacks.adapters import LambdaCallback
-    from core_training.callbacks.arguments import check_int
     from core_training.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
     from core_training.callbacks.checkpoints.on_exception_checkpoint import OnExceptionCheckpoint
     from core_training.callbacks.early_stopping import EarlyStopping
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from core_training.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core_training.callbacks.timer import Timer
     from core_training.hooks.callback import Callback, GoBack, StateKeeper
+    from core_training.settings.callback_arguments import check_int
 
 __all__ = [
     "Callback",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core_training.callbacks.arguments import check_choice, check_int
 from core_training.callbacks.rank_zero_decisions import (
     agree_on_metrics,
     not_logged,
@@ -16,6 +15,7 @@ from core_training.callbacks.rank_zero_decisions import (
     validates_within_epochs,
 )
 from core_training.hooks.callback import Callback
+from core_training.settings.callback_arguments import check_choice, check_int
 from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:

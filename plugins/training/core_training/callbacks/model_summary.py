@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.contract import Capability
-from core_training.callbacks.arguments import check_int
 from core_training.callbacks.layer_summary import ModuleSummary, count_here, summarize
 from core_training.hooks.callback import Callback
+from core_training.settings.callback_arguments import check_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

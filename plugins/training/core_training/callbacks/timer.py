@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from core_training.callbacks.arguments import check_choice
 from core_training.hooks.callback import Callback
+from core_training.settings.callback_arguments import check_choice
 from core_training.settings.duration import parse_duration
 from core_training.signals.exchange_interval import PeriodicVote
 

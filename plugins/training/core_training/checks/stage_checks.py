@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError, UnsupportedError, World
 from core.data import check_global_batch
-from core_training.callbacks.arguments import refuse_capabilities
 from core_training.checks.hook_checks import check_hooks
 from core_training.hooks.events import overrides
 from core_training.module.module import has_method
+from core_training.settings.callback_arguments import refuse_capabilities
 from core_training.settings.options import MAX_EPOCHS
 from core_training.settings.warn_at import warn_caller
 from core_training.stage_data.sources import VALIDATION

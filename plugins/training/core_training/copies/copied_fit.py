@@ -14,15 +14,16 @@ from torch.utils.data import DataLoader, Dataset
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError
-from core_training.callbacks.arguments import refuse_capabilities
 from core_training.logging.metric_collector import NullMetricCollector
 from core_training.logging.metric_values import MetricValues
 from core_training.logging.non_finite_losses import NonFiniteLossCheck
 from core_training.loops.launch import launch
 from core_training.progress import Progress
+from core_training.settings.callback_arguments import refuse_capabilities
 from core_training.stage_data.collection import leaves_of
 from core_training.stage_data.combined import CombinedLoader
 from core_training.stage_data.loaders import Loaders
+from core_training.stage_data.sources import Source
 from core_training.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def fit_on_copies(
             owner = datamodule
         elif owner is not None:
             owner = module
-        source = call.train._replace(owner=owner, given=given)
+        source = Source(call.train.role, given, owner)
         run = _run_with(trainer.run, module, datamodule, callback, max_steps)
         run.loaders = Loaders(run.options, [source])
         # A Trainer of the same class, which has this run and leaves that of the other one alone.

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import refuse_capabilities
+from core_training.settings.callback_arguments import refuse_capabilities
 from core_training.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from core.checkpoint import await_copies
 from core.contract import Capability, ConfigurationError
 from core_training.averaging import WeightAveraging
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import check_choice, refuse_capabilities
+from core_training.settings.callback_arguments import check_choice, refuse_capabilities
 
 if TYPE_CHECKING:
     from core_training.trainer import Trainer

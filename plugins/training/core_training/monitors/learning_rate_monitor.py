@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from core_training.callbacks.arguments import check_choice
 from core_training.monitors.step_monitor import StepMonitor
+from core_training.settings.callback_arguments import check_choice
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from core.contract import ConfigurationError
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import check_choice
+from core_training.settings.callback_arguments import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

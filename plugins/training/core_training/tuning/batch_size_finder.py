@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import check_choice, check_int
+from core_training.settings.callback_arguments import check_choice, check_int
 from core_training.tuning.attributes import find_attribute, write_attribute
 from core_training.tuning.batch_size_search import BatchSizeSearch
 

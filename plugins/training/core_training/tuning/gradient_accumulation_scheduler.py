@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError
 from core_training.callbacks import Callback
-from core_training.callbacks.arguments import check_int, refuse_capabilities
+from core_training.settings.callback_arguments import check_int, refuse_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -202,5 +202,5 @@ def test_who_counts_samples_otherwise_is_refused():
 
     for capability in (Capability.ELASTIC, Capability.COMPILED_STEP):
         kind = type("Other", (SingleDeviceStrategy,), {"capabilities": capability})
-        with pytest.raises(UnsupportedError, match="global_batch_size=4 needs .*Other"):
+        with pytest.raises(UnsupportedError, match=r"global_batch_size=4 needs .*Other"):
             Trainer(accelerator="cpu", strategy=kind(), global_batch_size=4)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core_training.callbacks.arguments import check_choice, check_int
 from core_training.callbacks.checkpoints.checkpoint_paths import CheckpointPaths
 from core_training.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
 from core_training.callbacks.checkpoints.pending_files import PendingFiles
@@ -22,6 +21,7 @@ from core_training.callbacks.rank_zero_decisions import (
     origin_of,
     validates_within_epochs,
 )
+from core_training.settings.callback_arguments import check_choice, check_int
 from core_training.settings.duration import parse_duration
 from core_training.settings.warn_at import warn_caller
 from core_training.signals.exchange_interval import PeriodicVote

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PendingFiles:
-    """What is to be written, and what is to be removed once that is there. All ranks call the
+    """Checkpoints to write, and those to remove once the new ones are there. All ranks call the
     methods together.
 
     Attributes:

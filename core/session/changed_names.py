@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import CheckpointError
-from core.session import mismatch, module_tree, state_objects
+from core.session import mismatch, module_tree, nested, state_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,12 +36,12 @@ def adapted(
     """
     if isinstance(saved, dict) and state_objects.is_module(session, target):
         named = {_renamed(name, renamed): value for name, value in saved.items()}
-        if len(named) < len(saved):
-            lost = next(name for name in saved if named[_renamed(name, renamed)] is not saved[name])
-            raise CheckpointError(
-                f"renamed={dict(renamed)} gives {lost!r} of the checkpoint the name of another of "
-                f"its tensors, {_renamed(lost, renamed)!r}. Name that one too."
-            )
+        for name, value in saved.items():
+            if named[_renamed(name, renamed)] is not value:
+                raise CheckpointError(
+                    f"renamed={dict(renamed)} gives {name!r} of the checkpoint the name of another "
+                    f"of its tensors, {_renamed(name, renamed)!r}. Name that one too."
+                )
         return named
     if isinstance(saved, dict) and state_objects.is_optimizer(session, target):
         groups = [
@@ -50,22 +50,18 @@ def adapted(
         ]
         state = {_renamed(name, renamed): entry for name, entry in saved["state"].items()}
         named = {**saved, "state": state, "param_groups": groups}
-        return named if strict else _without_strangers(session, target, named)
-    if isinstance(target, dict) and isinstance(saved, dict):
-        return {
-            key: adapted(session, target[key], item, renamed, strict=strict)
-            if key in target
-            else item
-            for key, item in saved.items()
-        }
-    if (
-        isinstance(target, list | tuple)
-        and isinstance(saved, list | tuple)
-        and len(target) == len(saved)
-    ):
-        pairs = zip(target, saved, strict=True)
-        return [adapted(session, item, part, renamed, strict=strict) for item, part in pairs]
-    return saved
+        if strict:
+            return named
+        return _without_strangers(session, target, named)
+    if not nested.are_alike(target, saved):
+        return saved
+    items = {
+        key: adapted(session, item, part, renamed, strict=strict)
+        for key, item, part in nested.pairs(target, saved)
+    }
+    if isinstance(saved, dict):
+        return {**saved, **items}
+    return list(items.values())
 
 
 def describe_changes(
@@ -85,8 +81,9 @@ def _renamed(name: Any, renamed: Mapping[str, str]) -> Any:
     """The longest beginning that is renamed counts."""
     parts = str(name).split(".")
     for number in range(len(parts), 0, -1):
-        if (known := renamed.get(".".join(parts[:number]))) is not None:
-            return ".".join([known, *parts[number:]])
+        beginning = ".".join(parts[:number])
+        if beginning in renamed:
+            return ".".join([renamed[beginning], *parts[number:]])
     return name
 
 
@@ -98,33 +95,27 @@ def _without_strangers(session: Session, optimizer: Any, saved: dict[str, Any]) 
     there = [name for group in saved["param_groups"] for name in group["params"]]
     if {*there} == {*names} or there == [*range(len(names))]:
         return saved
-    new, gone = (
-        [name for name in names if name not in there],
-        [name for name in there if name not in names],
-    )
-    groups, begin = [], 0
-    for index, group in enumerate(optimizer.param_groups):
-        end = begin + len(group["params"])
-        options = (
-            saved["param_groups"][index]
-            if len(saved["param_groups"]) == len(optimizer.param_groups)
-            else group
-        )
-        groups.append({**options, "params": names[begin:end]})
-        begin = end
+    own = optimizer.param_groups
+    options = saved["param_groups"]
+    if len(options) != len(own):
+        options = own
+    remaining, groups = iter(names), []
+    for group, option in zip(own, options, strict=True):
+        groups.append({**option, "params": [next(remaining) for _ in group["params"]]})
     if session.strategy.is_global_zero:
+        new = [name for name in names if name not in there]
+        gone = [name for name in there if name not in names]
         warnings.warn(
             f"{type(optimizer).__name__} begins anew for {_shown(new)}; it leaves out "
             f"{_shown(gone)}.",
             stacklevel=2,
         )
-    return {
-        **saved,
-        "state": {name: saved["state"][name] for name in names if name in saved["state"]},
-        "param_groups": groups,
-    }
+    kept = {name: saved["state"][name] for name in names if name in saved["state"]}
+    return {**saved, "state": kept, "param_groups": groups}
 
 
 def _shown(names: list[str]) -> str:
-    more = ", ..." if len(names) > 3 else ""
-    return ", ".join(map(repr, names[:3])) + more or "nothing"
+    shown = ", ".join(map(repr, names[:3]))
+    if len(names) > 3:
+        shown += ", ..."
+    return shown or "nothing"

@@ -23,7 +23,9 @@ class StrategyCollectives:
         in_background: Callable[[], Collectives],
     ) -> None:
         self._world, self._fingerprint = world, fingerprint
-        self.rank, self.size = (world.global_rank, world.world_size) if has_peers else (0, 1)
+        self.rank, self.size = 0, 1
+        if has_peers:
+            self.rank, self.size = world.global_rank, world.world_size
         self.in_background = in_background
 
     @property
@@ -49,4 +51,6 @@ class StrategyCollectives:
 
     def agree(self, vote: bool) -> bool:
         """All ranks. True if all say so."""
-        return self._world.reduce_boolean_decision(vote) if self.size > 1 else vote
+        if self.size == 1:
+            return vote
+        return self._world.reduce_boolean_decision(vote)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract.step import StepOutput
+from core.session.required import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +27,15 @@ def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> Ste
     if not step.ends_window:
         with strategy.no_backward_sync(step.module):
             return StepOutput(_compute_gradients(strategy, batch, batch_idx, step))
-    optimizer = step.optimizers[0] if step.optimizers else None
-    if step.needs_closure and optimizer is not None:
+    if not step.optimizers:
+        return StepOutput(_compute_gradients(strategy, batch, batch_idx, step))
+    optimizer = step.optimizers[0]
+    if step.needs_closure:
         return _step_with_closure(strategy, batch, batch_idx, step, optimizer)
     loss = _compute_gradients(strategy, batch, batch_idx, step)
     # In a longer window earlier batches may have left gradients, so its end steps also if the last
     # batch was skipped.
-    skipped = loss is None and step.num_accumulated == 1
-    if optimizer is None or skipped:
+    if loss is None and step.num_accumulated == 1:
         return StepOutput(loss)
     return StepOutput(loss, 1, _update(strategy, optimizer, step))
 
@@ -48,7 +50,9 @@ def _compute_gradients(
     if weights is not None:
         share = weights.share(loss, step)
     else:
-        share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
+        share = loss
+        if step.num_accumulated > 1:
+            share = share / step.num_accumulated
         if step.weight is not None:
             share = share * step.weight
     if not share.requires_grad and not step.optimizers:
@@ -79,8 +83,8 @@ def _update(
         return 0
     step_optimizer = step.step_optimizer or strategy.optimizer_step
     updated: int | None = step_optimizer(optimizer, closure)
-    if updated is None:
-        strategy.session.required("optimizer_step", updated, "whether parameters were updated")
+    if updated is None:  # no call in a step that is as it should be
+        required(strategy, "optimizer_step", updated, "whether parameters were updated")
     _zero_grad(strategy, optimizer, step)
     return int(updated or 0)
 
@@ -114,21 +118,21 @@ def _step_with_closure(
     strategy: Strategy, batch: object, batch_idx: int, step: TrainingStep, optimizer: Optimizer
 ) -> StepOutput:
     losses: list[Tensor | None] = []
-    has_weight = True
+    num_updates = 1
 
     def closure() -> Tensor | None:
+        nonlocal num_updates
         # The first evaluation adds to the gradients of the window's earlier batches; each further
         # one starts from none.
         if losses:
             _zero_grad(strategy, optimizer, step)
         losses.append(_compute_gradients(strategy, batch, batch_idx, step))
         if not _prepare_update(strategy, optimizer, step):
-            nonlocal has_weight
-            has_weight = False
+            num_updates = 0
             _zero_grad(strategy, optimizer, step)
             # to None: momentum would go on with zeros, which the user's own may leave
             optimizer.zero_grad()
         return losses[-1]
 
     updated = _update(strategy, optimizer, step, closure)
-    return StepOutput(losses[0] if losses else None, 1, updated if has_weight else 0)
+    return StepOutput(next(iter(losses), None), 1, updated * num_updates)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from itertools import zip_longest
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,8 +74,9 @@ class RankComparison:
         keys = [torch.tensor(_hash(key)) for key, _ in parts]
         rows = _stacked([*keys, *map(digest_of, self._digests)], device).view(2, -1)
         self._rows = world.all_gather(rows)  # (ranks, 2, parts)
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
-        if self._copied is not None:
+        self._copied = None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()
             self._rows = self._rows.to("cpu", non_blocking=True)
             self._copied.record()
 
@@ -91,29 +92,27 @@ class RankComparison:
                 by_key[key][rank] = total
             for totals in by_key.values():
                 [(common, count)] = Counter(totals.values()).most_common(1)
-                if count < len(totals):
-                    has_majority = 2 * count > len(totals)
-                    ranks = (
-                        rank
-                        for rank, total in totals.items()
-                        if not has_majority or total != common
-                    )
-                    return Difference(
-                        self._step, tuple(ranks), has_majority, self._first_unlike(part, [*totals])
-                    )
+                if count == len(totals):
+                    continue
+                unlike, has_majority = [*totals], 2 * count > len(totals)
+                if has_majority:
+                    unlike = [rank for rank, total in totals.items() if total != common]
+                tensor = self._first_unlike(part, [*totals])
+                return Difference(self._step, tuple(unlike), has_majority, tensor)
         return None
 
     def _first_unlike(self, part: int, ranks: Sequence[int]) -> str:
         # Of ranks that were compared a step ago, one may have ended since.
-        if absent := self._world.absent_ranks("what differs"):
+        absent = self._world.absent_ranks("what differs")
+        if absent:
             return f"unknown, since these ranks have gone on: {', '.join(map(str, absent))}"
         gathered = self._world.gather_objects((self._names[part], self._digests[part].tolist()))
         name = None
         if gathered is not None:
-            names = gathered[ranks[0]][0]
-            columns = zip_longest(*(gathered[rank][1] for rank in ranks))
-            first = next(index for index, column in enumerate(columns) if len(set(column)) > 1)
-            name = names[first] if first < len(names) else "one that not all ranks have"
+            names = [*gathered[ranks[0]][0], "one that not all ranks have"]
+            columns = zip(*(gathered[rank][1] for rank in ranks), strict=False)
+            alike = takewhile(lambda column: len(set(column)) == 1, columns)
+            name = names[len(list(alike))]
         return str(self._world.broadcast(name))
 
 
@@ -146,13 +145,13 @@ class Alike:
         if step & (step - 1) and (step < _EVERY_STEPS or step % _EVERY_STEPS):
             return
         strategy, device = self._session.strategy, self._session.strategy.root_device
-        is_recorded = (
-            device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        )  # nothing would be computed
-        if is_recorded or not self._session.compares_ranks or strategy.replicas_of() is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return  # nothing would be computed
+        if not self._session.compares_ranks or strategy.replicas_of() is None:
             return
         # A collective would meet another one of a rank that has left out the step.
-        if absent := strategy.absent_ranks(f"optimizer step {step}"):
+        absent = strategy.absent_ranks(f"optimizer step {step}")
+        if absent:
             raise ReplicasDifferError(
                 f"Rank {strategy.global_rank} has made {step} optimizer steps, and these ranks "
                 f"haven't come to that: {', '.join(map(str, absent))}. All make the same steps "
@@ -165,7 +164,8 @@ class Alike:
 
     def _read(self, comparison: RankComparison) -> None:
         self._running = None
-        if (found := comparison.difference()) is not None:
+        found = comparison.difference()
+        if found is not None:
             kind = next(kind for kind in _CAUSES if found.tensor.startswith(kind))
             name = type(self._session.strategy).__name__
             raise ReplicasDifferError(
@@ -178,20 +178,17 @@ class Alike:
         keys: dict[str, list[object]] = {_PARAMETER: [], _BUFFER: [], _IN_PARTS: []}
         found: dict[str, dict[str, Tensor]] = {row: {} for row in keys}
         for index, handle in enumerate(handles):
-            prefix = f"{index}." if len(handles) > 1 else ""
             for kind, name, tensor in _saved_tensors(handle.module):
                 own: Any = tensor
                 group, row, place = strategy.replicas_of(tensor, name, handle.module), kind, None
                 if hasattr(own, "placements"):
                     own, row, place = own.to_local(), _IN_PARTS, _place(own)
-                is_plain = (
-                    type(own) in (Tensor, nn.Parameter)
-                    and not own.is_meta
-                    and own.layout == torch.strided
-                )
-                if group is not None and is_plain:
+                is_plain = type(own) in (Tensor, nn.Parameter) and own.layout == torch.strided
+                if group is not None and is_plain and not own.is_meta:
                     keys[row].append((name, group, place))
-                    found[row][f"{kind} {prefix + name!r}"] = own
+                    if len(handles) > 1:
+                        name = f"{index}.{name}"
+                    found[row][f"{kind} {name!r}"] = own
         if self._session.buffers_stayed:
             keys[_BUFFER].append(strategy.global_rank)
         return [([*numbers], numbers), *zip(keys.values(), found.values(), strict=True)]
@@ -229,12 +226,9 @@ def _numbers(optimizers: Sequence[Any], steps: Sequence[int]) -> Iterator[tuple[
         for key in sorted({key for group in optimizer.param_groups for key in group}):
             values = [group.get(key) for group in optimizer.param_groups]
             if all(isinstance(value, int | float | Tensor) for value in values):
-                device = next((value.device for value in values if isinstance(value, Tensor)), None)
-                flat = [
-                    torch.as_tensor(each, dtype=torch.float64, device=device).reshape(-1)
-                    for each in values
-                ]
-                yield f"{key!r} of optimizer {number}, {type(optimizer).__name__}", torch.cat(flat)
+                flat = [torch.as_tensor(each, dtype=torch.float64).reshape(-1) for each in values]
+                joined = torch.cat([each.cpu() for each in flat])
+                yield f"{key!r} of optimizer {number}, {type(optimizer).__name__}", joined
 
 
 def _place(tensor: Any) -> list[object]:
@@ -242,11 +236,12 @@ def _place(tensor: Any) -> list[object]:
     place.
     """
     mesh = tensor.device_mesh
-    coordinates = zip(tensor.placements, mesh.get_coordinate() or (), strict=False)
-    return [
-        mesh.mesh_dim_names,
-        [None if placed.is_replicate() else at for placed, at in coordinates],
-    ]
+    place: list[object] = [mesh.mesh_dim_names]
+    for placed, at in zip(tensor.placements, mesh.get_coordinate() or (), strict=False):
+        if placed.is_replicate():
+            at = None
+        place.append(at)
+    return place
 
 
 def _stacked(digests: Iterable[Tensor], device: torch.device) -> Tensor:

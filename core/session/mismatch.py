@@ -11,7 +11,7 @@ from core.session import module_tree
 from core.text.spelling import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
 
@@ -24,14 +24,15 @@ def load(module: nn.Module, state: Mapping[str, object], *, strict: bool) -> Non
     Raises:
         CheckpointError: it doesn't fit; names and shapes that differ are listed.
     """
-    fitting = module_tree.from_canonical(module, module_tree.without_self_copies(module, state))
+    fitting = module_tree.from_canonical(module, state)
+    options = {}
+    if not strict:  # the user's own method need not know it
+        options["strict"] = False
     try:
-        # The user's own method need not know `strict`.
-        module.load_state_dict(fitting, **({} if strict else {"strict": False}))
+        module.load_state_dict(fitting, **options)
     except RuntimeError as error:
-        report = describe_mismatch(module_tree.to_canonical(module.state_dict()), state) or str(
-            error
-        )
+        own = module_tree.to_canonical(module.state_dict())
+        report = describe_mismatch(own, state) or str(error)
         raise CheckpointError(
             f"The checkpoint does not fit {type(module).__name__}.\n{report}"
         ) from error
@@ -46,45 +47,38 @@ def describe_mismatch(expected: Mapping[str, object], found: Mapping[str, object
     """
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
+    shapes = [
+        f"{name!r}, {_described(found[name])} saved and {_described(value)} here"
+        for name, value in expected.items()
+        if name in found and _described(found[name]) != _described(value)
+    ]
     lines = [
-        _line(
-            "The checkpoint lacks",
-            (repr(name) + _near(name, unexpected) for name in missing),
-            len(missing),
-        ),
-        _line(
-            "The module has no",
-            (repr(name) + _near(name, missing) for name in unexpected),
-            len(unexpected),
-        ),
+        _line("The checkpoint lacks", _with_near(missing, unexpected)),
+        _line("The module has no", _with_near(unexpected, missing)),
+        _line("Of another shape are", shapes),
     ]
-    differing = [
-        name for name in expected if name in found and _shape(expected[name]) != _shape(found[name])
-    ]
-    shapes = (
-        f"{name!r}, {_described(found[name])} saved and {_described(expected[name])} here"
-        for name in differing
-    )
-    lines.append(_line("Of another shape are", shapes, len(differing)))
-    return "\n".join(line for line in lines if line)
+    return "\n".join(filter(None, lines))
 
 
-def _line(title: str, items: Iterable[str], number: int) -> str:
-    if not number:
+def _line(title: str, items: list[str]) -> str:
+    if not items:
         return ""
-    shown = [item for _, item in zip(range(_MAX_SHOWN), items, strict=False)]
-    more = f"; and {number - _MAX_SHOWN} more" if number > _MAX_SHOWN else ""
-    return f"{title} {'; '.join(shown)}{more}."
+    more = ""
+    if len(items) > _MAX_SHOWN:
+        more = f"; and {len(items) - _MAX_SHOWN} more"
+    return f"{title} {'; '.join(items[:_MAX_SHOWN])}{more}."
 
 
-def _near(name: str, others: list[str]) -> str:
-    near = near_names(name, others, count=1)
-    return f" (is it {near[0]!r}?)" if near else ""
+def _with_near(names: list[str], others: list[str]) -> list[str]:
+    """The names, those that are shown each with the nearest of the others."""
+    shown = list(map(repr, names))
+    for index, name in enumerate(names[:_MAX_SHOWN]):
+        for near in near_names(name, others, count=1):
+            shown[index] += f" (is it {near!r}?)"
+    return shown
 
 
 def _described(value: object) -> str:
-    return type(value).__name__ if _shape(value) is None else str(_shape(value))
-
-
-def _shape(value: object) -> object:
-    return tuple(value.shape) if hasattr(value, "shape") else None
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    return str(tuple(value.shape))

@@ -30,11 +30,9 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers, by each of their canonical names."""
-    named = (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    )
-    return {canonical_name(name) if _COMPILED in name else name: tensor for name, tensor in named}
+    parameters = module.named_parameters(remove_duplicate=False)
+    named = (*parameters, *module.named_buffers(remove_duplicate=False))
+    return {canonical_name(name): tensor for name, tensor in named}
 
 
 def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
@@ -81,11 +79,9 @@ def tie_again(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str
 
 def canonical_name(name: str) -> str:
     """The name without the parts that `torch.compile` has put in."""
-    return (
-        ".".join(part for part in name.split(".") if part != _COMPILED)
-        if _COMPILED in name
-        else name
-    )
+    if _COMPILED not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def to_canonical(state: Mapping[str, object]) -> Mapping[str, Any]:
@@ -93,10 +89,10 @@ def to_canonical(state: Mapping[str, object]) -> Mapping[str, Any]:
     if _COMPILED not in "\n".join(state):
         return state
     renamed = OrderedDict((canonical_name(name), value) for name, value in state.items())
-    if metadata := getattr(state, "_metadata", None):
-        renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
-            (canonical_name(name), version) for name, version in metadata.items()
-        )
+    metadata = getattr(state, "_metadata", {})
+    renamed._metadata = {  # type: ignore[attr-defined]
+        canonical_name(name): version for name, version in metadata.items()
+    }
     return renamed
 
 
@@ -118,70 +114,11 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(part))
         yield prefix, part
-        if not part._modules:
-            continue
-        children = [
-            (prefix if name == _COMPILED else f"{prefix}{name}.", child)
-            for name, child in part._modules.items()
-            if child is not None
-        ]
         # A stack gives out the last first.
-        waiting.extend(reversed(children))
-
-
-def without_self_copies(module: nn.Module, state: Mapping[str, object]) -> Mapping[str, object]:
-    """The same state, with the module's own tensors where it has them already: torch copies nothing
-    onto itself then.
-
-    Args:
-        module: that the state is loaded into.
-        state: under canonical names.
-    """
-    own = tensors(module)
-    same = {
-        name: own[name]
-        for name, value in state.items()
-        if name in own and is_same(own[name], value)
-    }
-    if not same:
-        return state
-    replaced = OrderedDict({**state, **same})
-    if hasattr(state, "_metadata"):  # the versions of the module's parts
-        replaced._metadata = state._metadata  # type: ignore[attr-defined]
-    return replaced
-
-
-def is_same(own: Any, value: Any) -> bool:
-    """True if two tensors, or this rank's parts of them, are the same memory, seen in the same
-    way.
-    """
-    if not hasattr(own, "data_ptr") or not hasattr(value, "data_ptr"):
-        return False
-    if own is value:
-        return True
-    if hasattr(own, "to_local"):
-        is_alike = (
-            type(own) is type(value)
-            and own.shape == value.shape
-            and own.placements == value.placements
-        )
-        if not is_alike or own.device_mesh != value.device_mesh:
-            return False
-        own, value = own.to_local(), value.to_local()
-    own, value = own.detach(), value.detach()
-    return type(own) is type(value) and own.shape == value.shape and _view(own) == _view(value)
-
-
-def _view(tensor: Any) -> tuple[object, ...]:
-    # An address of 0 may be that of any tensor, such as one on the meta device: each is a view of
-    # its own.
-    address = tensor.data_ptr() or id(tensor)
-    return (
-        address,
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+        for name, child in reversed(part._modules.items()):
+            if name == _COMPILED:
+                name = ""
+            else:
+                name += "."
+            if child is not None:
+                waiting.append((prefix + name, child))

@@ -31,20 +31,53 @@ def refuse_endless() -> Iterator[None]:
         ) from None
 
 
+def items_of(value: Any) -> Iterable[Any]:
+    """The items of a dict, list or tuple; none of anything else, and none of plain types only."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return ()
+    if PLAIN.issuperset(map(type, value)):
+        return ()
+    items: Iterable[Any] = value
+    return items
+
+
+def are_alike(target: object, saved: object) -> bool:
+    """True for two dicts, and for two lists or tuples of one length."""
+    if isinstance(target, dict):
+        return isinstance(saved, dict)
+    if not (isinstance(target, list | tuple) and isinstance(saved, list | tuple)):
+        return False
+    return len(target) == len(saved)
+
+
+def pairs(target: Any, saved: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Key or index, item and saved item, of what both of two containers that `are_alike` have."""
+    if not isinstance(target, dict):
+        target, saved = dict(enumerate(target)), dict(enumerate(saved))
+    for key, item in target.items():
+        if key in saved:
+            yield key, item, saved[key]
+
+
 def map_items(
     by: Callable[[object], object], items: list[object] | tuple[object, ...]
 ) -> Iterable[object]:
     """`by` of each item. A random state is a tuple of 625 integers: of plain types only, `by` isn't
     called at all.
     """
-    return items if PLAIN.issuperset(map(type, items)) else map(by, items)
+    if PLAIN.issuperset(map(type, items)):
+        return items
+    return map(by, items)
 
 
 def replace(by: Callable[[Any], Any], value: Any) -> Any:
     """A copy of the containers, with `by(leaf)` in the place of each leaf that isn't of a plain
     type.
     """
-    if (kind := type(value)) in PLAIN:
+    kind = type(value)
+    if kind in PLAIN:
         return value
     if isinstance(value, dict):
         # keeps the class, and the versions that a module's state carries in an attribute

@@ -8,7 +8,7 @@ gives it.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import CheckpointError, ConfigurationError
 
@@ -55,21 +55,31 @@ def to_positional(
     Raises:
         CheckpointError: the groups hold other parameters than the optimizer's do.
     """
-    saved = {name for group in state["param_groups"] for name in group["params"]}
-    if saved == set(range(len(names))):  # positions, as torch itself saves them
+    there = {
+        name: index for index, group in enumerate(state["param_groups"]) for name in group["params"]
+    }
+    if there.keys() == set(range(len(names))):  # positions, as torch itself saves them
         return dict(state)
-    if differing := sorted(saved.symmetric_difference(names), key=str):
-        where = (
-            "in the checkpoint, not in the optimizer"
-            if differing[0] in saved
-            else "not in the checkpoint"
-        )
+    groups_here = [index for index, size in enumerate(group_sizes) for _ in range(size)]
+    here = dict(zip(names, groups_here, strict=True))
+    for name in sorted(there.keys() ^ here.keys(), key=str):
+        where = "not in the checkpoint"
+        if name in there:
+            where = "in the checkpoint, not in the optimizer"
         raise CheckpointError(
-            f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; "
-            f"{differing[0]!r} is {where}. Build the optimizer over the same parameters as when "
-            "the checkpoint was written."
+            f"The optimizer holds {len(names)} parameters and its saved state {len(there)}; "
+            f"{name!r} is {where}. Build the optimizer over the same parameters as when the "
+            "checkpoint was written."
         )
-    _check_groups(state["param_groups"], names, group_sizes)
+    # torch goes by positions, so that a parameter in another group would get another one's state.
+    for name in names:
+        if here[name] != there[name]:
+            raise CheckpointError(
+                f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state "
+                f"{len(state['param_groups'])}; {name!r} is in group {here[name]}, and was in "
+                f"group {there[name]}. Build the optimizer with the same groups, in the same "
+                "order, as when the checkpoint was written."
+            )
     position = {name: index for index, name in enumerate(names)}
     # torch pairs a group's saved positions with the group's own parameters in order: sorted, each
     # meets itself.
@@ -77,11 +87,8 @@ def to_positional(
         {**group, "params": sorted(map(position.__getitem__, group["params"]))}
         for group in state["param_groups"]
     ]
-    return {
-        **state,
-        "state": {position[name]: entry for name, entry in state["state"].items()},
-        "param_groups": groups,
-    }
+    entries = {position[name]: entry for name, entry in state["state"].items()}
+    return {**state, "state": entries, "param_groups": groups}
 
 
 def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:
@@ -91,33 +98,6 @@ def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[i
     except (CheckpointError, KeyError, TypeError):
         return False
     return True
-
-
-def _check_groups(
-    saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]
-) -> None:
-    """Check the groups: torch goes by positions, so a parameter in another group would get another
-    one's state.
-
-    Raises:
-        CheckpointError: a parameter is in another group than it was.
-    """
-    there = {name: index for index, group in enumerate(saved) for name in group["params"]}
-    here = dict(
-        zip(
-            names,
-            [index for index, size in enumerate(group_sizes) for _ in range(size)],
-            strict=True,
-        )
-    )
-    if here != there:
-        moved = next(name for name in names if here[name] != there[name])
-        raise CheckpointError(
-            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state "
-            f"{len(saved)}; {moved!r} is in group {here[moved]}, and was in group {there[moved]}. "
-            "Build the optimizer with the same groups, in the same order, as when the checkpoint "
-            "was written."
-        )
 
 
 def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) -> list[str]:
@@ -131,23 +111,26 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
     Raises:
         ConfigurationError: a parameter belongs to none of the modules.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    known = {
-        key: (index, name)
-        for index, names in reversed([*enumerate(modules)])
-        for key, name in names.items()
-    }
-    owners = [known.get(id(parameter)) or _refuse(parameter) for parameter in parameters]
-    several = len({index for index, _ in owners}) > 1
-    return [f"{index}.{name}" if several else name for index, name in owners]
+    owners: dict[int, tuple[int, str]] = {}
+    for index, names in enumerate(modules):
+        for key, name in names.items():
+            owners.setdefault(key, (index, name))
+    found = []
+    for parameter in _parameters_of(optimizer):
+        if id(parameter) not in owners:
+            raise ConfigurationError(
+                f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs "
+                "to no module that was set up. Set up its module first, and build the optimizer "
+                "from that module's parameters."
+            )
+        found.append(owners[id(parameter)])
+    if len({index for index, _ in found}) > 1:
+        return [f"{index}.{name}" for index, name in found]
+    return [name for _, name in found]
 
 
-def _refuse(parameter: Any) -> NoReturn:
-    raise ConfigurationError(
-        f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no "
-        "module that was set up. Set up its module first, and build the optimizer from that "
-        "module's parameters."
-    )
+def _parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def check_trained(
@@ -167,18 +150,15 @@ def check_trained(
         ConfigurationError: an optimizer has none.
     """
     for optimizer in optimizers:
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = _parameters_of(optimizer)
         foreign = _foreign(held, handles)
         if held and len(foreign) == len(held):
-            names = (
-                " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles))
-                or "no module yet"
-            )
+            names = " or ".join({type(handle.module).__name__: None for handle in handles})
             raise ConfigurationError(
                 f"{type(optimizer).__name__} has none of the parameters of what was set up "
-                f"({names}), so that its steps would change nothing there: it was made from "
-                "another module, or the module was copied or replaced since. Make it from the "
-                "parameters of the very module that you set up."
+                f"({names or 'no module yet'}), so that its steps would change nothing there: it "
+                "was made from another module, or the module was copied or replaced since. Make "
+                "it from the parameters of the very module that you set up."
             )
         if world_size > 1:
             _warn_of_foreign(optimizer, foreign)
@@ -198,27 +178,23 @@ def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Calla
     return lambda: vars(optimizer).pop("add_param_group", None)
 
 
-def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[object]:
+def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[Any]:
     known: set[int] = set()
     for handle in handles:
-        known |= {
-            *handle.parameter_names,
-            *map(id, handle.module.parameters()),
-            *map(id, handle.wrapped.parameters()),
-        }
+        known.update(handle.parameter_names, map(id, handle.wrapped.parameters()))
     return [parameter for parameter in parameters if id(parameter) not in known]
 
 
 def _warn_of_foreign(optimizer: Any, foreign: Sequence[Any]) -> None:
-    if not (foreign := [parameter for parameter in foreign if parameter.requires_grad]):
-        return
-    shown = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
-    warnings.warn(
-        f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up "
-        f"(of shape {shown}). Each rank trains them by its own gradients, and checkpoints can't "
-        "name them. Make them a part of the module, or set up their module before the optimizer.",
-        stacklevel=2,
-    )
+    shapes = [str(tuple(each.shape)) for each in foreign if each.requires_grad]
+    if shapes:
+        warnings.warn(
+            f"{type(optimizer).__name__} has {len(shapes)} parameter(s) of no module that was set "
+            f"up (of shape {', '.join(shapes[:3])}). Each rank trains them by its own gradients, "
+            "and checkpoints can't name them. Make them a part of the module, or set up their "
+            "module before the optimizer.",
+            stacklevel=2,
+        )
 
 
 def stepped_tensors(optimizers: Iterable[object]) -> Iterator[Tensor]:
@@ -227,8 +203,11 @@ def stepped_tensors(optimizers: Iterable[object]) -> Iterator[Tensor]:
     """
     from torch.optim import Optimizer
 
-    for optimizer in (each for each in optimizers if isinstance(each, Optimizer)):
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            for value in (parameter, *optimizer.state.get(parameter, {}).values()):
-                if hasattr(value, "data_ptr"):
-                    yield value.to_local() if hasattr(value, "to_local") else value
+    for optimizer in optimizers:
+        if isinstance(optimizer, Optimizer):
+            for parameter in _parameters_of(optimizer):
+                for value in (parameter, *optimizer.state.get(parameter, {}).values()):
+                    if hasattr(value, "to_local"):
+                        yield value.to_local()
+                    elif hasattr(value, "data_ptr"):
+                        yield value

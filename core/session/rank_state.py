@@ -30,18 +30,17 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
     strategy, collectives = session.strategy, session.collectives
     if not isinstance(strategy, KeepsRankState) or not _trains(session, state):
         return {}
-    if (own := kept if kept is not None else strategy.rank_state_dict()) is None:
+    if kept is None:
+        kept = strategy.rank_state_dict()
+    if kept is None:
         return {}
     if strategy.checkpoint_io.layout != "sharded":
-        moved = nested.replace(
-            lambda value: value.detach().cpu() if hasattr(value, "data_ptr") else value, own
-        )
+        moved = nested.replace(_on_cpu, kept)
         return {KEY: collectives.gather_objects(moved)}
-    described = collectives.broadcast_object(
-        collectives.gather_objects(nested.replace(_description, own))
-    )
+    described = collectives.gather_objects(nested.replace(_description, kept))
+    described = collectives.broadcast_object(described)
     leaves = [nested.replace(_elsewhere, each) for each in described]
-    leaves[collectives.rank] = nested.replace(_here, own)
+    leaves[collectives.rank] = nested.replace(_here, kept)
     return {KEY: leaves}
 
 
@@ -53,7 +52,7 @@ def targets(session: Session, described: object, state: object) -> dict[str, Any
         return {}
     leaves = [nested.replace(_elsewhere, each) for each in described[KEY]]
     is_kept = isinstance(session.strategy, KeepsRankState) and _trains(session, state)
-    if is_kept and len(described[KEY]) == session.collectives.size:
+    if is_kept and len(leaves) == session.collectives.size:
         leaves[session.collectives.rank] = None  # what has no place is read whole
     return {KEY: leaves}
 
@@ -78,16 +77,21 @@ def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
 
 def _trains(session: Session, value: Any) -> bool:
     """True if a state contains an optimizer that was set up."""
-    if isinstance(value, dict | list | tuple):
-        items = value.values() if isinstance(value, dict) else value
-        return any(_trains(session, item) for item in items)
-    return state_objects.is_optimizer(session, value)
+    if state_objects.is_optimizer(session, value):
+        return True
+    return any(_trains(session, item) for item in nested.items_of(value))
+
+
+def _on_cpu(value: Any) -> object:
+    if not hasattr(value, "data_ptr"):
+        return value
+    return value.detach().cpu()
 
 
 def _description(value: Any) -> object:
-    return (
-        TensorDescription(tuple(value.shape), value.dtype) if hasattr(value, "data_ptr") else value
-    )
+    if not hasattr(value, "data_ptr"):
+        return value
+    return TensorDescription(tuple(value.shape), value.dtype)
 
 
 def _here(value: Any) -> object:
@@ -98,4 +102,6 @@ def _here(value: Any) -> object:
 
 
 def _elsewhere(value: Any) -> object:
-    return ShardedLeaf(value.shape, value.dtype) if isinstance(value, TensorDescription) else value
+    if not isinstance(value, TensorDescription):
+        return value
+    return ShardedLeaf(value.shape, value.dtype)

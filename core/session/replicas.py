@@ -35,11 +35,12 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
     owners = _owners({_memory_of(tensor): tensor.nbytes for tensor in replicated}, size)
 
     def shared(value: Any) -> object:
-        if not hasattr(value, "data_ptr") or (owner := owners.get(_memory_of(value))) is None:
+        if not hasattr(value, "data_ptr") or _memory_of(value) not in owners:
             return value
         shape = tuple(value.shape)
-        chunks = (Chunk((0,) * len(shape), shape, value),) if owner == rank else ()
-        return ShardedLeaf(shape, value.dtype, chunks)
+        if owners[_memory_of(value)] != rank:
+            return ShardedLeaf(shape, value.dtype)
+        return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value),))
 
     return nested.replace(shared, state)
 
@@ -66,19 +67,18 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> object:
         positions = (
             (coordinate[dim], mesh.size(dim)) for dim, axis in enumerate(axes) if axis not in own
         )
-        return (
-            value
-            if has_turn(next(turns), positions)
-            else ShardedLeaf(tuple(value.shape), value.dtype)
-        )
+        if has_turn(next(turns), positions):
+            return value
+        return ShardedLeaf(tuple(value.shape), value.dtype)
 
     return nested.replace(dropped, state)
 
 
 def _axes_of(value: Any) -> tuple[str, ...]:
     """The axes of a DTensor; none of anything else."""
-    mesh = getattr(value, "device_mesh", None)
-    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
+    if not hasattr(value, "device_mesh"):
+        return ()
+    return value.device_mesh.mesh_dim_names or ()
 
 
 def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[int, int], int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -23,7 +23,10 @@ class.
 """
 _NESTED = "_schedulers"
 """The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
-_FILLED_IN = {
+_OF_ANY = {
+    "params",
+    "param_names",
+    "initial_lr",
     "amsgrad",
     "maximize",
     "foreach",
@@ -31,18 +34,19 @@ _FILLED_IN = {
     "differentiable",
     "fused",
     "decoupled_weight_decay",
+    "base_lrs",
+    "last_epoch",
+    "verbose",
+    SCHEDULER_KEY,
 }
-"""Options that torch's optimizers fill in where an older release has saved."""
-_MAY_BE_NUMBERS = {"step", "eta", "mu", "mu_product"}
-"""Pieces of an entry that torch's optimizers keep as numbers in older releases, and SparseAdam in
-all.
-"""
-_OF_ANY_SCHEDULER = {"base_lrs", "last_epoch", "verbose", SCHEDULER_KEY}
+"""Names that tell no class: any may have them, or torch fills them in for older releases."""
 
 
 def with_class(state: dict[str, Any], optimizer: Optimizer) -> dict[str, object]:
     """The saved state with its class added. A rank that has nothing of the state adds nothing."""
-    return {**state, OPTIMIZER_KEY: _name_of(_class_of(optimizer))} if state else state
+    if not state:
+        return state
+    return {**state, OPTIMIZER_KEY: _name_of(_class_of(optimizer))}
 
 
 def describe_scheduler(scheduler: Any) -> dict[str, Any]:
@@ -61,47 +65,19 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
         place: of the state in the checkpoint.
 
     Raises:
-        CheckpointError: another class has saved it, or one without `amsgrad`; or it has something
-            else than a tensor.
+        CheckpointError: another class has saved it, or it has no groups.
     """
     groups = saved.get("param_groups")
-    are_dicts = isinstance(groups, list) and all(
-        isinstance(each, dict) and "params" in each for each in groups
-    )
-    if not (are_dicts and groups):
+    has_groups = isinstance(groups, list) and all(map(_is_group, groups))
+    if not (has_groups and groups):
         raise wrong_kind(f"{place}['param_groups']", groups, "a list of dicts with 'params'")
-    own, mine = _class_of(optimizer), optimizer.param_groups
-    lacking = (mine[0].keys() & optimizer.defaults.keys()) - groups[0].keys() - _FILLED_IN
-    # Schedulers put `initial_lr` into the groups.
-    strange = (
-        groups[0].keys() - mine[0].keys() - _FILLED_IN - {"params", "param_names", "initial_lr"}
-    )
-    _check("optimizer", own, saved.get(OPTIMIZER_KEY), lacking, strange)
-    if not _is_torchs(type(optimizer)):
-        return
-    _check_entries(saved.get("state", {}), f"{place}['state']")
-    if _lacks_amsgrad(mine, groups, saved.get("state")):
-        raise _refusal(
-            "optimizer", own, f"{_name_of(own)} without amsgrad, so that it has no 'max_exp_avg_sq'"
-        )
+    own = _class_of(optimizer)
+    options = optimizer.param_groups[0].keys() & {*optimizer.defaults, *groups[0]}
+    _compare("optimizer", own, saved.get(OPTIMIZER_KEY), options, groups[0])
 
 
-def _check_entries(state: Any, place: str) -> None:
-    if not isinstance(state, dict):
-        raise wrong_kind(place, state, "a dict")
-    for name, entry in state.items():
-        if not isinstance(entry, dict):
-            raise wrong_kind(f"{place}[{name!r}]", entry, "a dict of tensors")
-        # torch's optimizers count the steps of each parameter for which they keep more than a
-        # momentum.
-        if not {"step", "func_evals"} & entry.keys() and entry.keys() - {"momentum_buffer"}:
-            raise wrong_kind(f"{place}[{name!r}]", sorted(entry), "'step', too,")
-        if "func_evals" in entry:  # of LBFGS
-            continue
-        for key, value in entry.items():
-            is_number = isinstance(value, int | float) and key in _MAY_BE_NUMBERS
-            if value is not None and not is_number and not hasattr(value, "shape"):
-                raise wrong_kind(f"{place}[{name!r}][{key!r}]", value, "a tensor")
+def _is_group(value: object) -> bool:
+    return isinstance(value, dict) and "params" in value
 
 
 def wrong_kind(place: str, saved: object, expected: str) -> CheckpointError:
@@ -119,19 +95,7 @@ def wrong_kind(place: str, saved: object, expected: str) -> CheckpointError:
     )
 
 
-def _lacks_amsgrad(
-    mine: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], state: Any
-) -> bool:
-    asked = [
-        saved
-        for own, saved in zip(mine, groups, strict=False)
-        if own.get("amsgrad") or saved.get("amsgrad")
-    ]
-    entries = [state[key] for group in asked for key in group["params"] if key in state]
-    return any("exp_avg_sq" in entry and "max_exp_avg_sq" not in entry for entry in entries)
-
-
-def check_scheduler(scheduler: Any, state: Any, described: object = None) -> None:
+def check_scheduler(scheduler: Any, state: Any, described: Any = None) -> None:
     """Refuse the state of a scheduler that keeps other things, and warn of one that may.
 
     Args:
@@ -145,22 +109,13 @@ def check_scheduler(scheduler: Any, state: Any, described: object = None) -> Non
     """
     if not isinstance(state, dict):
         return
-    described = described or state.get(SCHEDULER_KEY)
-    known = described if isinstance(described, dict) else {}
-    own, there = _names_in(scheduler.state_dict()), _names_in(state)
-    telling = {_NESTED, "lr_lambdas"} & (own ^ there)
-    _check(
-        "scheduler",
-        type(scheduler),
-        known.get("class"),
-        own - there or telling,
-        there - own or telling,
-    )
+    known = described or state.get(SCHEDULER_KEY) or {}
+    own, name = type(scheduler), known.get("class")
+    _compare("scheduler", own, name, scheduler.state_dict(), state)
     parts, states = getattr(scheduler, _NESTED, ()), state.get(_NESTED, ())
     if len(parts) != len(states):
-        name = known.get("class") or "one"
-        saved = f"{name} that is made of {len(states)} schedulers, not of {len(parts)}"
-        raise _refusal("scheduler", type(scheduler), saved)
+        what = f"that is made of {len(states)} schedulers, not of {len(parts)}"
+        raise _refusal("scheduler", own, f"{name or 'one'} {what}")
     inner = known.get("parts") or [None] * len(states)
     for each in zip(parts, states, inner, strict=False):
         check_scheduler(*each)
@@ -188,34 +143,43 @@ def check_schedulers(
         )
     if schedulers and not states:
         names = ", ".join(_name_of(type(scheduler)) for scheduler in schedulers)
-        what = f"no state of a learning-rate scheduler, and {names} begins anew, at its first step"
-        warnings.warn(f"The checkpoint has {what}.", stacklevel=2)
-    if states and not schedulers:
-        what = (
-            "the state of a learning-rate scheduler, and configure_optimizers made none: rates "
-            "stay as saved"
+        warnings.warn(
+            f"The checkpoint has no state of a learning-rate scheduler, and {names} begins anew, "
+            "at its first step.",
+            stacklevel=2,
         )
-        warnings.warn(f"The checkpoint has {what}.", stacklevel=2)
+    if states and not schedulers:
+        warnings.warn(
+            "The checkpoint has the state of a learning-rate scheduler, and configure_optimizers "
+            "made none: rates stay as saved.",
+            stacklevel=2,
+        )
     for each in zip(schedulers, states, described or [None] * len(states), strict=False):
         check_scheduler(*each)
 
 
-def _check(
-    what: str, own: type, name: str | None, lacking: Collection[str], strange: Collection[str]
+def _compare(
+    what: str, own: type, name: str | None, here: Iterable[str], there: Iterable[str]
 ) -> None:
+    """Refuse a state by the name of its class, or by names in it that are here and there."""
     if name and _is_same(own, name):
         return
+    lacking, strange = _telling(here) - _telling(there), _telling(there) - _telling(here)
     # Either of the two alone may be another release of the same class.
     if (lacking and strange) or (name and _are_strangers(own, name)):
         raise _refusal(what, own, name or f"one that keeps {sorted(strange)}")
-    if name or lacking or strange:
-        saved = name or f"one that differs in {sorted({*lacking, *strange})}"
+    if name:
         warnings.warn(
-            f"The {what} state in the checkpoint is of {saved}, and {_name_of(own)} goes on from "
+            f"The {what} state in the checkpoint is of {name}, and {_name_of(own)} goes on from "
             f"it, with the options that were saved. Make the {what} that it was saved with if you "
             "want another thing.",
             stacklevel=2,
         )
+
+
+def _telling(names: Iterable[str]) -> set[str]:
+    """Names that tell a class; private ones come and go with releases of torch."""
+    return {name for name in names if name == _NESTED or not name.startswith("_")} - _OF_ANY
 
 
 def _refusal(what: str, own: type, saved: str) -> CheckpointError:
@@ -224,16 +188,6 @@ def _refusal(what: str, own: type, saved: str) -> CheckpointError:
         f"it, which keeps other things. Make the {what} that the checkpoint was saved with, or "
         "start a new run from its weights: load the module alone."
     )
-
-
-def _names_in(state: Any) -> set[str]:
-    """Names that distinguish classes of schedulers; private ones come and go with releases of
-    torch.
-    """
-    names = {
-        key for key in state if isinstance(key, str) and (not key.startswith("_") or key == _NESTED)
-    }
-    return names - _OF_ANY_SCHEDULER
 
 
 def _class_of(optimizer: Optimizer) -> type:
@@ -252,19 +206,17 @@ def _is_same(own: type, saved: str) -> bool:
     """True of the class itself; one of the user's may have moved to another module, as from a
     script to a package.
     """
-    moved = (
-        not saved.startswith("torch.")
-        and not _is_torchs(own)
-        and saved.rpartition(".")[2] == own.__name__
-    )
-    return moved or saved == _name_of(own)
+    if saved == _name_of(own):
+        return True
+    is_users = not saved.startswith("torch.") and not _name_of(own).startswith("torch.")
+    return is_users and saved.rpartition(".")[2] == own.__name__
 
 
 def _are_strangers(own: type, saved: str) -> bool:
     """True if both are classes of torch, and neither is a subclass of the other. AdamW is one of
     Adam.
     """
-    if not (saved.startswith("torch.") and _is_torchs(own)):
+    if not (saved.startswith("torch.") and _name_of(own).startswith("torch.")):
         return False
     module, _, name = saved.rpartition(".")
     other = getattr(sys.modules.get(module), name, None)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.errors import CheckpointError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import default_step, mismatch, module_tree, optimizer_state
+from core.session.changed_modules import ReplacedParameters, beside
 from core.session.collectives import StrategyCollectives
-from core.session.module_handle import ModuleHandle
-from core.session.replaced import ReplacedParameters, beside
+from core.session.guards import Guards
+from core.session.module_handle import ModuleHandle, find_handle
+from core.session.required import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +29,8 @@ if TYPE_CHECKING:
     from core.contract.precision import Precision
     from core.contract.protocols import SetsUpJointly, SetupHost
     from core.contract.spec import Fingerprint
-    from core.session.divergence import Alike
     from core.session.weights import Weights
 
-T = TypeVar("T")
 _PARTS = (
     "accelerator",
     "parallel_devices",
@@ -73,8 +73,7 @@ class Session:
         self.compiler: Callable[[Any], Any] | None = None
         self.activations: Callable[[nn.Module, str], Callable[[], None]] | None = None
         self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
-        self._undo: list[Callable[[], None]] = []
-        self._accepted: dict[nn.Module, Callable[[], None]] = {}
+        self._guards = Guards(self)
         self._filled_in: Mapping[str, object] = {}
         self._ends_alone = False
         self._replaced = ReplacedParameters(beside)
@@ -84,7 +83,9 @@ class Session:
     @classmethod
     def of(cls, strategy: Strategy) -> Session:
         """The session that the strategy has; a new one if it has none."""
-        return strategy.session if hasattr(strategy, "session") else cls(strategy)
+        if not hasattr(strategy, "session"):
+            return cls(strategy)
+        return strategy.session
 
     # composition ----------------------------------------------------------------------------------
 
@@ -106,8 +107,7 @@ class Session:
         Called once for each Fabric or Trainer that the strategy is given to; what was filled in is
         decided anew.
         """
-        # Before anything is filled in, while the last `connect`'s parts can still be distinguished
-        # from the user's.
+        # Before the last `connect`'s parts can't be distinguished from the user's any more.
         given, strategy = self.given_parts(), self.strategy
         strategy.accelerator = accelerator
         strategy.parallel_devices = list(parallel_devices)
@@ -135,8 +135,7 @@ class Session:
         }
 
     def _parts(self) -> dict[str, object]:
-        """The parts that are there."""
-        # A part that nothing was set to is the default of the class, or missing altogether.
+        """Those that are there: others are the default of the class, or missing altogether."""
         parts = {name: getattr(self.strategy, name, None) for name in _PARTS}
         return {
             name: part for name, part in parts.items() if part is not getattr(Strategy, name, None)
@@ -156,7 +155,7 @@ class Session:
         # old ones would train nothing.
         if Capability.JOINT_SETUP in strategy.capabilities and host.trains:
             optimizers, schedulers = host.configure_optimizers()
-            scheduler = schedulers[0] if schedulers else None
+            scheduler = next(iter(schedulers), None)
             self.add_module_and_optimizers(host.module, optimizers, scheduler)
             strategy.lr_schedulers = schedulers
         else:
@@ -183,9 +182,9 @@ class Session:
             )
         # Before the set-up: wrappers prefix names, and converting replaces parameters.
         names = module_tree.parameter_names(module)
-        self._change_units(module)
-        wrapped = self.required(
-            "setup_module", strategy.setup_module(module), "the module, wrapped or not"
+        self._guards.change_units(module)
+        wrapped = required(
+            strategy, "setup_module", strategy.setup_module(module), "the module, wrapped or not"
         )
         self._keep(module, wrapped, names)
         return wrapped
@@ -202,7 +201,9 @@ class Session:
         self._rebind(optimizers)
         optimizer_state.check_trained(optimizers, self.handles, strategy.world_size)
         added = [
-            self.required("setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
+            required(
+                strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer"
+            )
             for optimizer in optimizers
         ]
         self._keep_optimizers(added)
@@ -220,8 +221,9 @@ class Session:
         optimizer_state.check_trained(
             optimizers, [ModuleHandle(module, module, names)], strategy.world_size
         )
-        self._change_units(module)
-        wrapped, added, scheduler = self.required(
+        self._guards.change_units(module)
+        wrapped, added, scheduler = required(
+            strategy,
             "setup_module_and_optimizers",
             cast("SetsUpJointly", strategy).setup_module_and_optimizers(
                 module, list(optimizers), scheduler
@@ -258,16 +260,7 @@ class Session:
         Raises:
             ConfigurationError: the module wasn't set up with this strategy.
         """
-        for handle in reversed(self.handles):
-            if module is None or module is handle.module or module is handle.wrapped:
-                return handle
-        known = ", ".join(type(handle.module).__name__ for handle in self.handles) or "nothing"
-        name = "A module" if module is None else type(module).__name__
-        raise ConfigurationError(
-            f"{name} was not set up with this {self._name}, which has set up {known}. With Fabric, "
-            "call fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends "
-            "in super().setup(trainer), or calls self.session.add_module(trainer.module)."
-        )
+        return find_handle(self.handles, module, self._name)
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the optimizer's parameters by identity; see `Strategy.parameter_names`."""
@@ -278,13 +271,9 @@ class Session:
     def forget(self) -> None:
         """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
         self.handles: list[ModuleHandle] = []
-        while self._undo:
-            self._undo.pop()()
-        while self._accepted:
-            self._accepted.popitem()[1]()
+        self._guards.end()
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
         self.weights: Weights | None = None
-        self._alike: Alike | None = None
         self.compares_ranks, self.buffers_stayed = True, False
 
     def refresh_modules(self) -> bool:
@@ -294,7 +283,7 @@ class Session:
         if not self.strategy.refresh_modules():
             return False
         for handle in self.handles:
-            self._refuse_new(handle.module)
+            self._guards.watch_module(handle.module)
         return True
 
     @property
@@ -328,30 +317,6 @@ class Session:
             sys.excepthook(type(error), error, error.__traceback__)
             exit_code.fail()
 
-    def required(self, method: str, returned: T | None, expected: str) -> T:
-        """Return what a method of the strategy has returned; refuse None, since an override may
-        forget its `return`.
-
-        Args:
-            method: its name.
-            returned: by it.
-            expected: what the method has to return.
-
-        Raises:
-            ConfigurationError: it has returned None.
-        """
-        if returned is None:
-            is_override = any(hasattr(base, method) for base in type(self.strategy).__bases__)
-            cure = (
-                f"Return what super().{method}(...) returns, or your own."
-                if is_override
-                else "Return it."
-            )
-            raise ConfigurationError(
-                f"{self._name}.{method} returned None; expected {expected}. {cure}"
-            )
-        return returned
-
     @property
     def _name(self) -> str:
         return type(self.strategy).__name__
@@ -364,54 +329,14 @@ class Session:
                 capability=Capability.SEVERAL_OPTIMIZERS,
             )
 
-    def _change_units(self, module: nn.Module) -> None:
-        """Save the activations of units first, so that a compiler sees it."""
-        if self.activations is not None:
-            self._undo.append(self.activations(module, self.strategy.root_device.type))
-        if self.unit_compiler is not None:
-            self._undo.append(self.unit_compiler(module))
-
     def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
         self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
         self.strategy.model = wrapped
-        self._refuse_new(module)
+        self._guards.watch_module(module)
 
     def _keep_optimizers(self, added: Sequence[Optimizer]) -> None:
         self.strategy.optimizers = [*self.strategy.optimizers, *added]
-        if (
-            self.compiles
-            and self.strategy.root_device.type == "cuda"
-            and self.strategy.is_global_zero
-        ):
-            from core.session.equal_masks import warn_of_equal_masks
-
-            warn_of_equal_masks(handle.module for handle in self.handles)
-        if self.strategy.world_size > 1:
-            groups = (each for each in added if hasattr(each, "add_param_group"))
-            self._undo += [
-                optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups
-            ]
-        if self.has_peers and added and self._alike is None:
-            from core.session.divergence import Alike  # who trains alone waits for none of it
-
-            self._alike = Alike(self)
-        # An engine steps optimizers in the middle of what it does.
-        if self._alike is not None and Capability.JOINT_SETUP not in self.strategy.capabilities:
-            self._undo += [self._alike.watch(optimizer) for optimizer in added]
-
-    def _refuse_new(self, module: nn.Module) -> None:
-        if undo := self._accepted.pop(module, None):
-            undo()
-        # A world of one may be a peer among others.
-        if self.strategy.world_size > 1 or Capability.ELASTIC in self.strategy.capabilities:
-            # who trains alone waits for none of it
-            from core.session.new_parameters import refuse_new
-
-            self._accepted[module] = refuse_new(
-                self._name,
-                module,
-                refreshes=type(self.strategy).refresh_modules is not Strategy.refresh_modules,
-            )
+        self._guards.watch_optimizers(added)
 
     # steps ----------------------------------------------------------------------------------------
 
@@ -442,21 +367,7 @@ class Session:
         if self.weights is None:
             from core.session.weights import Weights  # who gives no weight waits for none of it
 
-            strategy = self.strategy
-            if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
-                raise UnsupportedError(
-                    f"A loss has a weight, and {self._name} can't weigh losses: its gradients are "
-                    "no mean over ranks that the core could correct. Leave the weight out, or use "
-                    "another strategy, such as ddp.",
-                    capability=Capability.WEIGHTED_LOSSES,
-                )
-            self.weights = Weights(
-                strategy,
-                strategy.root_device,
-                strategy.scale_gradients,
-                has_peers=self.has_peers,
-                by_hand=by_hand,
-            )
+            self.weights = Weights(self, by_hand)
         return self.weights
 
     def stepped(self, optimizer: Optimizer) -> None:
@@ -466,8 +377,8 @@ class Session:
         Raises:
             ReplicasDifferError: they differ.
         """
-        if self._alike is not None:
-            self._alike.stepped(optimizer)
+        if self._guards.alike is not None:
+            self._guards.alike.stepped(optimizer)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
         """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of
@@ -497,13 +408,12 @@ class Session:
     def module_state(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's own state under the names of the user's own module."""
         own = self.handle_of(module).module
-        if parts := [
-            name for name, one in own.named_parameters() if hasattr(one, "global_offsets")
-        ]:
-            raise CheckpointError(
-                f"{parts[0]!r} is a rank's part of a tensor, which state_dict() loses: use a "
-                "DTensor."
-            )
+        for name, parameter in own.named_parameters():
+            if hasattr(parameter, "global_offsets"):
+                raise CheckpointError(
+                    f"{name!r} is a rank's part of a tensor, which state_dict() loses: use a "
+                    "DTensor."
+                )
         # Not copied: torch's dict carries the versions of torch's modules.
         return module_tree.to_canonical(own.state_dict())  # type: ignore[return-value]
 

@@ -11,20 +11,30 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import ModuleError
+from core.contract.capability import Capability
+from core.contract.errors import ModuleError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
     from core.contract.step import TrainingStep
-    from core.contract.world import World
+    from core.session.session import Session
+
+
+_ALL_OR_NONE = (
+    "Give one with each loss, or with none: a window's gradient is the mean over all its items."
+)
+_EXPECTED = (
+    "Expected the number of items that the loss is a mean over, at least 0: a number, or a "
+    "tensor with one element."
+)
 
 
 @dataclass(slots=True)
@@ -33,14 +43,13 @@ class Window:
 
     Attributes:
         own: sum of the weights on this rank.
-        total: sum over the shards of the data, when it is known.
-        is_corrected: the gradients are those of the mean over all items.
+        total: sum over the shards of the data, once the gradients are those of the mean over all
+            items.
         has_gradients: parameters had some after the last backward of a loop by hand.
     """
 
     own: float | Tensor = 0.0
     total: float | Tensor | None = None
-    is_corrected: bool = False
     has_gradients: bool = False
 
 
@@ -58,48 +67,47 @@ class Weights:
         given: by the running step, until its loss is weighted.
     """
 
-    def __init__(
-        self,
-        world: World,
-        device: torch.device,
-        scale_gradients: Callable[[Optimizer, float], None],
-        *,
-        has_peers: bool,
-        by_hand: Sequence[Optimizer] | None,
-    ) -> None:
+    def __init__(self, session: Session, by_hand: Sequence[Optimizer] | None) -> None:
         """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each
         other.
 
         Args:
-            world: the strategy's ranks.
-            device: of this rank.
-            scale_gradients: the strategy's.
-            has_peers: the ranks reach each other.
+            session: with the ranks.
             by_hand: the optimizers that were set up, if the user calls backward.
 
         Raises:
+            UnsupportedError: the strategy can't weigh losses.
             ModuleError: losses of other ranks have none, or losses before had none.
         """
         import torch
 
+        self._world = world = session.strategy
+        if Capability.WEIGHTED_LOSSES not in world.capabilities:
+            raise UnsupportedError(
+                f"A loss has a weight, and {type(world).__name__} can't weigh losses: its "
+                "gradients are no mean over ranks that the core could correct. Leave the weight "
+                "out, or use another strategy, such as ddp.",
+                capability=Capability.WEIGHTED_LOSSES,
+            )
         self.by_hand = by_hand is not None
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self.given: float | Tensor | None = None
-        self._world, self._device, self._scale_gradients, self._has_peers = (
-            world,
-            device,
-            scale_gradients,
-            has_peers,
-        )
+        self._has_peers = session.has_peers
+        self._dtype = torch.float64
+        if world.root_device.type == "mps":
+            self._dtype = torch.float32
         self._reference = 0.0
         self._windows: dict[int, Window] = {}
-        if has_peers and (others := world.absent_ranks("the first weight of a loss")):
+        others = []
+        if self._has_peers:
+            others = world.absent_ranks("the first weight of a loss")
+        if others:
             names = ", ".join(f"rank {other}" for other in others)
             raise ModuleError(
                 f"A loss has a weight on rank {world.global_rank}, and not on {names}. Give one on "
                 "all ranks, also where it is 0."
             )
-        if any(map(_has_gradients, by_hand or ())):
+        gradients = chain.from_iterable(map(_gradients_of, by_hand or ()))
+        if any(bool(grad.any()) for grad in gradients if not grad.is_sparse):
             raise ModuleError(
                 f"A loss has a weight, and there are gradients of losses without. {_ALL_OR_NONE}"
             )
@@ -111,14 +119,15 @@ class Weights:
             ModuleError: this step gave no weight, or what can't be one.
         """
         given, self.given = self.given, None
-        # or samples that another rank counts
-        own = self._checked(given) if step.weight != 0 else 0.0
-        optimizer = step.optimizers[0] if step.optimizers else None
+        own: float | Tensor = 0.0  # of samples that another rank counts
+        if step.weight != 0:
+            own = self._checked(given)
+        optimizers = step.optimizers[:1] or [None]
         if step.num_accumulated > 1:
-            self._add(own, [optimizer])
+            self._add(own, optimizers)
             return self._scaled(loss, own, step.num_accumulated)
         total = self._sum(own)
-        self._windows[id(optimizer)] = Window(own, total, is_corrected=True)
+        self._windows[id(optimizers[0])] = Window(own, total)
         return loss * _quotient(own * self._world.data_parallel_size, total)
 
     def backward(
@@ -138,12 +147,12 @@ class Weights:
         own = self._checked(weight)
         for optimizer in optimizers:
             self._reopen(optimizer)
-        before = [_versions(optimizer) for optimizer in optimizers] if len(optimizers) > 1 else [[]]
-        run(self._scaled(loss, own, 1))
-        if len(optimizers) > 1:
-            optimizers = [
-                each for each, old in zip(optimizers, before, strict=True) if _versions(each) != old
-            ]
+        if len(optimizers) == 1:
+            run(self._scaled(loss, own, 1))
+        else:
+            before = {optimizer: _versions(optimizer) for optimizer in optimizers}
+            run(self._scaled(loss, own, 1))
+            optimizers = [each for each, versions in before.items() if _versions(each) != versions]
         if not optimizers:
             raise ModuleError(
                 "A loss with a weight has changed no gradient of an optimizer that was set up, so "
@@ -159,14 +168,11 @@ class Weights:
         items.
         """
         window = self._windows.get(id(optimizer))
-        if window is None or window.is_corrected:
-            return
-        window.is_corrected = True
-        window.total = total = self._read(self._sum(window.own))
-        if total:
-            self._scale_gradients(
-                optimizer, self._world.data_parallel_size * self._reference / total
-            )
+        if window is not None and window.total is None:
+            window.total = total = _read(self._sum(window.own))
+            if total:
+                shards = self._world.data_parallel_size
+                self._world.scale_gradients(optimizer, shards * self._reference / total)
 
     def close(self, optimizer: Optimizer) -> bool:
         """All ranks, before the optimizer steps. True if the window has weight; False if it has
@@ -177,7 +183,9 @@ class Weights:
         """
         self.correct(optimizer)
         window = self._windows.pop(id(optimizer), None)
-        total = 0.0 if window is None else self._read(window.total)
+        if window is None:
+            return False
+        total = _read(window.total)
         if total and not self._windows:  # others have begun with the reference that is
             self._refer_to(total)
         return total > 0
@@ -190,15 +198,14 @@ class Weights:
         """All ranks, before a backward by hand. Go on with a window that was corrected; forget one
         that was cleared.
         """
-        if (window := self._windows.get(id(optimizer))) is None:
-            return
+        window = self._windows.get(id(optimizer), Window())
         if window.has_gradients and not _has_any(optimizer):  # after `model.zero_grad()`, say
             self.drop(optimizer)
-        elif window.is_corrected:
-            window.is_corrected = False
-            if total := self._read(window.total):
+        elif window.total is not None:
+            total, window.total = _read(window.total), None
+            if total:
                 shards = self._world.data_parallel_size
-                self._scale_gradients(optimizer, total / (shards * self._reference))
+                self._world.scale_gradients(optimizer, total / (shards * self._reference))
 
     def _add(self, own: float | Tensor, optimizers: Sequence[Optimizer | None]) -> None:
         for optimizer in optimizers:
@@ -207,14 +214,14 @@ class Weights:
 
     def _scaled(self, loss: Tensor, own: float | Tensor, num_accumulated: int) -> Tensor:
         if not self._reference:
-            self._refer_to(self._read(self._sum(own)) * num_accumulated)
+            self._refer_to(_read(self._sum(own)) * num_accumulated)
         return loss * (own / (self._reference or 1.0))
 
     def _refer_to(self, total: float) -> None:
         """Set the reference by the weight of a window. One of no weight leaves it open."""
-        self._reference = (
-            2.0 ** round(math.log2(total / self._world.data_parallel_size)) if total else 0.0
-        )
+        self._reference = 0.0
+        if total:
+            self._reference = 2.0 ** round(math.log2(total / self._world.data_parallel_size))
 
     def _checked(self, weight: Any) -> float | Tensor:
         """The weight as it is computed with. One on a device is checked there: what can't be one
@@ -232,7 +239,11 @@ class Weights:
             weight = weight.item()
         is_number = isinstance(weight, Real)  # NumPy's too
         if not (is_number and 0 <= weight <= sys.float_info.max):  # Python's integers may be larger
-            raise ModuleError(_describe(weight))
+            shape = tuple(getattr(weight, "shape", ()))
+            given = repr(weight)
+            if shape:
+                given = f"a tensor of shape {shape}"
+            raise ModuleError(f"A loss has the weight {given:.80}. {_EXPECTED}")
         return float(weight)
 
     def _sum(self, own: float | Tensor) -> float | Tensor:
@@ -241,34 +252,19 @@ class Weights:
 
         if not self._has_peers:
             return own
-        summed = self._world.reduce(
-            torch.as_tensor(own, dtype=self._dtype, device=self._device), reduce_op="sum"
-        )
+        own = torch.as_tensor(own, dtype=self._dtype, device=self._world.root_device)
+        summed = self._world.reduce(own, reduce_op="sum")
         return summed * self._world.data_parallel_size / self._world.world_size
 
-    def _read(self, total: float | Tensor | None) -> float:
-        number = 0.0 if total is None else float(total)
-        if math.isnan(number):
-            raise ModuleError(
-                "A loss of this step has a weight that is negative, infinite or not a number, on "
-                "this rank or on another one. " + _EXPECTED
-            )
-        return number
 
-
-_EXPECTED = (
-    "Expected the number of items that the loss is a mean over, at least 0: a number, or a "
-    "tensor with one element."
-)
-_ALL_OR_NONE = (
-    "Give one with each loss, or with none: a window's gradient is the mean over all its items."
-)
-
-
-def _describe(weight: Any) -> str:
-    shape = tuple(getattr(weight, "shape", ()))
-    given = f"a tensor of shape {shape}" if shape else repr(weight)
-    return f"A loss has the weight {given:.80}. {_EXPECTED}"
+def _read(total: Any) -> float:
+    number = float(total)
+    if math.isnan(number):
+        raise ModuleError(
+            "A loss of this step has a weight that is negative, infinite or not a number, on "
+            "this rank or on another one. " + _EXPECTED
+        )
+    return number
 
 
 def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
@@ -277,34 +273,28 @@ def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
 
     if isinstance(total, torch.Tensor):
         return torch.where(total == 0, 0.0, part / total)
-    return part / total if total else 0.0
+    if not total:
+        return 0.0
+    return part / total
 
 
-def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+def _gradients(optimizer: Optimizer) -> list[Any]:
+    """The gradient of each parameter; of those in shards, this rank's own, and None for none."""
+    gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+    return [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
 
 
 def _gradients_of(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients of an optimizer's parameters; of those in shards, this rank's own."""
-    gradients = (
-        parameter.grad for parameter in _parameters_of(optimizer) if parameter.grad is not None
-    )
-    return [grad.to_local() if hasattr(grad, "to_local") else grad for grad in gradients]
+    return [gradient for gradient in _gradients(optimizer) if gradient is not None]
 
 
 def _versions(optimizer: Optimizer) -> list[tuple[int, int]]:
     """Numbers that change when one of the gradients does."""
-    found = (parameter.grad for parameter in _parameters_of(optimizer))
-    gradients = [getattr(grad, "_local_tensor", grad) for grad in found]
-    return [(0, 0) if grad is None else (id(grad), grad._version) for grad in gradients]
+    return [(id(grad), getattr(grad, "_version", 0)) for grad in _gradients(optimizer)]
 
 
 def _has_any(optimizer: Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(bool(grad.any()) for grad in _gradients_of(optimizer) if not grad.is_sparse)
+    return bool(_gradients_of(optimizer))
 
 
 def scale_gradients(optimizer: Optimizer, factor: float) -> None:

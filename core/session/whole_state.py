@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.capability import Capability
 from core.contract.errors import CheckpointError
 from core.session import (
-    half_loaded,
+    changed_modules,
     load_targets,
     nested,
     optimizer_state,
@@ -51,18 +51,14 @@ def save_checkpoint(
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
     with nested.refuse_endless():
-        half_loaded.refuse(session, dict(state), "saved")
-        plain = state_objects.to_states(session, dict(state)) | rank_state.collect(
-            session, dict(state), kept
-        )
+        changed_modules.refuse_half_loaded(session, "saved", dict(state))
+        plain = state_objects.to_states(session, dict(state))
+        plain |= rank_state.collect(session, dict(state), kept)
     sharded = checkpoint_io.layout == "sharded"
     # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes
     # one.
-    if (
-        sharded
-        and collectives.size > 1
-        and Capability.REPLICATED_PARAMETERS in strategy.capabilities
-    ):
+    are_alike = Capability.REPLICATED_PARAMETERS in strategy.capabilities
+    if sharded and collectives.size > 1 and are_alike:
         plain = replicas.share_out(
             plain, _parameter_tensors(session), rank=collectives.rank, size=collectives.size
         )
@@ -70,14 +66,13 @@ def save_checkpoint(
         plain = replicas.drop_copies(plain, strategy.device_mesh)
     # What averages weights now and then declares none of these.
     trains_alone = collectives.size == 1 and Capability.ELASTIC not in strategy.capabilities
-    if trains_alone or strategy.capabilities & (
-        Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE
-    ):
+    if trains_alone or are_alike or Capability.SHARDED_STATE in strategy.capabilities:
         checkpoint_io.stepped_tensors = partial(
             optimizer_state.stepped_tensors, strategy.optimizers
         )
-    writes = sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero
-    checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
+    if not (sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero):
+        plain = None
+    checkpoint_io.save_checkpoint(plain, path, collectives=collectives)
 
 
 def _parameter_tensors(session: Session) -> Iterator[Tensor]:
@@ -157,27 +152,30 @@ def read_checkpoint(
             it is refused until it is loaded again.
     """
     checkpoint_io, collectives = session.strategy.checkpoint_io, session.collectives
+    wanted = dict(state or {})
     targets = described = None
+
+    def look(at: dict[str, object]) -> None:
+        if check is not None:
+            check(at)
+        state_objects.check_kinds(session, wanted, at)
+
     # To read into targets is to restore already: what can't be restored is refused from the
     # description, before.
-    if state and checkpoint_io.layout == "sharded":
+    if wanted and checkpoint_io.layout == "sharded":
         described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
         if described is not None:
-            if check is not None:
-                check(described)
-            state_objects.check_kinds(session, dict(state), described)
-        own = _targets_of(session, described, dict(state))
-        targets = own and own | rank_state.targets(session, described, dict(state))
+            look(described)
+        own = _targets_of(session, described, wanted)
+        targets = own and own | rank_state.targets(session, described, wanted)
     try:
         saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
     except BaseException as error:  # also Ctrl-C, between two tensors
         if targets and (not isinstance(error, CheckpointError) or error.overwritten):
-            half_loaded.mark(session, dict(state or {}), os.fspath(path))
+            changed_modules.mark_half_loaded(session, wanted, os.fspath(path))
         raise
     if described is None:
-        if check is not None:
-            check(saved)
-        state_objects.check_kinds(session, dict(state or {}), saved)
+        look(saved)
     return saved
 
 
@@ -194,26 +192,17 @@ def _targets_of(session: Session, described: Any, value: Any) -> Any:
     if state_objects.is_module(session, value):
         return load_targets.module_targets(described, session.strategy.get_module_state_dict(value))
     if state_objects.is_optimizer(session, value):
-        return (
-            session.strategy.optimizer_targets(value, described)
-            if isinstance(described, dict)
-            else None
-        )
-    if isinstance(value, dict) and isinstance(described, dict):
-        return {
-            key: _targets_of(session, described[key], item)
-            for key, item in value.items()
-            if key in described
-        }
-    if (
-        isinstance(value, list | tuple)
-        and isinstance(described, list | tuple)
-        and len(value) == len(described)
-    ):
-        return [
-            _targets_of(session, part, item) for part, item in zip(described, value, strict=True)
-        ]
-    return None
+        if isinstance(described, dict):
+            return session.strategy.optimizer_targets(value, described)
+        return None
+    if not nested.are_alike(value, described):
+        return None
+    targets = {
+        key: _targets_of(session, part, item) for key, item, part in nested.pairs(value, described)
+    }
+    if isinstance(value, dict):
+        return targets
+    return list(targets.values())
 
 
 def restore_state(
@@ -225,7 +214,8 @@ def restore_state(
     renamed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """All ranks. Restore in place from a state that was read already; returns what is left over."""
-    if strict and (missing := [key for key in state if key not in saved]):
+    missing = [key for key in state if key not in saved]
+    if strict and missing:
         raise CheckpointError(
             f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
             "Leave it out of the state, or pass strict=False."
@@ -234,13 +224,12 @@ def restore_state(
         from core.session.changed_names import adapted  # few need it
 
         saved = adapted(session, dict(state), saved, renamed or {}, strict=strict)
-    rest = {
-        key: value
-        for key, value in saved.items()
-        if key not in state
-        or not state_objects.restore(session, state[key], value, strict, f"state[{key!r}]")
-    }
+    rest = {}
+    for key, value in saved.items():
+        place = f"state[{key!r}]"
+        if key not in state or not state_objects.restore(session, state[key], value, strict, place):
+            rest[key] = value
     rank_state.restore(session, rest, dict(state))
     if strict:
-        half_loaded.forget(session, {key: value for key, value in state.items() if key in saved})
+        changed_modules.unmark(session, dict(state))
     return rest

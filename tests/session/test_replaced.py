@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from core.session import ReplacedParameters
+from core.session.changed_modules import beside
 from core.session.module_tree import tie_again
-from core.session.replaced import beside
 
 
 def test_an_optimizer_gets_the_successors_with_its_state_and_what_was_tied_is_tied_again():

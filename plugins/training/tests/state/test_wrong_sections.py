@@ -3,7 +3,6 @@ CheckpointError.
 """
 
 import copy
-import re
 
 import pytest
 import torch
@@ -88,14 +87,6 @@ def test_a_section_of_lightnings_of_another_type_is_told(saved, tmp_path, sectio
     assert len(str(caught.value)) < 3000
 
 
-def test_a_state_of_lightnings_without_the_maxima_of_amsgrad_is_refused(saved, tmp_path):
-    with pytest.raises(
-        CheckpointError,
-        match=r"Adam without amsgrad, so that it has no 'max_exp_avg_sq', and torch",
-    ):
-        fit_lightnings(saved, tmp_path / "lightning.pt", adam_state(amsgrad=True))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "state", [adam_state(), {**adam_state(), "state": {}}], ids=["whole", "before a step"]
@@ -133,17 +124,6 @@ def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(
         trainer.fit(TakingNone(), DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path)
 
 
-def test_a_number_in_the_place_of_an_optimizers_tensors_is_told_before_work(saved, tmp_path):
-    state = copy.deepcopy(saved)
-    state["optimizers"][0]["state"]["layer.weight"] = 7
-    torch.save(state, tmp_path / "wrong.pt")
-    place = re.escape("state['optimizers'][0]['state']['layer.weight']")
-    with pytest.raises(
-        CheckpointError, match=rf"has int 7 at {place}, where a dict of tensors was expected"
-    ):
-        fit(tmp_path / "wrong.pt", goes_on=True)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -167,11 +147,7 @@ def test_an_evaluation_tells_of_what_is_in_the_place_of_a_weight(saved, tmp_path
     state = copy.deepcopy(saved)
     state["model"]["layer.weight"] = wrong
     torch.save(state, tmp_path / "wrong.pt")
-    kind = type(wrong).__name__
-    with pytest.raises(
-        CheckpointError,
-        match=rf"has {kind} .* at state\['model'\]\['layer.weight'\], where a tensor",
-    ):
+    with pytest.raises(CheckpointError, match=rf"layer.weight', {type(wrong).__name__} saved"):
         quiet_trainer(plugins="torch").predict(
             Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt"
         )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
 
+_LISTS = (list, tuple, set, frozenset)
 _FORMS = (
     "'units', layer classes or names as [Block], a selective policy of torch's (a function (ctx, "
     "op, *args, **kwargs) -> CheckpointPolicy, or a list of operations such as "
@@ -46,13 +47,10 @@ class ActivationMemory:
         self.is_checkpointing = checkpointing is not None and checkpointing is not False
         self.listed: Any = None
         self.policy: object = None
+        self._asked_by = "activation_offload=True"
         if self.is_checkpointing:
             self.listed, self.policy = _parse(checkpointing)
-        self._asked_by = (
-            "activation_checkpointing='units'"
-            if self.is_checkpointing
-            else "activation_offload=True"
-        )
+            self._asked_by = "activation_checkpointing='units'"
 
     def check(self, strategy: Strategy) -> None:
         """Main process. Refuse a strategy that can't have it, or was passed an option of its own
@@ -85,55 +83,52 @@ class ActivationMemory:
             ConfigurationError: there are no units, or something that was listed isn't in the model.
         """
         units = find_units(module, self.listed, asked_by=self._asked_by)
-        if idle := [
-            name for name, part in units.named.items() if type(part).forward is nn.Module.forward
-        ]:
-            raise ConfigurationError(
-                f"{self._asked_by}: {idle[0]!r} is a {type(units.named[idle[0]]).__name__}, which "
-                "is never called itself. List the layers in it."
-            )
+        for name, part in units.named.items():
+            if type(part).forward is nn.Module.forward:
+                raise ConfigurationError(
+                    f"{self._asked_by}: {name!r} is a {type(part).__name__}, which is never called "
+                    "itself. List the layers in it."
+                )
+        offload_from = None
+        if self.offload:
+            offload_from = device_type
         return save_activations(
             units.named.values(),
             checkpoints=self.is_checkpointing,
             policy=self.policy,
-            offload_from=device_type if self.offload else None,
+            offload_from=offload_from,
         )
 
 
 def _parse(checkpointing: Any) -> tuple[object, object]:
     """The listed units, None for those of the model; and the selective policy, None for none."""
-    if isinstance(checkpointing, Mapping):
-        if not checkpointing or checkpointing.keys() - {"units", "policy"}:
-            raise ConfigurationError(
-                f"activation_checkpointing={dict(checkpointing)!r}: expected {_FORMS}."
-            )
-        listed, _ = _parse(checkpointing.get("units", "units"))
-        policy = checkpointing.get("policy")
-        if policy is not None and not _is_policy(policy):
-            raise ConfigurationError(
-                f"activation_checkpointing has the policy {policy!r}: expected {_FORMS}."
-            )
-        return listed, _as_policy(policy)
-    if isinstance(checkpointing, str) and checkpointing == "units":
-        return None, None
-    if _is_policy(checkpointing):
-        return None, _as_policy(checkpointing)
-    items = [checkpointing] if isinstance(checkpointing, type) else checkpointing
-    is_listed = isinstance(items, list | tuple | set | frozenset) and items
-    if not is_listed or not all(isinstance(item, str) or _is_layer_class(item) for item in items):
+    parts = checkpointing
+    if not isinstance(parts, Mapping):
+        parts = {"units": checkpointing}
+        if _is_policy(checkpointing):
+            parts = {"policy": checkpointing}
+    units, policy = parts.get("units", "units"), parts.get("policy")
+    if isinstance(units, type):
+        units = [units]
+    if policy is not None and not _is_policy(policy):
+        raise ConfigurationError(
+            f"activation_checkpointing has the policy {policy!r}: expected {_FORMS}."
+        )
+    is_listed = isinstance(units, _LISTS) and units and all(map(_is_unit, units))
+    if not parts or parts.keys() - {"units", "policy"} or not (is_listed or units == "units"):
         raise ConfigurationError(f"activation_checkpointing={checkpointing!r}: expected {_FORMS}.")
-    return items, None
+    if not is_listed:
+        units = None
+    if isinstance(policy, _LISTS):
+        policy = list(policy)
+    return units, policy
 
 
-def _is_layer_class(item: object) -> bool:
-    return isinstance(item, type) and issubclass(item, nn.Module)
+def _is_unit(item: object) -> bool:
+    return isinstance(item, str) or (isinstance(item, type) and issubclass(item, nn.Module))
 
 
 def _is_policy(given: object) -> bool:
-    if isinstance(given, list | tuple | set | frozenset):
+    if isinstance(given, _LISTS):
         return bool(given) and all(isinstance(item, torch._ops.OpOverload) for item in given)
     return callable(given) and not isinstance(given, type)
-
-
-def _as_policy(given: object) -> object:
-    return list(given) if isinstance(given, tuple | set | frozenset) else given

@@ -10,7 +10,6 @@ classes and hooks stay.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from types import MethodType
@@ -53,17 +52,18 @@ def save_activations(
     Returns:
         Undoes it.
     """
-    offload = (
-        None
-        if offload_from in (None, "cpu")
-        else partial(offloaded, pin_memory=offload_from == "cuda")
-    )
+    offload: Callable[[], AbstractContextManager[None]] = nullcontext
+    if offload_from not in (None, "cpu"):
+        offload = partial(offloaded, pin_memory=offload_from == "cuda")
     before: list[tuple[nn.Module, object]] = []
     for module in modules:
         own = vars(module).get("forward")
         if not hasattr(own, _MARK):
             before.append((module, own))
-            saving = _saving_forward(own, RecomputedCalls(policy) if checkpoints else None, offload)
+            recomputed = None
+            if checkpoints:
+                recomputed = RecomputedCalls(policy)
+            saving = _saving_forward(own, recomputed, offload)
             # Bound to the module, so that a copy's is the copy's own. Not by `__setattr__`, which
             # is for modules.
             vars(module)["forward"] = MethodType(saving, module)
@@ -88,13 +88,15 @@ def offloaded(*, pin_memory: bool) -> Iterator[None]:
     move = save_on_cpu(pin_memory=pin_memory)
 
     def pack(tensor: Tensor) -> object:
-        base = tensor._base if tensor._is_view() and tensor._base is not None else tensor
         # What is no plain tensor has parts elsewhere, such as a DTensor.
-        stays = isinstance(base, nn.Parameter) or type(tensor) is not Tensor
-        return tensor if stays else move.pack_hook(tensor)
+        if type(tensor) is not Tensor or isinstance(tensor._base, nn.Parameter):
+            return tensor
+        return move.pack_hook(tensor)
 
     def unpack(packed: object) -> Tensor:
-        return packed if isinstance(packed, Tensor) else move.unpack_hook(packed)
+        if isinstance(packed, Tensor):
+            return packed
+        return move.unpack_hook(packed)
 
     with saved_tensors_hooks(pack, unpack):
         yield
@@ -103,20 +105,22 @@ def offloaded(*, pin_memory: bool) -> Iterator[None]:
 def _saving_forward(
     own: Callable[..., object] | None,
     recomputed: RecomputedCalls | None,
-    offload: Callable[[], AbstractContextManager[None]] | None,
+    offload: Callable[[], AbstractContextManager[None]],
 ) -> Callable[..., object]:
     """The function that stands in the place of a module's `forward`, which may be one of its
     own.
     """
 
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
-        call = partial(type(self).forward, self) if own is None else own
+        call = own or partial(type(self).forward, self)
         if not torch.is_grad_enabled():
             return call(*args, **kwargs)
         if kwargs:
             call = partial(call, **kwargs)  # `checkpoint` has names of its own
-        with nullcontext() if offload is None else offload():
-            return call(*args) if recomputed is None else recomputed(self, call, *args)
+        with offload():
+            if recomputed is None:
+                return call(*args)
+            return recomputed(self, call, *args)
 
     setattr(forward, _MARK, True)
     return forward
@@ -134,79 +138,58 @@ class RecomputedCalls:
     def __init__(self, policy: Any) -> None:
         self._policy = policy
         self._changing: dict[tuple[bool, ...], set[int]] = {}
-        """Numbers of the buffers that change, by the modes of all parts."""
+        """Numbers of the parts whose buffers change, by the modes of all parts."""
 
     def __call__(self, module: nn.Module, call: Callable[..., object], *args: object) -> Any:
         """The module's outputs. A compiler computes nothing again that changes a buffer."""
         if torch.compiler.is_compiling():
-            if self._policy is None:
-                return checkpoint(call, *args, use_reentrant=False)
-            contexts = partial(create_selective_checkpoint_contexts, self._policy)
-            return checkpoint(call, *args, use_reentrant=False, context_fn=contexts)
-        kept: list[BufferBefore] = []
+            options: dict[str, Any] = {}
+            if self._policy is not None:
+                contexts = partial(create_selective_checkpoint_contexts, self._policy)
+                options["context_fn"] = contexts
+            return checkpoint(call, *args, use_reentrant=False, **options)
+        kept: list[PartBefore] = []
         parts = list(module.modules())
         modes = tuple(part.training for part in parts)
-        buffers = _buffers_of(parts, self._changing.get(modes))
+        known = self._changing.get(modes, set(range(len(parts))))
+        before = [PartBefore(part, number in known) for number, part in enumerate(parts)]
         outputs = checkpoint(
             call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept), **_AS_BEFORE
         )
-        if modes not in self._changing:
-            self._changing[modes] = {
-                number for number, buffer in enumerate(buffers) if buffer.differs
-            }
-        changing = self._changing[modes]
-        changing |= {number for number, buffer in enumerate(buffers) if buffer.was_written}
-        kept += [buffers[number] for number in sorted(changing)]
+        changing = self._changing.setdefault(modes, set())
+        changing |= {number for number, part in enumerate(before) if part.has_changed}
+        kept += [before[number] for number in sorted(changing)]
         return outputs
 
-    def _contexts(self, kept: list[BufferBefore]) -> tuple[Any, Any]:
+    def _contexts(self, kept: list[PartBefore]) -> tuple[Any, Any]:
         if self._policy is None:
             return nullcontext(), EarlierBuffers(kept, nullcontext())
         first, again = create_selective_checkpoint_contexts(self._policy)
         return first, EarlierBuffers(kept, again)
 
 
-@dataclass(slots=True)
-class BufferBefore:
-    """A buffer as it is before a forward.
-
-    Attributes:
-        owner, name: its place.
-        tensor, version: the tensor there, and how often it was written by then.
-        copy: of its values; None where forwards before have left it as it was.
+class PartBefore:
+    """A part of a module as it is before a forward, with copies of its buffers if they are known to
+    change, or may.
     """
 
-    owner: nn.Module
-    name: str
-    tensor: Tensor
-    version: int
-    copy: Tensor | None
+    def __init__(self, part: nn.Module, copies: bool) -> None:
+        self.part = part
+        self.buffers = {name: one for name, one in part._buffers.items() if one is not None}
+        self._versions = [one._version for one in self.buffers.values()]
+        if copies:
+            self.buffers = {name: one.clone() for name, one in self.buffers.items()}
+        self._tensors = list(part.buffers(recurse=False))
 
     @property
-    def differs(self) -> bool:
-        """True if the forward has changed its values. Waits for the device."""
-        return self.copy is not None and not torch.equal(self.copy, getattr(self.owner, self.name))
-
-    @property
-    def was_written(self) -> bool:
-        """True if torch has counted a change, as it does for most operations but a batch norm's."""
-        now = getattr(self.owner, self.name)
-        return now is not self.tensor or now._version != self.version
-
-
-def _buffers_of(parts: Iterable[nn.Module], changing: set[int] | None) -> list[BufferBefore]:
-    """The buffers of a module's parts, with copies of those whose numbers are given, or of all."""
-    places = (
-        (part, name, tensor) for part in parts for name, tensor in part.named_buffers(recurse=False)
-    )
-    return [
-        BufferBefore(
-            *place,
-            place[2]._version,
-            place[2].clone() if changing is None or number in changing else None,
-        )
-        for number, place in enumerate(places)
-    ]
+    def has_changed(self) -> bool:
+        """True if a buffer was written. A batch norm writes some in a way that isn't counted, and
+        one, the number of batches, in a way that is.
+        """
+        now = list(self.part.buffers(recurse=False))
+        if list(map(id, now)) != list(map(id, self._tensors)):
+            return True
+        return [one._version for one in now] != self._versions
 
 
 class EarlierBuffers:
@@ -216,21 +199,19 @@ class EarlierBuffers:
     It is entered once more by a second backward through the same graph.
     """
 
-    def __init__(self, kept: list[BufferBefore], context: AbstractContextManager[object]) -> None:
+    def __init__(self, kept: list[PartBefore], context: AbstractContextManager[object]) -> None:
         self._kept = kept
         self._context = context
-        self._current: list[Tensor] = []
+        self._current: list[dict[str, Tensor | None]] = []
 
     def __enter__(self) -> None:
-        self._current = [getattr(buffer.owner, buffer.name) for buffer in self._kept]
-        for buffer, tensor in zip(self._kept, self._current, strict=True):
-            setattr(
-                buffer.owner, buffer.name, (tensor if buffer.copy is None else buffer.copy).clone()
-            )
+        self._current = [dict(each.part._buffers) for each in self._kept]
+        for each in self._kept:
+            each.part._buffers.update({name: one.clone() for name, one in each.buffers.items()})
         self._context.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
-        for buffer, tensor in zip(self._kept, self._current, strict=True):
-            setattr(buffer.owner, buffer.name, tensor)
+        for each, current in zip(self._kept, self._current, strict=True):
+            each.part._buffers.update(current)
         self._current = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Number
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -14,7 +14,6 @@ from core.data.structure import field_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_PLAIN = (dict, list, tuple)
 _SINGLE = (str, bytes, Number)
 _CHANNELS = (1, 3, 4)
 """The first dimension of an image."""
@@ -29,9 +28,7 @@ def size_of(batch: object) -> int | None:
     first dimension of the first tensor or array that has one, in mappings, lists, tuples,
     dataclasses and attrs classes. A number, a string or a tensor without dimensions is one sample.
     """
-    if isinstance(batch, Tensor):
-        return batch.size(0) if batch.dim() else 1
-    if isinstance(batch, _SINGLE):
+    if isinstance(batch, _SINGLE) or (isinstance(batch, Tensor) and not batch.dim()):
         return 1
     return next(_sizes_in(batch), None)
 
@@ -47,19 +44,23 @@ def _holds_samples(batch: object) -> bool:
     """True if a list looks like samples that nobody has stacked: images, or more tensors than a
     batch has parts.
     """
-    if not isinstance(batch, list | tuple | Mapping):
-        return False
     parts = list(_parts_of(batch))
-    shapes = [part.shape for part in parts if isinstance(part, Tensor) and not part.is_nested]
-    if isinstance(batch, Mapping) or len(shapes) < max(2, len(parts)) or len(set(shapes)) > 1:
-        return any(map(_holds_samples, parts))
-    is_image = len(shapes[0]) == 3 and shapes[0][0] in _CHANNELS
-    return is_image or (len(shapes) >= _MANY and len(shapes[0]) > 0)
+    shapes = {part.shape for part in parts if isinstance(part, Tensor) and not part.is_nested}
+    are_alike = len(shapes) == 1 and all(isinstance(part, Tensor) for part in parts)
+    if isinstance(batch, Mapping) or not are_alike or len(parts) < 2:
+        return any(map(_holds_samples, filter(_is_container, parts)))
+    shape = shapes.pop()
+    is_image = len(shape) == 3 and shape[0] in _CHANNELS
+    return is_image or (len(parts) >= _MANY and len(shape) > 0)
+
+
+def _is_container(part: object) -> bool:
+    return isinstance(part, list | tuple | Mapping)
 
 
 def _sizes_in(batch: object) -> Iterator[int]:
     """The sizes that the parts of a batch state, in order."""
-    declared = None if type(batch) in _PLAIN else _declared_size(batch)
+    declared = _declared_size(batch)
     if declared is not None:
         yield declared
         return
@@ -68,19 +69,24 @@ def _sizes_in(batch: object) -> Iterator[int]:
             yield from _sizes_in(part)
 
 
-def _declared_size(batch: object) -> int | None:
+def _declared_size(batch: Any) -> int | None:
+    if type(batch) in (dict, list, tuple):
+        return None
     if isinstance(batch, Tensor):
-        return batch.size(0) if batch.dim() else None
+        if not batch.dim():
+            return None
+        return batch.size(0)
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])  # on the CPU always
     # PyTorch Geometric's batches have the first, TensorDicts and others the second, arrays of NumPy
     # and JAX the third.
     for name in ("num_graphs", "batch_size", "shape"):
         try:
-            size = getattr(batch, name, None)
+            size = getattr(batch, name)
+            if not isinstance(size, int):
+                size = size[0]
         except Exception:  # a property of the batch's class, which may fail
             continue
-        size = size[0] if isinstance(size, tuple) and size else size
         if type(size) is int:
             return size
     return None

@@ -59,24 +59,23 @@ def _mover(
     non_blocking = device.type not in _BLOCKING
 
     def finish(leaf: Any) -> Any:
-        return convert(leaf) if convert is not None and _is_floating_point(leaf) else leaf
+        if convert is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        return convert(leaf)
 
     def move(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return finish(
-                leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
-            )
+            if leaf.device != device:
+                leaf = leaf.to(device, non_blocking=non_blocking)
+            return finish(leaf)
         if not _moves_itself(leaf):
             return leaf
         moved = leaf.to(device)
-        moved = leaf if moved is None else moved  # it moved in place, and returned nothing
-        return moved if convert is None else map_leaves(finish, moved)
+        if moved is None:  # it moved in place
+            moved = leaf
+        return map_leaves(finish, moved, plain=False)
 
     return move
-
-
-def _is_floating_point(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def _moves_itself(data: object) -> bool:

@@ -4,16 +4,12 @@ that fit.
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from core.contract import ConfigurationError
 from core.data.sampler import sampler_chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class GlobalBatch(NamedTuple):
@@ -36,7 +32,7 @@ class GlobalBatch(NamedTuple):
 
 
 def divide_global_batch(
-    num_samples: int, loader: object, *, num_shards: int, shards: bool = True, warns: bool = False
+    num_samples: int, loader: object, *, num_shards: int, shards: bool = True
 ) -> GlobalBatch:
     """The division for a user's loader.
 
@@ -49,66 +45,47 @@ def divide_global_batch(
         loader: as the user made it.
         num_shards: shards of the data.
         shards: whether core shards the loader.
-        warns: whether to warn of batches that are much smaller than they could be.
 
     Raises:
-        ConfigurationError: it can't be divided; names the nearest numbers that can, of samples and
-            of ranks.
+        ConfigurationError: it can't be divided; names the nearest numbers that can.
     """
     check_global_batch(num_samples, num_shards)
     size = getattr(loader, "batch_size", None)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if type(size) is not int or size < 1:
+        given = f"a {type(loader).__name__}"
+        if isinstance(loader, DataLoader):
+            given += f" with batch_size={size!r}"
         raise ConfigurationError(
             f"global_batch_size={num_samples} needs a DataLoader with a batch_size, which is the "
-            f"most samples that a rank takes at once, and got {_describe(loader)}. Pass "
+            f"most samples that a rank takes at once, and got {given}. Pass "
             "DataLoader(dataset, batch_size=...), or leave global_batch_size out and count the "
             "batches of a step by accumulate_grad_batches."
         )
-    if not (shards and _can_be_cut(loader)):
-        return _take_whole(num_samples, num_shards, size)
     shard = num_samples // num_shards
-    batch_size = max(number for number in _divisors(shard) if number <= size)
-    if warns and 2 * batch_size < min(size, shard):
-        _warn_of_small(num_samples, num_shards, batch_size, size)
-    return GlobalBatch(num_samples, num_shards, batch_size, shard // batch_size)
-
-
-def _warn_of_small(num_samples: int, num_shards: int, batch_size: int, most: int) -> None:
-    unit = num_shards * most
-    near = " or ".join(
-        str(size) for size in (num_samples // unit * unit, (num_samples // unit + 1) * unit) if size
-    )
-    warnings.warn(
-        f"global_batch_size={num_samples} on {num_shards} ranks leaves {num_samples // num_shards} "
-        f"samples to each, which makes batches of {batch_size}: no larger divisor is up to the "
-        f"loader's batch_size={most}. Of full batches are made: {near}.",
-        stacklevel=2,
-    )
+    cuts = shards and _can_be_cut(loader)
+    if cuts:
+        size = next(number for number in range(min(size, shard), 0, -1) if shard % number == 0)
+    elif shard % size:
+        unit = num_shards * size
+        raise ConfigurationError(
+            f"global_batch_size={num_samples}: the loader's batches of {size} come as they are, so "
+            f"that {num_shards} ranks take {unit} samples at once, which doesn't divide "
+            f"{num_samples}. {_nearest(num_samples, unit)}"
+        )
+    return GlobalBatch(num_samples, num_shards, size, shard // size, cuts)
 
 
 def check_global_batch(num_samples: int, num_shards: int) -> None:
     """Refuse a number of samples that ranks can't share alike.
 
     Raises:
-        ConfigurationError: with the nearest numbers, of samples and of ranks, that fit.
+        ConfigurationError: with the nearest numbers that can.
     """
     if num_samples % num_shards:
         raise ConfigurationError(
             f"global_batch_size={num_samples} can't be divided evenly among {num_shards} ranks. "
-            f"{_nearest(num_samples, num_shards, num_shards, _divisors(num_samples))}"
+            f"{_nearest(num_samples, num_shards)}"
         )
-
-
-def _take_whole(num_samples: int, num_shards: int, size: int) -> GlobalBatch:
-    unit = num_shards * size
-    if num_samples % unit:
-        fitting = _divisors(num_samples // size) if num_samples % size == 0 else []
-        raise ConfigurationError(
-            f"global_batch_size={num_samples}: the loader's batches of {size} come as they are, so "
-            f"that {num_shards} ranks take {unit} samples at once, which doesn't divide "
-            f"{num_samples}. {_nearest(num_samples, unit, num_shards, fitting)}"
-        )
-    return GlobalBatch(num_samples, num_shards, size, num_samples // unit, cuts=False)
 
 
 def _can_be_cut(loader: object) -> bool:
@@ -121,27 +98,7 @@ def _can_be_cut(loader: object) -> bool:
     )
 
 
-def _nearest(num_samples: int, unit: int, num_shards: int, fitting: Iterable[int]) -> str:
-    below, above = num_samples // unit * unit, (num_samples // unit + 1) * unit
-    sizes = " or ".join(f"global_batch_size={size}" for size in (below, above) if size)
-    fewer = [number for number in fitting if number < num_shards]
-    more = [number for number in fitting if number > num_shards]
-    ranks = " or ".join(map(str, [*fewer[-1:], *more[:1]]))
-    nearest = f"The nearest that can be: {sizes}"
-    if not ranks:
-        return f"{nearest}."
-    return f"{nearest}; {num_samples} fits {ranks} rank{'' if ranks == '1' else 's'}."
-
-
-def _divisors(number: int) -> list[int]:
-    low = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*low, *(number // each for each in low)})
-
-
-def _describe(loader: object) -> str:
-    name = type(loader).__name__
-    return (
-        f"a {name} with batch_size={loader.batch_size!r}"
-        if isinstance(loader, DataLoader)
-        else f"a {name}"
-    )
+def _nearest(num_samples: int, unit: int) -> str:
+    below = num_samples // unit * unit
+    sizes = [f"global_batch_size={size}" for size in (below, below + unit) if size]
+    return f"The nearest that can be: {' or '.join(sizes)}."

@@ -159,16 +159,18 @@ class ShardedSampler(Sampler[Any]):
         if self.num_accumulated is not None and self.batch_size is not None:
             num_at_once = self.batch_size * self.size
             windows, rest = divmod(num_units, num_at_once * self.num_accumulated)
-            return windows * self.num_accumulated + (
-                0 if self.drop_last else -(-rest // num_at_once)
-            )
+            if self.drop_last:
+                rest = 0
+            return windows * self.num_accumulated + -(-rest // num_at_once)
         whole, rest = divmod(num_units, self.size * (self.batch_size or 1))
         if rest == 0 or self.drop_last:
             return whole
         # A short last step comes on top: for every rank if it repeats samples or borrows some from
         # the step before, and else for the ranks that have one.
         may_borrow = self.rebalances and self.batch_size != 1 and whole > 0
-        return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
+        if self.repeats or may_borrow or rest > self.rank:
+            whole += 1
+        return whole
 
     def set_epoch(self, epoch: int) -> None:
         """Begin another epoch at its first sample. The one that is on goes on."""
@@ -177,8 +179,8 @@ class ShardedSampler(Sampler[Any]):
             if self._generator is not None and self._generator_after is not None:
                 self._generator.set_state(self._generator_after)  # the epoch that was on is over
         for part in sampler_chain(self.order):
-            if callable(method := getattr(part, "set_epoch", None)):
-                method(epoch)
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(epoch)
 
     def advance(self) -> Any:
         """Count the batch that the loop just took from the loader.
@@ -222,28 +224,33 @@ class ShardedSampler(Sampler[Any]):
         """
         if self.batch_size is None:
             return self._is_changed
-        if (num_samples := _length_of(self.order)) is None:
+        num_samples = _length_of(self.order)
+        if num_samples is None:
             return False  # nor has the loader a length
         at_once = self.batch_size * self.size
         left = max(0, num_samples - self.position)
-        num_left = left // at_once if self.drop_last else -(-left // at_once)
+        num_left = left // at_once
+        if not self.drop_last:
+            num_left = -(-left // at_once)
         return self.num_batches_given(default=0) + num_left != len(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: numbers, and states of the user's generator: as this epoch was drawn, and
         now.
         """
-        generator = self._generator_state
-        if generator is None and self._generator is not None:
-            generator = self._generator.get_state()
-        after = self._generator.get_state() if self._generator is not None else None
-        state = {
+        generator, after = self._generator_state, None
+        if self._generator is not None:
+            after = self._generator.get_state()
+            if generator is None:
+                generator = after
+        return {
             "epoch": self.epoch,
             "position": self.position,
             "seed": self.seed,
             "length": _length_of(self.order),
+            "generator": generator,
+            "generator_after": after,
         }
-        return {**state, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a position, from which the next `iter` continues.
@@ -251,14 +258,15 @@ class ShardedSampler(Sampler[Any]):
         Raises:
             CheckpointError: `state` doesn't come from such a sampler.
         """
-        if missing := {"epoch", "position", "seed", "generator", "generator_after"} - state.keys():
+        missing = {"epoch", "position", "seed", "generator", "generator_after"} - state.keys()
+        if missing:
             raise CheckpointError(
                 f"A sampler's state has no {sorted(missing)}; it has {sorted(state)}."
             )
         if (state["generator"] is None) != (self._generator is None):
-            saved, here = (
-                ("no generator", "one") if self._generator is not None else ("a generator", "none")
-            )
+            saved, here = "a generator", "none"
+            if self._generator is not None:
+                saved, here = "no generator", "one"
             raise CheckpointError(
                 f"The checkpoint's sampler had {saved} of its own, and {type(self.order).__name__} "
                 f"has {here}: its order can't go on. Build the loader as it was when the "
@@ -274,8 +282,9 @@ class ShardedSampler(Sampler[Any]):
         self._generator_after = state["generator_after"]
         before, now = state.get("length"), _length_of(self.order)
         self._is_changed = self.batch_size is None and before != now
-        is_other = self.batch_size is not None and None not in (before, now) and before != now
-        self._other_lengths = (before, now) if is_other else None
+        self._other_lengths = None
+        if self.batch_size is not None and None not in (before, now) and before != now:
+            self._other_lengths = (before, now)
 
     def check_length(self) -> None:
         """Check that the data is as long as where the loaded state was saved: to be called if that
@@ -312,7 +321,7 @@ class ShardedSampler(Sampler[Any]):
             # taken: take the first step here.
             step = next(steps, None)
         if type(self.order) in _DRAW_AT_ONCE:
-            return steps if step is None else chain([step], steps)
+            return chain(filter(None, [step]), steps)
         # The user's own sampler may draw for each sample: the context is entered for each step, and
         # left while the loader and the model are at work.
         return self._draw_each(rng, step, steps)
@@ -330,20 +339,20 @@ class ShardedSampler(Sampler[Any]):
             "position": position,
             "drop_last": self.drop_last,
         }
-        if self.num_accumulated is not None and self.batch_size is not None:
-            options["num_accumulated"] = self.num_accumulated
-            return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
         if self.batch_size is None:
             return shard_batches(self.order, **options)
-        return shard_samples(self.order, self.batch_size, **options)
+        if self.num_accumulated is None:
+            return shard_samples(self.order, self.batch_size, **options)
+        options["num_accumulated"] = self.num_accumulated
+        return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
 
     def _rebalance(
         self, steps: Iterator[Step], num_batches: Callable[[], int | float]
     ) -> Iterator[Step]:
         wanted = num_batches()
-        yield from rebalance_last(
-            steps if wanted == math.inf else islice(steps, int(wanted)), self.size
-        )
+        if wanted != math.inf:
+            steps = islice(steps, int(wanted))
+        yield from rebalance_last(steps, self.size)
 
     def _weigh(
         self, steps: Iterator[Step], num_batches: Callable[[], int | float]
@@ -352,7 +361,10 @@ class ShardedSampler(Sampler[Any]):
         whole.
         """
         number, left = 0, num_batches()
-        while left and (window := list(islice(steps, int(min(self._window, left))))):
+        while left:
+            window = list(islice(steps, int(min(self._window, left))))
+            if not window:
+                return
             sizes = [[len(shard) for shard in step] for step in window]
             weigh_window(self.uneven, number, sizes, self.rank, self._window)
             number, left = number + len(window), left - len(window)
@@ -378,20 +390,27 @@ class ShardedSampler(Sampler[Any]):
                 number = self.rank % len(samples)
                 shard, first = [samples[number]], position + number
             num_samples = sum(map(len, step))
-            on_the_way.append((num_samples, shard if self.yields_batches else shard[0]))
+            given: list[Any] = shard
+            if self.seeds_samples:
+                given = [
+                    self._seeded(index, epoch, number) for number, index in enumerate(shard, first)
+                ]
             position += num_samples
-            given = self._seed(shard, epoch, first) if self.seeds_samples else shard
-            yield given if self.yields_batches else given[0]
+            if self.yields_batches:
+                on_the_way.append((num_samples, shard))
+                yield given
+            else:
+                on_the_way.append((num_samples, shard[0]))
+                yield given[0]
 
-    def _seed(self, shard: list[object], epoch: int, first: int) -> list[Any]:
-        """Add seeds, made from numbers in the global order and from indices. Own sharding counts
-        alike on all ranks.
+    def _seeded(self, index: object, epoch: int, number: int) -> SeededIndex:
+        """The index with a seed, made of its number in the global order and of itself. Own sharding
+        counts alike on all ranks.
         """
-        own = [index if isinstance(index, int) else 0 for index in shard]
-        seeds = (
-            mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own)
-        )
-        return [SeededIndex(*pair) for pair in zip(shard, seeds, strict=True)]
+        own = 0
+        if isinstance(index, int):
+            own = index
+        return SeededIndex(index, mix_seed(self.seed, epoch, number, own))
 
 
 def unlimited() -> float:
@@ -427,18 +446,21 @@ def data_sets_in(
             continue
         seen.add(id(part))
         yield part
-        attributes = {} if is_end(part) else getattr(part, "__dict__", {})  # no property is asked
+        if is_end(part):
+            continue
+        attributes = getattr(part, "__dict__", {})  # no property is asked
         parts += [attributes.get("dataset"), attributes.get("_dataset")]
         several = attributes.get("datasets")
         if isinstance(several, Mapping):
-            parts += several.values()
-        elif isinstance(several, list | tuple):
+            several = [*several.values()]
+        if isinstance(several, list | tuple):
             parts += several
 
 
 def find_generator(order: object) -> torch.Generator | None:
     """The generator that the user gave to a sampler, or to one that it wraps."""
-    generators = (getattr(part, "generator", None) for part in sampler_chain(order))
-    return next(
-        (generator for generator in generators if isinstance(generator, torch.Generator)), None
-    )
+    for part in sampler_chain(order):
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+    return None

@@ -81,16 +81,16 @@ def shard_loader(
         return loader
     if sampler_of(loader) is not None:
         return loader
-    index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    own = next(
-        (part for part in sampler_chain(index_sampler) if hasattr(part, "num_replicas")), None
-    )
-    # torch's DistributedSampler, or one like it: the user has sharded this loader
-    if own is not None:
-        _warn_of_another_share(own, rank, size)
-        rank, size = 0, 1
-    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "rebalances": rebalances}
-    options["repeats"] = stage == "fit" if joins is None else joins
+    for part in sampler_chain(_order_of(loader)):
+        # torch's DistributedSampler, or one like it: the user has sharded this loader
+        if hasattr(part, "num_replicas"):
+            _warn_of_another_share(part, rank, size)
+            rank, size = 0, 1
+            break
+    if joins is None:
+        joins = stage == "fit"
+    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "repeats": joins}
+    options["rebalances"] = rebalances
     if global_batch is not None and global_batch.cuts:
         options |= {
             "batch_size": global_batch.batch_size,
@@ -106,17 +106,24 @@ def shard_loader(
 def sampler_of(loader: object) -> ShardedSampler | None:
     """The `ShardedSampler` that `shard_loader` has put in, or None."""
     for name in ("batch_sampler", "sampler"):
-        if isinstance(sampler := getattr(loader, name, None), ShardedSampler):
+        sampler = getattr(loader, name, None)
+        if isinstance(sampler, ShardedSampler):
             return sampler
     return None
+
+
+def _order_of(loader: DataLoader[Any]) -> Any:
+    """The sampler of batches, or of samples where the loader doesn't collate."""
+    if loader.batch_sampler is None:
+        return loader.sampler
+    return loader.batch_sampler
 
 
 def shuffles(loader: object) -> bool:
     """True if a DataLoader draws its samples in random order, by a sampler of torch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
-    order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    return any(isinstance(part, _SHUFFLING) for part in sampler_chain(order))
+    return any(isinstance(part, _SHUFFLING) for part in sampler_chain(_order_of(loader)))
 
 
 def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -125,11 +132,11 @@ def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
     clone = copy.copy(loader)
     attributes = vars(clone)
     attributes["_iterator"], attributes["sampler"] = None, order
-    if (batches := loader.batch_sampler) is not None:
+    batches: Any = loader.batch_sampler
+    if batches is not None:
+        size = getattr(batches, "batch_size", None) or 1
         drop_last = bool(getattr(batches, "drop_last", False))
-        attributes["batch_sampler"] = BatchSampler(
-            order, getattr(batches, "batch_size", None) or 1, drop_last
-        )
+        attributes["batch_sampler"] = BatchSampler(order, size, drop_last)
     return clone
 
 
@@ -137,7 +144,7 @@ def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
     batches = loader.batch_sampler
     # The loader seeds workers from the generator that draws the order: then the sampler draws both,
     # in the loader's order.
-    if loader.generator is find_generator(loader.sampler if batches is None else batches):
+    if loader.generator is find_generator(_order_of(loader)):
         options["loader_generator"] = loader.generator
     if batches is None:
         return ShardedSampler(loader.sampler, batch_size=1, yields_batches=False, **options)
@@ -158,7 +165,10 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoade
     attributes["_iterator"] = None  # persistent workers belong to the user's loader
     if sampler.num_accumulated is not None:
         attributes["batch_size"] = sampler.batch_size  # for those who ask, as engines do
-    attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = sampler
+    if loader.batch_sampler is not None:
+        attributes["batch_sampler"] = sampler
+    else:
+        attributes["sampler"] = sampler
     shared = loader.generator is not None and loader.generator is find_generator(sampler.order)
     if shared or (loader.generator is None and loader.num_workers > 0 and sampler.size > 1):
         # Else the loader would draw from the generator of the order, or workers of all ranks would
@@ -168,11 +178,9 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoade
 
 
 def _warn_unsharded(loader: object, size: int) -> None:
-    what = (
-        f"a DataLoader over {type(loader.dataset).__name__}"
-        if isinstance(loader, DataLoader)
-        else type(loader).__name__
-    )
+    what = type(loader).__name__
+    if isinstance(loader, DataLoader):
+        what = f"a DataLoader over {type(loader.dataset).__name__}"
     warnings.warn(
         f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it "
         "yield the shard of its own rank, which torch.distributed.get_rank() tells, and say so "
@@ -197,13 +205,14 @@ def _chosen_samples(loader: Any) -> int:
     """A digest of the lists by which subsets and samplers choose samples."""
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     parts = chain(data_sets_in(getattr(loader, "dataset", None)), *map(sampler_chain, samplers))
-    chosen: list[Any] = [
-        part.indices for part in parts if isinstance(part, Subset | SubsetRandomSampler)
-    ]
-    lists = [
-        indices.tolist() if hasattr(indices, "tolist") else list(indices) for indices in chosen
-    ]
-    return zlib.crc32(repr(lists).encode())
+    chosen: list[Any] = []
+    for part in parts:
+        if isinstance(part, Subset | SubsetRandomSampler):
+            indices: Any = part.indices
+            if hasattr(indices, "tolist"):
+                indices = indices.tolist()
+            chosen.append(list(indices))
+    return zlib.crc32(repr(chosen).encode())
 
 
 class LoaderSharder:
@@ -235,11 +244,13 @@ class LoaderSharder:
                 "DataModule.setup, where ranks draw the same, or with a seed, as in "
                 "random_split(data, sizes, torch.Generator().manual_seed(0))."
             )
+        if number:
+            seed = mix_seed(seed, number)
         return shard_loader(
             loader,
             rank=strategy.data_parallel_rank,
             size=strategy.data_parallel_size,
-            seed=mix_seed(seed, number) if number else seed,
+            seed=seed,
             stage=stage,
             broadcast=strategy.broadcast,
             global_batch=global_batch,

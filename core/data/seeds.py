@@ -63,8 +63,8 @@ class DrawingRng:
 
 def _states() -> dict[str, Any]:
     states = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        states["numpy"] = numpy.random.get_state()
+    if "numpy" in sys.modules:
+        states["numpy"] = sys.modules["numpy"].random.get_state()
     return states
 
 
@@ -79,6 +79,5 @@ def seed_generators(seed: int) -> None:
     """Seed Python's, NumPy's (where it is used) and torch's generator of the CPU."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        # NumPy takes 32 bits.
-        numpy.random.seed(seed % 2**32)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)  # NumPy takes 32 bits

@@ -40,11 +40,8 @@ def shard_samples(
         position: samples to leave out.
         drop_last: leave out a short last step.
     """
-    samples = islice(order, position, None)
-    while taken := list(islice(samples, batch_size * size)):
-        if drop_last and len(taken) < batch_size * size:
-            return
-        yield [taken] if size == 1 else _split(taken, size)
+    for taken in _cut(islice(order, position, None), batch_size * size, drop_last):
+        yield _split(taken, size)
 
 
 def shard_windows(
@@ -71,11 +68,8 @@ def shard_windows(
         position: samples to leave out.
         drop_last: leave out a short last window.
     """
-    samples = islice(order, position, None)
     whole = batch_size * num_accumulated * size
-    while taken := list(islice(samples, whole)):
-        if drop_last and len(taken) < whole:
-            return
+    for taken in _cut(islice(order, position, None), whole, drop_last):
         num_steps = -(-len(taken) // (batch_size * size))  # rounded up
         yield [_split(part, size) for part in _split(taken, num_steps)]
 
@@ -91,12 +85,19 @@ def shard_batches(
         position: samples, not batches, to leave out.
         drop_last: leave out a last step that doesn't have a batch for every rank.
     """
-    batches = _skip(order, position)
-    while taken := list(islice(batches, size)):
+    for taken in _cut(_skip(order, position), size, drop_last):
         if len(taken) == size:
             yield taken
-        elif not drop_last:
+        else:
             yield _split(list(chain.from_iterable(taken)), size)
+
+
+def _cut(items: Iterator[Any], number: int, drop_last: bool) -> Iterator[list[Any]]:
+    """Lists of so many items; the last one may be short."""
+    taken = list(islice(items, number))
+    while len(taken) == number or (taken and not drop_last):
+        yield taken
+        taken = list(islice(items, number))
 
 
 def _skip(batches: Iterable[Iterable[object]], position: int) -> Iterator[list[object]]:
@@ -122,24 +123,20 @@ def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
     """The same steps; if a rank has no sample in the last one, that gets some of the step before.
     Reads one ahead.
     """
-    if (held := next(steps, None)) is None:
-        return
+    held: list[Step] = []
     for step in steps:
-        held, step = _rebalance_last_step(held, step, size)
-        yield held
-        held = step
-    yield held
+        held.append(step)
+        if len(held) > 1:
+            # The last rank has the least, so if it has a sample, all have.
+            if not step[-1]:
+                _lend(held, size)
+            yield held.pop(0)
+    yield from held
 
 
-def _rebalance_last_step(before: Step, step: Step, size: int) -> tuple[Step, Step]:
-    """Move samples from the step before if a rank has none in the last one, and both have enough
-    together.
-    """
-    # The last rank has the least, so if it has a sample, all have.
-    if step[-1]:
-        return before, step
-    samples = list(chain.from_iterable(before + step))
-    if len(samples) < 2 * size:
-        return before, step
-    # One sample for each rank in the last step, and the rest before it.
-    return _split(samples[:-size], size), _split(samples[-size:], size)
+def _lend(steps: list[Step], size: int) -> None:
+    """Move samples to the second step from the first, if both have enough together."""
+    samples = list(chain.from_iterable(steps[0] + steps[1]))
+    if len(samples) >= 2 * size:
+        # One sample for each rank in the last step, and the rest before it.
+        steps[:] = _split(samples[:-size], size), _split(samples[-size:], size)

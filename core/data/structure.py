@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+_PLAIN: frozenset[type] = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def map_leaves(
@@ -38,7 +38,9 @@ def map_leaves(
         plain: whether numbers, strings, bytes and None are handed to `function` too. Without them,
             a list of thousands of them costs no call.
     """
-    skipped = frozenset() if plain else _PLAIN
+    skipped: frozenset[type] = frozenset()
+    if not plain:
+        skipped = _PLAIN
 
     def visit(data: Any) -> Any:
         # The most frequent first, by exact type; whatever else may be a container is looked at
@@ -54,57 +56,63 @@ def map_leaves(
             if skipped.issuperset(map(type, data)):
                 return data
             items = list(map(visit, data))
-            return kind(items) if _differ(data, items) else data
+            if _differ(data, items):
+                return kind(items)
+            return data
         if kind is dict:
             items = list(map(visit, data.values()))
-            return dict(zip(data, items, strict=True)) if _differ(data.values(), items) else data
-        return (
-            function(data)
-            if is_leaf is not None and is_leaf(data)
-            else _map_other(visit, function, data)
-        )
+            if _differ(data.values(), items):
+                return dict(zip(data, items, strict=True))
+            return data
+        if is_leaf is not None and is_leaf(data):
+            return function(data)
+        return _map_other(visit, function, data)
 
     return visit(data)
 
 
-def _map_other(
-    visit: Callable[[Any], object], function: Callable[[Any], object], data: object
-) -> object:
+def _map_other(visit: Callable[[Any], object], function: Callable[[Any], object], data: Any) -> Any:
+    rebuild: Callable[[Any, list[object]], object]
     if isinstance(data, Mapping):
-        items = list(map(visit, data.values()))
-        return _with_values(data, items) if _differ(data.values(), items) else data
-    if isinstance(data, list | tuple):
-        items = list(map(visit, data))
-        return _with_items(data, items) if _differ(data, items) else data
-    names = field_names(data)
-    return function(data) if names is None else _map_fields(visit, data, names)
+        before, rebuild = list(data.values()), _with_values
+    elif isinstance(data, list | tuple):
+        before, rebuild = list(data), _with_items
+    else:
+        names = field_names(data)
+        if names is None:
+            return function(data)
+        before, rebuild = [getattr(data, name) for name in names], _with_fields
+    after = list(map(visit, before))
+    if _differ(before, after):
+        return rebuild(data, after)
+    return data
 
 
 def field_names(data: object) -> list[str] | None:
     """The fields that an object of a dataclass or an attrs class has; None for anything else."""
     kind = type(data)
-    declared = fields(kind) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", None)
-    return (
-        None
-        if declared is None
-        else [field.name for field in declared if hasattr(data, field.name)]
-    )
+    declared = getattr(kind, "__attrs_attrs__", None)
+    if is_dataclass(kind):
+        declared = fields(kind)
+    if declared is None:
+        return None
+    return [field.name for field in declared if hasattr(data, field.name)]
 
 
 def _differ(before: Iterable[object], after: list[object]) -> bool:
     return any(old is not new for old, new in zip(before, after, strict=True))
 
 
-def _with_values(data: Mapping[object, object], values: list[object]) -> object:
+def _with_values(data: Any, values: list[object]) -> object:
     changed = dict(zip(data, values, strict=True))
     if not isinstance(data, MutableMapping):
-        return type(data)(changed)  # type: ignore[call-arg]  # a Mapping says nothing about how it is made
+        return type(data)(changed)
     clone = copy.copy(data)  # keeps what else it holds: a default factory, an encoding
     clone.update(changed)
     return clone
 
 
-def _with_items(data: list[object] | tuple[object, ...], items: list[object]) -> object:
+def _with_items(data: Any, items: list[object]) -> object:
     if hasattr(data, "_make"):
         return data._make(items)
     if isinstance(data, tuple):
@@ -114,12 +122,8 @@ def _with_items(data: list[object] | tuple[object, ...], items: list[object]) ->
     return clone
 
 
-def _map_fields(visit: Callable[[Any], object], data: object, names: list[str]) -> object:
-    before = [getattr(data, name) for name in names]
-    after = list(map(visit, before))
-    if not _differ(before, after):
-        return data
+def _with_fields(data: object, values: list[object]) -> object:
     clone = copy.copy(data)
-    for name, value in zip(names, after, strict=True):
+    for name, value in zip(field_names(data) or (), values, strict=True):
         object.__setattr__(clone, name, value)  # also where the class is frozen
     return clone

@@ -97,22 +97,24 @@ def read_windows(
     while number < num_batches:
         wanted = int(min(num_accumulated, num_batches - number))
         own = list(islice(batches, wanted))
-        sizes = _exchange(
-            [size_of(batch) if has_sizes else None for batch in own], share, collectives
-        )
+        counts: Sizes = [None] * len(own)
+        if has_sizes:
+            counts = list(map(size_of, own))
+        sizes = _exchange(counts, share, collectives)
         num_steps = max(map(len, sizes.values()))
         if number == 0 and num_steps and not all(sizes.values()):
             if not goes_on or collectives is None:
                 raise _no_batch(sizes)
-            lent = collectives.broadcast_object(
-                next(filter(None, collectives.gather_objects(own[:1]) or ()), None)
-            )
-            last = lent[0] if last is None else last
+            lent = next(filter(None, collectives.gather_objects(own[:1]) or ()), None)
+            lent = collectives.broadcast_object(lent)
+            if last is None:
+                last = lent[0]
         weigh_window(uneven, number, _by_step(sizes), sorted(sizes).index(share), num_accumulated)
         number += num_steps
         own.reverse()
         for _ in range(num_steps):
-            last = own.pop() if own else last
+            if own:
+                last = own.pop()
             yield last
         if num_steps < wanted:  # all have run out
             return

@@ -34,6 +34,8 @@ def _delegate(name: str, method: Callable[..., object], attribute: str) -> Calla
     def delegated(self: object, *args: object, **kwargs: object) -> object:
         wrapped = vars(self)[attribute]
         result = getattr(wrapped, name)(*args, **kwargs)
-        return self if result is wrapped else result
+        if result is wrapped:
+            return self
+        return result
 
     return delegated

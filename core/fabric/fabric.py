@@ -11,34 +11,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import (
-    Capability,
     ConfigurationError,
     GradientClipping,
     NotYetChosenError,
-    UnsupportedError,
 )
-from core.contract.precision import join_contexts
-from core.data import to_device
 from core.display import install_for
-from core.fabric.checks import (
-    check_module,
-    check_optimizers,
-    check_state,
-    check_trains,
-    refuse_lost,
-)
-from core.fabric.compilation import make_compilers, split_compiled
-from core.fabric.empty_weights import EmptyWeights
-from core.fabric.module import FabricModule
+from core.fabric.checkpoints import Checkpoints
 from core.fabric.one_step import refuse_non_finite, run_step
-from core.fabric.optimizer import FabricOptimizer
-from core.fabric.processes import Processes
-from core.fabric.state import copy_values, filter_modules, holds_objects, unwrap, unwrap_module
+from core.fabric.state import unwrap, unwrap_module
 from core.lazy_exports import import_home
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
-from core.session.nested import refuse_endless
-from core.watch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,16 +31,13 @@ if TYPE_CHECKING:
 
     from core.contract import Accelerator, Logger, Precision, Strategy
     from core.contract.accelerator import Devices
-    from core.contract.checkpoint_io import PathLike
-    from core.contract.step import Stage
-    from core.fabric.loader import LoaderSetup
     from core.fabric.metric_log import MetricLog
     from core.resolve import Resolution
     from core.watch import WatchdogOptions
     from core_weights import WeightStream
 
 
-class Fabric(Processes):
+class Fabric(Checkpoints):
     """Brings a loop that you write yourself to any device and any strategy.
 
         fabric = Fabric(strategy="ddp", devices=2)
@@ -135,34 +115,24 @@ class Fabric(Processes):
             precision=precision,
             plugins=_as_list(plugins),
         )
-        super().__init__(self.resolution.session, watch)
+        super().__init__(
+            self.resolution.session,
+            watch,
+            compile,
+            activation_checkpointing,
+            activation_offload,
+        )
         self.callbacks: list[Any] = _as_list(callbacks)
-        self.loggers: list[Logger] = [
-            LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger
-            for logger in _as_list(loggers)
-        ]
+        self.loggers: list[Logger] = []
+        for logger in _as_list(loggers):
+            if isinstance(logger, str):
+                logger = LOGGER_REGISTRY.create(logger)
+            self.loggers.append(logger)
         if len(self.loggers) > 1:
             from core.loggers.run_folder import refuse_shared_folders  # most have one
 
             refuse_shared_folders(self.loggers)
-        self.compiler, self.unit_compiler = make_compilers(compile, self.strategy)
-        self.session.activations = self._make_activations(
-            activation_checkpointing, activation_offload
-        )
         self._ends_by_non_finite_loss = terminate_on_nan
-        self._target: nn.Module | None = None
-        """The module whose loss `backward` gets by default: the only one that was set up."""
-
-    def _make_activations(
-        self, checkpointing: object, offload: bool
-    ) -> Callable[[nn.Module, str], Callable[[], None]] | None:
-        if checkpointing in (None, False) and offload is False:
-            return None
-        from core.activations import ActivationMemory  # most have none
-
-        activations = ActivationMemory(checkpointing, offload)
-        activations.check(self.strategy)
-        return activations.apply
 
     @property
     def logger(self) -> Logger:
@@ -176,199 +146,6 @@ class Fabric(Processes):
                 "This Fabric has no logger. Pass one, as in Fabric(loggers='csv')."
             )
         return self.loggers[0]
-
-    # setup ----------------------------------------------------------------------------------------
-
-    def setup(
-        self,
-        module: nn.Module,
-        *optimizers: Optimizer,
-        scheduler: object = None,
-        move_to_device: bool = True,
-    ) -> Any:
-        """All ranks. Set up a module, and the optimizers of its parameters.
-
-        Args:
-            module: your model.
-            optimizers: of its parameters.
-            scheduler: of learning rates; for strategies whose engine steps it. Others hand it back
-                as it is.
-            move_to_device: every strategy brings the module to the device as it sets it up; False
-                is refused.
-
-        Returns:
-            The module; with optimizers, a tuple of the module, the optimizers and, if it was given,
-            the scheduler.
-
-        Raises:
-            ModuleError: `module` isn't a module, or was set up already.
-            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a
-                module that was.
-            UnsupportedError: the strategy can't set up several modules or optimizers.
-        """
-        check_module(module)
-        check_optimizers(optimizers)
-        if not move_to_device:
-            raise ConfigurationError(
-                "setup(move_to_device=False): a strategy brings the module to the device as it "
-                "sets it up. Leave the argument out; keep a module that is to stay where it is out "
-                "of setup."
-            )
-        if optimizers and Capability.COMPILED_STEP in self.strategy.capabilities:
-            raise UnsupportedError(
-                f"{type(self.strategy).__name__} runs forward, backward and update as one compiled "
-                "program, so that there is no training in a loop of your own. Use core.Trainer, or "
-                "another strategy.",
-                capability=Capability.COMPILED_STEP,
-            )
-        check_trains(self.strategy, optimizers)
-        self._set_up()
-        self.draw_apart()
-        module = self.uncompiled(module)
-        wrapped, added, scheduler = self.session.add_module_and_optimizers(
-            module, optimizers, scheduler
-        )
-        self._target = wrapped if len(self.session.handles) == 1 else None
-        model = FabricModule(module, wrapped, self)
-        if not optimizers:
-            return model
-        refuse_lost(model, optimizers, self.strategy)
-        stepped = [self.wrap_optimizer(optimizer) for optimizer in added]
-        return (model, *stepped) if scheduler is None else (model, *stepped, scheduler)
-
-    def uncompiled(self, module: nn.Module) -> nn.Module:
-        """The user's own module, before it is set up: of what `torch.compile` made, the module that
-        it was made from.
-
-        The methods of the next module that is set up are compiled as that one was, or else as
-        `compile` says.
-
-        Raises:
-            ConfigurationError: it is compiled as a whole, and `compile` names a region.
-        """
-        own, compiler = split_compiled(module)
-        if compiler is not None and self.unit_compiler is not None:
-            from core.fabric.compile_options import refuse_both
-
-            refuse_both(own)
-        self.session.compiler = compiler or self.compiler
-        self.session.unit_compiler = self.unit_compiler
-        return own
-
-    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> FabricModule:
-        """All ranks. Set up a module without an optimizer, or before its optimizer is made; see
-        `setup`.
-        """
-        model: FabricModule = self.setup(module, move_to_device=move_to_device)
-        return model
-
-    def setup_optimizers(self, *optimizers: Optimizer) -> Any:
-        """All ranks. Set up optimizers of modules that were set up.
-
-        Returns:
-            The optimizer, or a tuple of several.
-
-        Raises:
-            UnsupportedError: the strategy sets up module and optimizer together.
-            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a
-                module that was.
-        """
-        check_optimizers(optimizers)
-        if Capability.JOINT_SETUP in self.strategy.capabilities:
-            raise UnsupportedError(
-                f"{type(self.strategy).__name__} sets up a module together with its optimizers: "
-                "use model, optimizer = fabric.setup(model, optimizer).",
-                capability=Capability.JOINT_SETUP,
-            )
-        check_trains(self.strategy, optimizers)
-        self._set_up()
-        stepped = tuple(
-            self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers)
-        )
-        return stepped[0] if len(stepped) == 1 else stepped
-
-    def wrap_optimizer(
-        self,
-        optimizer: Optimizer,
-        on_step: Callable[[int], None] | None = None,
-        before_step: Callable[[Optimizer], None] | None = None,
-    ) -> FabricOptimizer:
-        """An optimizer whose `step` goes through the strategy, for one that the strategy has set
-        up.
-
-        Args:
-            optimizer: one of `strategy.optimizers`.
-            on_step: called after each step with the number of updates of parameters.
-            before_step: called before each step, when gradients are there.
-        """
-        return FabricOptimizer(optimizer, self.strategy, on_step, before_step)
-
-    def setup_dataloaders(
-        self,
-        *loaders: object,
-        use_distributed_sampler: bool = True,
-        move_to_device: bool = True,
-        stage: Stage = "fit",
-        global_batch_size: int | None = None,
-    ) -> Any:
-        """All ranks. Give each rank its shard of the data, in the order of your own samplers, on
-        its device.
-
-        Args:
-            loaders: DataLoaders, or other iterables of batches, which can't be sharded.
-            use_distributed_sampler: False leaves the samplers alone: each rank reads what its own
-                loader yields.
-            move_to_device: False leaves batches where they are.
-            stage: with `"fit"` all ranks make the same number of steps; with the others no sample
-                is counted twice.
-            global_batch_size: samples of all ranks together in one optimizer step, whatever their
-                number: the loader's `batch_size` is the most that a rank takes at once. Each loader
-                then has `num_accumulated`, and, for the batch that it yielded last, `ends_window`
-                and `loss_weight`.
-
-        Returns:
-            The loader, or a list of several.
-
-        Raises:
-            ConfigurationError: a loader can't be iterated over, was set up already, or can't be
-                divided so.
-        """
-        self._set_up()
-        set_up = [
-            self._loader_setup.set_up(
-                loader, use_distributed_sampler, move_to_device, stage, global_batch_size
-            )
-            for loader in loaders
-        ]
-        return set_up[0] if len(set_up) == 1 else set_up
-
-    def init_module(self, empty_init: bool = False) -> AbstractContextManager[object]:
-        """All ranks. A context in which a model is built on the rank's device, in the precision's
-        format.
-
-        Args:
-            empty_init: weights will be loaded, so that no time is spent on first values: parameters
-                hold whatever was in their memory, or have none yet with a strategy that shards
-                them.
-        """
-        self._set_up()
-        context = self.strategy.init_context(empty=empty_init)
-        return join_contexts(context, EmptyWeights()) if empty_init else context
-
-    def init_tensor(self) -> AbstractContextManager[object]:
-        """All ranks. A context in which tensors are made on the rank's device, in the precision's
-        format.
-        """
-        self._set_up()
-        return self.strategy.init_context()
-
-    def to_device(self, data: object) -> Any:
-        """All ranks. Bring a module, a tensor or nested data to the rank's device. Returns it."""
-        self._set_up()
-        if not isinstance(data, nn.Module):
-            return to_device(data, self.device)
-        self.strategy.module_to_device(unwrap_module(data))
-        return data
 
     # steps ----------------------------------------------------------------------------------------
 
@@ -403,7 +180,9 @@ class Fabric(Processes):
         """
         if self._ends_by_non_finite_loss and weight != 0:
             refuse_non_finite(tensor, self.strategy)
-        target = self._target if model is None else self._wrapped(model)
+        target = self._target
+        if model is not None:
+            target = self._wrapped(model)
         if gradient is not None:
             kwargs["gradient"] = gradient
         if weight is None and self.session.weights is None:
@@ -493,100 +272,7 @@ class Fabric(Processes):
         """
         return self.strategy.no_backward_sync(self._wrapped(module), enabled)
 
-    def _wrapped(self, module: nn.Module) -> nn.Module:
-        """The strategy's wrapper of a module.
-
-        Raises:
-            ConfigurationError: it wasn't set up.
-        """
-        return self.session.handle_of(unwrap_module(module)).wrapped
-
     # state ----------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        path: PathLike,
-        state: Mapping[str, Any],
-        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
-    ) -> None:
-        """All ranks. Write a checkpoint, which loads under any strategy and number of processes.
-
-        Args:
-            path: a local path or a URL.
-            state: values are modules and optimizers that were set up here, objects with
-                `state_dict()` such as schedulers and loaders, or plain values.
-            filter: by name of a module in `state`, a function that is called with each key and
-                value of its state dict, and returns True to save it. Such a checkpoint is loaded
-                with `strict=False`.
-
-        Raises:
-            CheckpointError: it can't be written; what was at `path` is untouched.
-            ConfigurationError: `state` isn't a dict, or `filter` names something else than a module
-                in it.
-        """
-        check_state("save", path, state)
-        if filter:
-            state = {**state, **filter_modules(self.strategy, state, filter)}
-        from core.session import save_checkpoint  # who neither saves nor loads waits for none of it
-
-        self._set_up()
-        with phase("checkpoint"):
-            self.strategy.synchronize_model()
-            with refuse_endless():
-                targets = unwrap(state)
-            save_checkpoint(self.session, path, targets)
-
-    def load(
-        self,
-        path: PathLike,
-        state: dict[str, Any] | None = None,
-        *,
-        strict: bool = True,
-        weights_only: bool | None = None,
-        renamed: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain
-        values.
-
-        Args:
-            path: a local path or a URL.
-            state: as given to `save`.
-            strict: all of its names, all keys of its modules and all parameters of its optimizers
-                must be there.
-            weights_only: None and True are what always holds: nothing in a checkpoint is executed.
-                False is refused.
-            renamed: names of tensors and modules by those that they were saved with.
-
-        Returns:
-            What was saved and isn't in `state`.
-
-        Raises:
-            CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is damaged or foreign.
-            CheckpointError: it doesn't fit `state`.
-            ConfigurationError: `state` isn't a dict.
-        """
-        state = state if state is not None else {}
-        check_state("load", path, state)
-        if weights_only is False:
-            raise ConfigurationError(
-                "load(weights_only=False): a checkpoint holds tensors and plain values, and "
-                "nothing in it is executed. Leave the argument out; read a pickle that you trust "
-                "with torch.load."
-            )
-        from core.session import load_checkpoint
-
-        self._set_up()
-        # `unwrap` copies the dicts in which it replaces a wrapper, and loading fills the copies.
-        targets = unwrap(state)
-        with phase("checkpoint"):
-            rest = load_checkpoint(self.session, path, targets, strict=strict, renamed=renamed)
-        # Objects were restored in place. What is left are plain values: those that `state` names go
-        # into it, the others are returned.
-        values = [name for name in state if name in rest and not holds_objects(state[name])]
-        nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
-        copy_values(state, nested | {name: rest.pop(name) for name in values})
-        return rest
 
     def weights(
         self,
@@ -617,32 +303,13 @@ class Fabric(Processes):
         self._set_up()
         return made(self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version)
 
-    def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
-        """All ranks. Load a file that `torch.save(obj.state_dict(), path)` wrote, without Fabric.
-
-        Args:
-            path: a local path or a URL.
-            obj: a module or an optimizer that was set up here.
-            strict: all keys of a module must be there.
-
-        Raises:
-            CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is no file of torch, or holds more than tensors and plain
-                values.
-            CheckpointError: it doesn't fit `obj`.
-        """
-        self._set_up()
-        from core.fabric import raw_state  # whoever saves and loads by Fabric needs none of it
-
-        raw_state.load(self.strategy, path, unwrap(obj), strict=strict)
-
     # callbacks and loggers ------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Call the method `name` of every callback that has it."""
         for callback in self.callbacks:
-            if callable(method := getattr(callback, name, None)):
-                method(*args, **kwargs)
+            if callable(getattr(callback, name, None)):
+                getattr(callback, name)(*args, **kwargs)
 
     def log(self, name: str, value: float | Tensor, step: int | None = None) -> None:
         """All ranks. Hand a value to the loggers; see `log_dict`."""
@@ -672,12 +339,6 @@ class Fabric(Processes):
         super().teardown()
 
     @cached_property
-    def _loader_setup(self) -> LoaderSetup:
-        from core.fabric.loader import LoaderSetup  # the Trainer has loaders and logs of its own
-
-        return LoaderSetup(self.strategy)
-
-    @cached_property
     def _metric_log(self) -> MetricLog:
         from core.fabric.metric_log import MetricLog
 
@@ -687,4 +348,6 @@ class Fabric(Processes):
 def _as_list(given: object) -> list[Any]:
     if given is None:
         return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+    if isinstance(given, list | tuple):
+        return list(given)
+    return [given]

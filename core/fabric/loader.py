@@ -65,7 +65,9 @@ class FabricDataLoader:
         self._sampler = sampler_of(source)
         self._transfer = transfer
         self._has_begun = False
-        self.num_accumulated = 1 if global_batch is None else global_batch.num_accumulated
+        self.num_accumulated = 1
+        if global_batch is not None:
+            self.num_accumulated = global_batch.num_accumulated
         self.ends_window, self.loss_weight = True, 1.0
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,12 +77,12 @@ class FabricDataLoader:
             self.epoch += 1
         self._has_begun = True
         set_epoch(self._source, self.epoch)
-        advance = self._sampler.advance if self._sampler is not None else None
-        transfer = self._transfer
+        sampler, transfer = self._sampler, self._transfer
         batches, accumulates = iter(self.loader), self.num_accumulated > 1
-        uneven = self._sampler.uneven if self._sampler is not None else {}
-        if accumulates and (self._sampler is None or self._sampler.num_accumulated is None):
-            uneven = {}
+        uneven: dict[int, MicroBatch] = {}
+        if sampler is not None and (sampler.num_accumulated is not None or not accumulates):
+            uneven = sampler.uneven
+        elif accumulates:
             batches = read_windows(batches, uneven, num_accumulated=self.num_accumulated)
         heartbeat.phase = "step"
         for number, batch in enumerate(batches):
@@ -89,9 +91,11 @@ class FabricDataLoader:
                 self._describe(number, uneven.pop(number, None))
             # Before the batch is handed out: a state that is saved while the user works on it
             # counts it.
-            if advance is not None:
-                advance()
-            yield batch if transfer is None else transfer(batch)
+            if sampler is not None:
+                sampler.advance()
+            if transfer is not None:
+                batch = transfer(batch)
+            yield batch
         heartbeat.phase = "end of epoch"
         self.set_epoch(self.epoch + 1)
 
@@ -99,10 +103,8 @@ class FabricDataLoader:
         """Set `ends_window` and `loss_weight` for the batch with this number, from 0, of this
         iteration.
         """
-        self.ends_window, self.loss_weight = (
-            (number + 1) % self.num_accumulated == 0,
-            1 / self.num_accumulated,
-        )
+        self.ends_window = (number + 1) % self.num_accumulated == 0
+        self.loss_weight = 1 / self.num_accumulated
         if micro_batch is not None:
             self.loss_weight *= micro_batch.weight
             self.ends_window |= micro_batch.ends_window
@@ -129,12 +131,10 @@ class FabricDataLoader:
         rank.
         """
         set_epoch(self._source, self.epoch)
-        where = (
-            self._sampler.state_dict()
-            if self._sampler is not None
-            else getattr(self.loader, "state_dict", dict)()
-        )
-        return {"epoch": self.epoch, self._kind: where}
+        get_state = getattr(self.loader, "state_dict", dict)
+        if self._sampler is not None:
+            get_state = self._sampler.state_dict
+        return {"epoch": self.epoch, self._kind: get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there, also with another number of ranks or workers.
@@ -158,7 +158,9 @@ class FabricDataLoader:
 
     @property
     def _kind(self) -> str:
-        return "loader" if self._sampler is None else "sampler"
+        if self._sampler is None:
+            return "loader"
+        return "sampler"
 
 
 class LoaderSetup:
@@ -172,21 +174,22 @@ class LoaderSetup:
         self, loader: Any, shard: bool, move: bool, stage: Stage, num_samples: int | None
     ) -> FabricDataLoader:
         """All ranks. The loader that the user iterates over; see `Fabric.setup_dataloaders`."""
-        if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
-            state = (
-                "was set up already"
-                if isinstance(loader, FabricDataLoader)
-                else "can't be iterated over"
-            )
+        why = ""
+        if isinstance(loader, FabricDataLoader):
+            why = "was set up already"
+        elif not hasattr(loader, "__iter__"):
+            why = "can't be iterated over"
+        if why:
             raise ConfigurationError(
-                f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader."
+                f"setup_dataloaders: {type(loader).__name__} {why}. Pass your own DataLoader."
             )
-        divided = (
-            self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
-        )
+        divided = transfer = None
+        if num_samples is not None:
+            divided = self._divide(num_samples, loader, shard, stage)
         if shard:
             loader = self._sharder.shard(loader, stage, divided)
-        transfer = make_transfer(self._strategy.root_device) if move else None
+        if move:
+            transfer = make_transfer(self._strategy.root_device)
         return FabricDataLoader(
             self._strategy.setup_dataloader(loader, stage), loader, transfer, divided
         )
@@ -194,7 +197,7 @@ class LoaderSetup:
     def _divide(
         self, num_samples: object, loader: object, shard: bool, stage: Stage
     ) -> GlobalBatch:
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+        if type(num_samples) is not int or num_samples < 1:
             raise ConfigurationError(
                 f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of "
                 "samples of at least 1."
@@ -204,7 +207,5 @@ class LoaderSetup:
                 f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only "
                 "training makes optimizer steps. Leave it out for this loader."
             )
-        num_shards, warns = self._strategy.data_parallel_size, self._strategy.is_global_zero
-        return divide_global_batch(
-            num_samples, loader, num_shards=num_shards, shards=shard, warns=warns
-        )
+        num_shards = self._strategy.data_parallel_size
+        return divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard)

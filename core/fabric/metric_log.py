@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -50,16 +50,13 @@ def _save(loggers: Sequence[Logger]) -> None:
         logger.save()
 
 
-def _as_number(name: str, value: object) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.item())
-    if isinstance(value, Tensor) or not hasattr(value, "__float__"):
-        what = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else f"{type(value).__name__} {value!r}"
-        )
+def _as_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"{type(value).__name__} {value!r}"
+        if isinstance(value, Tensor):
+            what = f"a tensor of shape {tuple(value.shape)}"
         raise ConfigurationError(
             f"log({name!r}): expected a number or a tensor of one element, got {what}."
-        )
-    return float(value)
+        ) from error

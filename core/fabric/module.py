@@ -79,7 +79,7 @@ class FabricModule(nn.Module):
         Raises:
             ModuleError: the user's module has no such method.
         """
-        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+        name = str(getattr(method, "__name__", method))
         if not callable(getattr(self.module, name, None)):
             raise ModuleError(
                 f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of "
@@ -129,7 +129,8 @@ class FabricModule(nn.Module):
         """Make the callable for a method, with nothing in between that isn't needed."""
         strategy = self._fabric.strategy
         call: Callable[..., Any] = strategy.step_callable(name, self.module)
-        if (context := strategy.forward_context()) is not None:
+        context = strategy.forward_context()
+        if context is not None:
             call = _within(context, call)
         if strategy.precision_plugin.converts_input:
             convert = make_transfer(strategy.root_device, strategy.precision_plugin.convert_input)

@@ -31,10 +31,10 @@ def run_step(
         output = cast("ComputesLoss", strategy).compute_loss(step, batch, unwrap_module(model))
     else:
         output = step(batch)
-    loss: Any
-    loss, weight = (
-        (output.get("loss"), output.get("weight")) if isinstance(output, dict) else (output, None)
-    )
+    loss: Any = output
+    weight = None
+    if isinstance(output, dict):
+        loss, weight = output.get("loss"), output.get("weight")
     if not (callable(getattr(loss, "backward", None)) and loss.numel() == 1 and loss.requires_grad):
         raise ModuleError(
             f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a dict "
@@ -53,8 +53,12 @@ def refuse_non_finite(loss: torch.Tensor, strategy: Strategy) -> None:
     """
     if bool(torch.isfinite(loss.detach()).all()):
         return
-    value = loss.item() if loss.numel() == 1 else loss
-    where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
+    value: object = loss
+    if loss.numel() == 1:
+        value = loss.item()
+    where = ""
+    if strategy.world_size > 1:
+        where = f" on rank {strategy.global_rank}"
     raise NonFiniteLossError(
         f"fabric.backward was given a loss of {value}{where}, and terminate_on_nan=True. No "
         "gradients have come of it: weights are those of the step before. "

@@ -88,7 +88,7 @@ class FabricOptimizer(Optimizer):
         updated = self._step(self.optimizer, evaluate)
         if self._on_step is not None:
             self._on_step(updated)
-        return losses[0] if losses else None
+        return next(iter(losses), None)
 
     def _close_window(self) -> bool:
         """All ranks. True if there is something to learn from: gradients are then those of the mean

@@ -84,13 +84,16 @@ class Processes(Ranks):
         """All ranks, in the process that was made."""
         if self.strategy.launcher.calls_in_place:
             self._set_up()
-            return None if function is None else function(self, *args, **kwargs)
+            if function is None:
+                return None
+            return function(self, *args, **kwargs)
         try:
             self._set_up()
             assert function is not None
             return unwrap(function(self, *args, **kwargs))
         except Exception as error:
-            if (first := explain(error)) is error:
+            first = explain(error)
+            if first is error:
                 raise
             raise first from None
         finally:
@@ -105,11 +108,9 @@ class Processes(Ranks):
         if not self._is_set_up:
             environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
             if environment is not None and environment.world_size() < num_processes:
-                launch = (
-                    "fabric.launch()"
-                    if self.strategy.launcher.calls_in_place
-                    else "fabric.launch(train)"
-                )
+                launch = "fabric.launch(train)"
+                if self.strategy.launcher.calls_in_place:
+                    launch = "fabric.launch()"
                 raise LaunchError(
                     f"{type(self.strategy).__name__} runs in {num_processes} processes, and they "
                     f"don't exist yet. Call {launch} first."
@@ -212,7 +213,9 @@ class Processes(Ranks):
             local: the first rank of each node goes first, where nodes share no storage.
         """
         self._set_up()
-        goes_first = self.local_rank == 0 if local else self.is_global_zero
+        goes_first = self.is_global_zero
+        if local:
+            goes_first = self.local_rank == 0
         if not goes_first:
             self.barrier("rank_zero_first")
         try:
@@ -238,9 +241,9 @@ class Processes(Ranks):
             The seed of this rank.
         """
         seed = checked_seed(seed)
-        return seed_everything(
-            (seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed
-        )
+        if per_rank:
+            seed = (seed + self.strategy.data_parallel_rank) % 2**32
+        return seed_everything(seed)
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor], data: object) -> object:
         self._set_up()
@@ -248,7 +251,9 @@ class Processes(Ranks):
         def apply(leaf: object) -> object:
             if isinstance(leaf, int | float):
                 leaf = torch.tensor(leaf, device=self.device)
-            return function(leaf.to(self.device)) if isinstance(leaf, Tensor) else leaf
+            if isinstance(leaf, Tensor):
+                return function(leaf.to(self.device))
+            return leaf
 
         return map_leaves(apply, data)
 

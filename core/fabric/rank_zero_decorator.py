@@ -33,10 +33,14 @@ class _RankZeroOnly:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank())
-        if (rank := known_rank()) is not None:
+        rank = known_rank()
+        if rank is not None:
             return rank
-        texts = (os.environ.get(name, "").strip() for name in _VARIABLES)
-        return next((int(text) for text in texts if text.isdigit()), 0)
+        for name in _VARIABLES:
+            text = os.environ.get(name, "").strip()
+            if text.isdigit():
+                return int(text)
+        return 0
 
     def __call__(self, function: Callable[P, R], default: object = None) -> Callable[P, R | Any]:
         """Wrap a function.
@@ -48,7 +52,9 @@ class _RankZeroOnly:
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R | Any:
-            return function(*args, **kwargs) if self.rank == 0 else default
+            if self.rank != 0:
+                return default
+            return function(*args, **kwargs)
 
         return run
 

@@ -62,8 +62,6 @@ def _read(path: PathLike) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror or error}.") from error
-    except MemoryError:
-        raise
     except Exception as error:  # whatever torch says of a file that isn't one of its own
         raise CheckpointCorruptedError(
             f"{path} is damaged, or not a file of tensors and plain values that torch.save wrote: "

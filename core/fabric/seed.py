@@ -42,8 +42,8 @@ def seed_everything(seed: int = 0, workers: bool = True) -> int:
     """
     seed = checked_seed(seed)
     random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
     torch.manual_seed(seed)
     return seed
 
@@ -100,7 +100,9 @@ def draw_alike(strategy: Strategy) -> Callable[[], None]:
 
 def _key(state: Any) -> tuple[int, ...]:
     """The words of Python's or NumPy's state, without the place in them."""
-    return tuple(state["state"]["key"].tolist() if isinstance(state, dict) else state[1][:-1])
+    if isinstance(state, dict):
+        return tuple(state["state"]["key"].tolist())
+    return tuple(state[1][:-1])
 
 
 def _has_only_drawn(before: tuple[int, ...], after: tuple[int, ...]) -> bool:

@@ -1,12 +1,13 @@
-"""Fabric's wrappers in the state that a user saves and loads, and modules of which a checkpoint
-gets a part.
+"""Fabric's wrappers in the state that a user saves and loads, modules of which a checkpoint gets a
+part, and those that wait for what is loaded.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from core.contract import ConfigurationError
 from core.data import map_leaves
@@ -14,7 +15,7 @@ from core.fabric.module import FabricModule
 from core.fabric.optimizer import FabricOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from core.contract import Strategy
 
@@ -30,8 +31,11 @@ def unwrap_module(module: object) -> Any:
     """The user's module, out of Fabric's wrapper, and out of that of `torch.compile` around it."""
     if isinstance(module, nn.Module) and not isinstance(module, FabricModule):
         inner = module._modules.get("_orig_mod")
-        module = inner if isinstance(inner, FabricModule) else module
-    return module.module if isinstance(module, FabricModule) else module
+        if isinstance(inner, FabricModule):
+            module = inner
+    if isinstance(module, FabricModule):
+        return module.module
+    return module
 
 
 def copy_values(state: dict[str, object], loaded: Mapping[str, object]) -> None:
@@ -65,7 +69,9 @@ def _has_state(data: object) -> bool:
 
 
 def _unwrap_leaf(leaf: object) -> object:
-    return leaf.optimizer if isinstance(leaf, FabricOptimizer) else unwrap_module(leaf)
+    if isinstance(leaf, FabricOptimizer):
+        return leaf.optimizer
+    return unwrap_module(leaf)
 
 
 def filter_modules(
@@ -102,3 +108,44 @@ class FilteredModule:
         """The entries that the filter keeps."""
         state = self._strategy.get_module_state_dict(self._module)
         return {name: value for name, value in state.items() if self._keeps(name, value)}
+
+
+_FILLS = {
+    Tensor.uniform_,
+    Tensor.normal_,
+    Tensor.exponential_,
+    Tensor.cauchy_,
+    Tensor.log_normal_,
+    Tensor.geometric_,
+    Tensor.random_,
+    Tensor.bernoulli_,
+    Tensor.erfinv_,
+}
+"""The methods that draw first values, and the costly part of torch's truncated normal
+distribution.
+"""
+
+
+class EmptyWeights(TorchFunctionMode):
+    """Leaves parameters uninitialized: the calls that draw their first values are skipped.
+
+    Buffers and constant fills are initialized as usual, since a checkpoint may leave buffers out.
+    So are values that are computed elsewhere and copied, such as orthogonal matrices and, in some
+    releases of torch, truncated normal distributions. The random numbers that were not drawn are
+    left for later draws.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Answer a torch call in which some parameter may be filled."""
+        kwargs = kwargs or {}
+        if func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init":
+            for target in (*args[:1], kwargs.get("tensor")):
+                if isinstance(target, nn.Parameter):
+                    return target
+        return func(*args, **kwargs)

@@ -59,7 +59,9 @@ class MixedPrecision(Precision):
         self.dtype = dtype
         self.name = _NAMES[dtype]
         scales = dtype == torch.float16 or scaler is not None
-        self._scaler = LossScaler(scaler) if scales else None
+        self._scaler: LossScaler | None = None
+        if scales:
+            self._scaler = LossScaler(scaler)
         self.formats = NumberFormats(
             torch.float32, dtype, torch.float32, torch.float32, scales_loss=scales
         )
@@ -67,7 +69,9 @@ class MixedPrecision(Precision):
     @property
     def scaler(self) -> GradScaler | None:
         """The scaler of the loss; made at the first use, None for bfloat16."""
-        return self._scaler.grad_scaler if self._scaler else None
+        if self._scaler is None:
+            return None
+        return self._scaler.grad_scaler
 
     def connect(self, strategy: Any) -> None:
         """Learn the kind of device. Anything but a strategy (`...` in a sketch) is left alone.
@@ -94,14 +98,13 @@ class MixedPrecision(Precision):
         """
         if self._scaler is None:
             return module
-        if half := [
-            name for name, value in module.named_parameters() if value.dtype == torch.float16
-        ]:
-            raise ConfigurationError(
-                f"precision={self.name!r} keeps parameters in float32, and {half[0]!r} of "
-                f"{type(module).__name__} is float16. Call module.float() before, or use "
-                "precision='16-true'."
-            )
+        for name, value in module.named_parameters():
+            if value.dtype == torch.float16:
+                raise ConfigurationError(
+                    f"precision={self.name!r} keeps parameters in float32, and {name!r} of "
+                    f"{type(module).__name__} is float16. Call module.float() before, or use "
+                    "precision='16-true'."
+                )
         return module
 
     def forward_context(self, device_type: str) -> torch.autocast:
@@ -126,8 +129,9 @@ class MixedPrecision(Precision):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute gradients of the scaled `loss`, a scalar tensor."""
-        scaled = self._scaler.scale(loss) if self._scaler else loss
-        scaled.backward(*args, **kwargs)
+        if self._scaler:
+            loss = self._scaler.scale(loss)
+        loss.backward(*args, **kwargs)
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
         """Bring the optimizer's gradients back to their true size. A second call before its step
@@ -160,7 +164,9 @@ class MixedPrecision(Precision):
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale and how long it has held."""
-        return self._scaler.state_dict() if self._scaler else {}
+        if self._scaler is None:
+            return {}
+        return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the loss scale. The empty state of another precision leaves it as it is."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,15 +26,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Models that are written for 16 bits list patterns of names under these attributes, as those of
 # Hugging Face do.
-_LISTS = MappingProxyType(
-    {
-        torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
-        torch.bfloat16: ("_keep_in_fp32_modules_strict",),
-    }
-)
-_NAMES = MappingProxyType(
-    {torch.float64: "64-true", torch.float16: "16-true", torch.bfloat16: "bf16-true"}
-)
+_LISTS = {
+    torch.float16: ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"),
+    torch.bfloat16: ("_keep_in_fp32_modules_strict",),
+}
+_NAMES = {torch.float64: "64-true", torch.float16: "16-true", torch.bfloat16: "bf16-true"}
 
 
 class UniformPrecision(Precision):
@@ -67,9 +62,8 @@ class UniformPrecision(Precision):
     def connect(self, strategy: Any) -> None:
         """Refuse float64 on mps by a `ConfigurationError`; see `Precision.connect`."""
         self._strategy = strategy
-        if self.dtype == torch.float64 and "mps" in (
-            each.type for each in getattr(strategy, "parallel_devices", ())
-        ):
+        kinds = {device.type for device in getattr(strategy, "parallel_devices", ())}
+        if self.dtype == torch.float64 and "mps" in kinds:
             raise ConfigurationError(
                 "precision='64-true': Apple's GPUs have no float64. Use accelerator='cpu' for it."
             )
@@ -102,7 +96,9 @@ class UniformPrecision(Precision):
             # A complex one would lose its imaginary part.
             if not tensor.is_floating_point():
                 return tensor
-            return tensor.to(torch.float32 if id(tensor) in in_float32 else self.dtype)
+            if id(tensor) in in_float32:
+                return tensor.float()
+            return tensor.to(self.dtype)
 
         if all(convert(tensor) is tensor for tensor in (*module.parameters(), *module.buffers())):
             # torch would replace sharded ones, and can't while an optimizer refers to them
@@ -116,7 +112,9 @@ class UniformPrecision(Precision):
 
     def convert_input(self, data: Any) -> Any:
         """Cast one floating-point tensor of a batch."""
-        return data.to(self.dtype) if data.is_floating_point() else data
+        if not data.is_floating_point():
+            return data
+        return data.to(self.dtype)
 
 
 def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
@@ -138,16 +136,11 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
     if dtype is None or dtype not in _LISTS:
         return kept
     for path, part in module.named_modules():
-        found = {
-            name: one
-            for name, one in part._buffers.items()
-            if name in part._non_persistent_buffers_set
-        }
-        found = {
-            name: one
-            for name, one in found.items()
-            if one is not None and one.dtype == torch.float32
-        }
+        found = {}
+        for name in part._non_persistent_buffers_set:
+            buffer = part._buffers.get(name)
+            if buffer is not None and buffer.dtype == torch.float32:
+                found[name] = buffer
         if hasattr(part, "_keep_in_fp32_modules_strict"):
             found.update(_of_model(part, dtype))
         patterns = getattr(part, "keep_in_float32", ())
@@ -156,9 +149,10 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
         for pattern in patterns:
             named = {name: one for name, one in _floating(part) if _fits(name, pattern)}
             found |= named
-            unknown.update({} if named else {pattern: type(part).__name__})
-        prefix = f"{path}." if path else ""
-        kept |= {f"{prefix}{name}".replace("_orig_mod.", ""): one for name, one in found.items()}
+            if not named:
+                unknown[pattern] = type(part).__name__
+        for name, one in found.items():
+            kept[_joined(path, name).replace("_orig_mod.", "")] = one
     for pattern, owner in unknown.items():
         if not any(_fits(name, f"*{pattern}") for name in kept):
             raise ModuleError(
@@ -177,11 +171,16 @@ def _of_model(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
     for path, part in model.named_modules():
         is_own = is_made_so and type(part).__module__.partition(".")[0] == package
         for name, one in _floating(part, recurse=False):
-            full = f"{path}.{name}" if path else name
-            if name in part._non_persistent_buffers_set:
-                continue
-            if (lists and expression.search(full)) or (is_own and one.dtype == torch.float32):
+            full = _joined(path, name)
+            is_listed = (lists and expression.search(full)) or (
+                is_own and one.dtype == torch.float32
+            )
+            if is_listed and name not in part._non_persistent_buffers_set:
                 yield full, one
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}".removeprefix(".")
 
 
 def _floating(module: nn.Module, *, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from core.contract.capability import Capability
 from core.contract.strategy import Strategy
-from core.session import optimizer_state
 from core.session.changed_modules import refuse_new
 
 if TYPE_CHECKING:
@@ -53,19 +52,13 @@ class Guards:
             self._accepted[module] = refuse_new(kind.__name__, module, refreshes=refreshes)
 
     def watch_optimizers(self, added: Sequence[Optimizer]) -> None:
-        """Warn of groups that are added from now on, and compare ranks after steps."""
+        """Compare what ranks have alike after steps."""
         session, strategy = self._session, self._session.strategy
         is_cuda = strategy.root_device.type == "cuda"
         if session.compiles and is_cuda and strategy.is_global_zero:
             from core.session.equal_masks import warn_of_equal_masks
 
             warn_of_equal_masks(handle.module for handle in session.handles)
-        if strategy.world_size > 1:
-            for optimizer in added:
-                if hasattr(optimizer, "add_param_group"):
-                    self._undo.append(
-                        optimizer_state.check_later_groups(optimizer, session.handles)
-                    )
         if not (session.has_peers and added):
             return
         if self.alike is None:

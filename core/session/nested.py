@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -14,21 +11,6 @@ PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Exact types that stand for nothing but themselves. Most of what a state holds is of one, and is
 passed.
 """
-
-
-@contextmanager
-def refuse_endless() -> Iterator[None]:
-    """A context for walks over a state.
-
-    Raises:
-        CheckpointError: it is nested too deeply for them.
-    """
-    try:
-        yield
-    except RecursionError:
-        raise CheckpointError(
-            "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
-        ) from None
 
 
 def items_of(value: Any) -> Iterable[Any]:

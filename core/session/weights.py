@@ -122,7 +122,7 @@ class Weights:
         own: float | Tensor = 0.0  # of samples that another rank counts
         if step.weight != 0:
             own = self._checked(given)
-        optimizers = step.optimizers[:1] or [None]
+        optimizers: list[Any] = step.optimizers[:1] or [None]
         if step.num_accumulated > 1:
             self._add(own, optimizers)
             return self._scaled(loss, own, step.num_accumulated)
@@ -207,7 +207,7 @@ class Weights:
                 shards = self._world.data_parallel_size
                 self._world.scale_gradients(optimizer, total / (shards * self._reference))
 
-    def _add(self, own: float | Tensor, optimizers: Sequence[Optimizer | None]) -> None:
+    def _add(self, own: float | Tensor, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
             window = self._windows.setdefault(id(optimizer), Window())
             window.own = window.own + own

@@ -50,10 +50,9 @@ def save_checkpoint(
     strategy, collectives = session.strategy, session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
-    with nested.refuse_endless():
-        changed_modules.refuse_half_loaded(session, "saved", dict(state))
-        plain = state_objects.to_states(session, dict(state))
-        plain |= rank_state.collect(session, dict(state), kept)
+    changed_modules.refuse_half_loaded(session, "saved", dict(state))
+    plain = state_objects.to_states(session, dict(state))
+    plain |= rank_state.collect(session, dict(state), kept)
     sharded = checkpoint_io.layout == "sharded"
     # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes
     # one.

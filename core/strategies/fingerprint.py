@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from core.contract.errors import FingerprintError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from core.contract.spec import Fingerprint
 
@@ -41,11 +41,9 @@ def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> N
     Raises:
         FingerprintError: they aren't; a table says which ranks, on which nodes, have what.
     """
-    ranks: dict[Fingerprint, list[int]] = defaultdict(list)
-    for rank, rows in enumerate(fingerprints):
-        ranks[rows].append(rank)
-    if len(ranks) > 1:
-        raise FingerprintError(_message(ranks, hosts))
+    difference = _difference(fingerprints, hosts or ["?"] * len(fingerprints))
+    if difference:
+        raise FingerprintError(difference)
 
 
 def exchange(
@@ -74,74 +72,58 @@ def exchange(
         store.set(f"{prefix}/rows/{kind}", rows)
     # To add nothing is to read a counter.
     if store.add(f"{prefix}/come", 1) == world_size:
-        are_alike = store.add(f"{prefix}/of/{kind}", 0) == world_size
-        store.set(f"{prefix}/verdict", "" if are_alike else _verdict(store, prefix, world_size))
-    if verdict := store.get(f"{prefix}/verdict").decode():
+        verdict = ""
+        if store.add(f"{prefix}/of/{kind}", 0) != world_size:
+            answers = [json.loads(store.get(f"{prefix}/{rank}")) for rank in range(world_size)]
+            texts = {
+                each: store.get(f"{prefix}/rows/{each}") for each in {kind for _, kind in answers}
+            }
+            # JSON has made lists of the tuples, which can't be compared or hashed.
+            all_rows = {each: tuple(map(tuple, json.loads(text))) for each, text in texts.items()}
+            verdict = _difference(
+                [all_rows[each] for _, each in answers], [host for host, _ in answers]
+            )
+        store.set(f"{prefix}/verdict", verdict)
+    verdict = store.get(f"{prefix}/verdict").decode()
+    if verdict:
         raise FingerprintError(verdict)
 
 
-def _verdict(store: Store, prefix: str, world_size: int) -> str:
-    answers = [json.loads(store.get(f"{prefix}/{rank}")) for rank in range(world_size)]
-    rows = {
-        kind: _rows(store.get(f"{prefix}/rows/{kind}")) for kind in {kind for _, kind in answers}
-    }
-    try:
-        compare([rows[kind] for _, kind in answers], [host for host, _ in answers])
-    # Caught here: the others wait for a verdict, and all raise the same.
-    except FingerprintError as difference:
-        return str(difference)
-    return ""
-
-
-def _rows(content: bytes) -> Fingerprint:
-    # JSON has made lists of the tuples, which can't be compared or hashed.
-    return tuple(
-        (kind, alias, provider, version) for kind, alias, provider, version in json.loads(content)
-    )
-
-
-def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:
+def _difference(fingerprints: Sequence[Fingerprint], hosts: Sequence[str]) -> str:
+    """What differs, as a table; nothing if nothing does."""
+    ranks: dict[Fingerprint, list[int]] = defaultdict(list)
+    for rank, rows in enumerate(fingerprints):
+        ranks[rows].append(rank)
+    if len(ranks) == 1:
+        return ""
     table = [("kind", "ranks", "nodes", "alias", "provider")]
-    for kind in _differing(ranks):
-        for rows, members in ranks.items():
-            chosen = [row for row in rows if row[0] == kind]
-            aliases = ", ".join(alias for _, alias, _, _ in chosen) or "none"
-            providers = (
-                ", ".join(f"{provider} {version}".rstrip() for _, _, provider, version in chosen)
-                or "-"
-            )
-            nodes = ", ".join(dict.fromkeys(hosts[rank] for rank in members)) if hosts else "?"
-            table.append((kind, spans(members), nodes, aliases, providers))
-    return (
+    for kind in sorted({row[0] for rows in ranks for row in rows}):
+        chosen = {rows: tuple(row for row in rows if row[0] == kind) for rows in ranks}
+        if len({*chosen.values()}) > 1:
+            for rows, members in ranks.items():
+                aliases = ", ".join(alias for _, alias, _, _ in chosen[rows])
+                providers = ", ".join(
+                    f"{name} {version}".rstrip() for _, _, name, version in chosen[rows]
+                )
+                nodes = ", ".join(dict.fromkeys(hosts[rank] for rank in members))
+                table.append((kind, spans(members), nodes, aliases or "none", providers or "-"))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
         "The ranks of this run don't use the same plugins, so they would wait for each other for "
         "ever. Install the same versions on every node, and start every rank with the same "
-        "arguments.\n" + _drawn(table)
-    )
-
-
-def _differing(ranks: Iterable[Fingerprint]) -> list[str]:
-    versions: dict[str, set[tuple[tuple[str, ...], ...]]] = defaultdict(set)
-    rows_of_all = list(ranks)
-    for kind in sorted({row[0] for rows in rows_of_all for row in rows}):
-        versions[kind] = {tuple(row for row in rows if row[0] == kind) for rows in rows_of_all}
-    return [kind for kind, chosen in versions.items() if len(chosen) > 1]
+        "arguments."
+    ]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return "\n".join(lines)
 
 
 def spans(ranks: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` as `"0-2, 5"`."""
     found: list[list[int]] = []
     for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
-def _drawn(table: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rows = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in table
-    )
-    return "\n".join(f"  {row}".rstrip() for row in rows)
+        if not found or rank != found[-1][-1] + 1:
+            found.append([])
+        found[-1].append(rank)
+    return ", ".join("-".join(map(str, sorted({span[0], span[-1]}))) for span in found)

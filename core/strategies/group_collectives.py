@@ -26,12 +26,12 @@ def gather_objects(
     """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None
     elsewhere.
     """
-    whole = group if group is not None else dist.group.WORLD
+    whole = group or dist.group.WORLD
     if whole is not None and dst == 0 and _hears_branches(whole):
         return _gather_within(obj, whole)
-    gathered: list[object] | None = (
-        [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
-    )
+    gathered: list[object] | None = None
+    if dist.get_rank(group) == dst:
+        gathered = [None] * dist.get_world_size(group)
     dist.gather_object(obj, gathered, dst=dst, group=group)
     return gathered
 
@@ -120,7 +120,9 @@ def gather_in_branches(
     if gathered is None:
         return None
     bundles = gather_from(gathered, range(0, size, length))
-    return None if bundles is None else [each for bundle in bundles for each in bundle]
+    if bundles is None:
+        return None
+    return [each for bundle in bundles for each in bundle]
 
 
 def _hears_branches(group: dist.ProcessGroup) -> bool:

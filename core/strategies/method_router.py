@@ -31,14 +31,11 @@ class MethodRouter(nn.Module):
         # of a replica its own, and cheaper than the attribute
         module: Any = self._modules["module"]
         name, replacement, after = self._route
-        if replacement is not None:
-            output = replacement(*args, **kwargs)
-        else:
-            output = (
-                module(*args, **kwargs)
-                if name == "forward"
-                else getattr(module, name)(*args, **kwargs)
-            )
+        if replacement is None:
+            replacement = module
+            if name != "forward":
+                replacement = getattr(module, name)
+        output = replacement(*args, **kwargs)
         if after is not None:
             after()
         return output

@@ -29,9 +29,9 @@ def check_options(owner: str, given: Iterable[str], known: Collection[str]) -> N
     Raises:
         ConfigurationError: with a near miss, and all that are known.
     """
-    if unknown := sorted(set(given).difference(known)):
+    for name in sorted(set(given).difference(known)):
         raise ConfigurationError(
-            f"{owner} has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+            f"{owner} has no option {name!r}.{did_you_mean(name, known)} "
             f"Its options: {', '.join(sorted(known))}."
         )
 
@@ -40,15 +40,13 @@ def known_options(strategy: type) -> set[str]:
     """Names of the options of a strategy's class: those in the signatures of its constructor and
     its bases'.
     """
-    constructors = [
-        vars(owner)["__init__"] for owner in strategy.__mro__[:-1] if "__init__" in vars(owner)
-    ]
-    parameters = [
-        one
-        for each in constructors
-        for one in list(inspect.signature(each).parameters.values())[1:]
-    ]
-    return {one.name for one in parameters if one.kind not in _CATCH_ALL}
+    known = set()
+    for owner in strategy.__mro__[:-1]:
+        if "__init__" in vars(owner):
+            for one in inspect.signature(vars(owner)["__init__"]).parameters.values():
+                if one.kind not in _CATCH_ALL:
+                    known.add(one.name)
+    return known - {"self"}
 
 
 def with_options_of(
@@ -70,25 +68,15 @@ def with_options_of(
 
     def add(constructor: F) -> F:
         own = inspect.signature(constructor)
-        kept = {
-            name: one for name, one in own.parameters.items() if one.kind is not one.VAR_KEYWORD
-        }
-        rest = (
-            []
-            if closed
-            else [one for one in own.parameters.values() if one.kind is one.VAR_KEYWORD]
-        )
-        found = {
-            name: one
-            for source in sources
-            for name, one in inspect.signature(source).parameters.items()
-        }
-        added = [
-            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, one in found.items()
-            if name not in {*kept, *leave_out, "self"} and one.kind not in _CATCH_ALL
-        ]
-        constructor.__signature__ = own.replace(parameters=[*kept.values(), *added, *rest])  # type: ignore[attr-defined]
+        parameters = dict(own.parameters)
+        _, rest = parameters.popitem()
+        for source in sources:
+            for name, one in inspect.signature(source).parameters.items():
+                if name not in {*own.parameters, *leave_out, "self"} and one.kind not in _CATCH_ALL:
+                    parameters[name] = one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if not closed:
+            parameters[rest.name] = rest
+        constructor.__signature__ = own.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
         for source in sources:
             _, found_any, described = (inspect.getdoc(source) or "").partition("\nAttributes:\n")
             if found_any:

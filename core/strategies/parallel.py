@@ -101,7 +101,9 @@ class ParallelStrategy(Strategy):
     @property
     def _timeout(self) -> timedelta:
         """Of all that isn't a collective on the devices."""
-        return self._group_timeout if self._group_timeout is not None else default_pg_timeout
+        if self._group_timeout is None:
+            return default_pg_timeout
+        return self._group_timeout
 
     @property
     def process_group_backend(self) -> str:
@@ -127,19 +129,15 @@ class ParallelStrategy(Strategy):
             )
         # A backend may be named for each kind of device, as in "cpu:gloo,cuda:nccl".
         names = [part.rpartition(":")[2] for part in self.process_group_backend.lower().split(",")]
-        if absent := [name for name in names if not dist.is_backend_available(name)]:
-            available = [
-                name for name in dist.Backend.backend_list if dist.is_backend_available(name)
-            ]
-            why = (
-                " torch's wheels don't have it: it takes a torch that was built from source with "
-                "MPI." * (absent[0] == "mpi")
-            )
-            raise ConfigurationError(
-                f"process_group_backend={self.process_group_backend!r}: this torch "
-                f"{torch.__version__} has no backend {absent[0]!r}; it has "
-                f"{', '.join(map(repr, available))}.{why}"
-            )
+        for name in names:
+            if not dist.is_backend_available(name):
+                there = filter(dist.is_backend_available, dist.Backend.backend_list)
+                raise ConfigurationError(
+                    f"process_group_backend={self.process_group_backend!r}: this torch "
+                    f"{torch.__version__} has no backend {name!r}; it has "
+                    f"{', '.join(map(repr, there))}. (torch's wheels have no MPI: that takes a "
+                    "torch that was built from source with it.)"
+                )
 
     @property
     def num_processes_per_node(self) -> int:
@@ -184,17 +182,23 @@ class ParallelStrategy(Strategy):
     @property
     def global_rank(self) -> int:
         """Number of this process among all, from 0."""
-        return self.cluster_environment.global_rank() if self.cluster_environment else 0
+        if self.cluster_environment is None:
+            return 0
+        return self.cluster_environment.global_rank()
 
     @property
     def local_rank(self) -> int:
         """Number of this process on its node, from 0."""
-        return self.cluster_environment.local_rank() if self.cluster_environment else 0
+        if self.cluster_environment is None:
+            return 0
+        return self.cluster_environment.local_rank()
 
     @property
     def node_rank(self) -> int:
         """Number of this node, from 0."""
-        return self.cluster_environment.node_rank() if self.cluster_environment else 0
+        if self.cluster_environment is None:
+            return 0
+        return self.cluster_environment.node_rank()
 
     def reduce(
         self, tensor: torch.Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean"
@@ -218,13 +222,14 @@ class ParallelStrategy(Strategy):
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())
         divides = averages and dist.get_backend(group) != "nccl"  # others have no average
-        # In float16 the sum of some hundred ranks would be infinite.
-        summed = tensor.float() if divides and tensor.dtype == torch.float16 else tensor
+        if averages and not divides:
+            operation = dist.ReduceOp.AVG
+        summed = tensor
+        if divides and tensor.dtype == torch.float16:
+            summed = tensor.float()  # in float16 the sum of some hundred ranks would be infinite
         # A copy: all_reduce works in place.
         result = self._to_group(summed, copy=True)
-        dist.all_reduce(
-            result, op=dist.ReduceOp.AVG if averages and not divides else operation, group=group
-        )
+        dist.all_reduce(result, op=operation, group=group)
         if divides:
             result /= dist.get_world_size(group)
         return result.to(tensor.device, tensor.dtype)
@@ -236,8 +241,9 @@ class ParallelStrategy(Strategy):
         if not self._is_connected():
             return tensor
         here = self._to_group(tensor)
-        source = here if sync_grads else here.detach()
-        stacked: torch.Tensor = GatherWithGradients.apply(source, group)  # type: ignore[no-untyped-call]  # torch's
+        if not sync_grads:
+            here = here.detach()
+        stacked: torch.Tensor = GatherWithGradients.apply(here, group)  # type: ignore[no-untyped-call]  # torch's
         return stacked.to(tensor.device)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -252,24 +258,25 @@ class ParallelStrategy(Strategy):
         is_plain = (
             type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
         )
-        # A pickled tensor would come back on the sender's device.
-        sent = obj.cpu() if isinstance(obj, torch.Tensor) and not is_plain else obj
-        box = [(True, (obj.shape, obj.dtype)) if is_plain else (False, sent)]
+        box: list[Any] = [(False, obj)]
+        if is_plain:
+            box = [(True, (obj.shape, obj.dtype))]
+        elif isinstance(obj, torch.Tensor):
+            box = [(False, obj.cpu())]  # a pickled one would come back on the sender's device
         dist.broadcast_object_list(box, src=src, device=device)
         travels_alone, content = box[0]
-        if not travels_alone:
-            return content.to(self.root_device) if isinstance(content, torch.Tensor) else content
-        shape, dtype = content
-        sends = self.global_rank == src
-        elements = (
-            obj.to(device).resolve_conj().resolve_neg()
-            if sends
-            else torch.empty(shape, dtype=dtype, device=device)
-        )
-        elements = elements.contiguous()
-        if elements.numel():  # as bytes: gloo doesn't know every dtype
-            dist.broadcast(elements.view(-1).view(torch.uint8), src=src)
-        return (obj if sends else elements).to(self.root_device)
+        if travels_alone:
+            if self.global_rank == src:
+                elements = obj.to(device).resolve_conj().resolve_neg().contiguous()
+                content = obj
+            else:
+                shape, dtype = content
+                content = elements = torch.empty(shape, dtype=dtype, device=device)
+            if elements.numel():  # as bytes: gloo doesn't know every dtype
+                dist.broadcast(elements.view(-1).view(torch.uint8), src=src)
+        if isinstance(content, torch.Tensor):
+            return content.to(self.root_device)
+        return content
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None
@@ -301,13 +308,18 @@ class ParallelStrategy(Strategy):
         # One minute of torch's half an hour: long before a collective that waits for the same ranks
         # ends the process.
         patience = max(self._timeout / 30, min(self._timeout / 3, _PATIENCE))
-        return barriers_of_group().absent_at(point, patience) if self._is_connected() else []
+        if not self._is_connected():
+            return []
+        return barriers_of_group().absent_at(point, patience)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """All ranks. True if all say so, or with `all=False` if any does."""
         # Yes is 1 and no is 0: the minimum says whether all agree, the maximum whether any does.
+        reduce_op: ReduceOp = "min"
+        if not all:
+            reduce_op = "max"
         vote = torch.tensor(int(decision), device=self.root_device)
-        return bool(self.reduce(vote, reduce_op="min" if all else "max").item())
+        return bool(self.reduce(vote, reduce_op=reduce_op).item())
 
     def background_collectives(self) -> Collectives:
         """All ranks. A group of its own, over gloo, for one background thread."""
@@ -342,8 +354,9 @@ class ParallelStrategy(Strategy):
         That of this rank; the CPU where the backend can't send from there, and with gloo, which
         copies there anyway.
         """
-        sends = dist.get_backend() != "gloo" and self._sends_from(self.root_device)
-        return self.root_device if sends else torch.device("cpu")
+        if dist.get_backend() != "gloo" and self._sends_from(self.root_device):
+            return self.root_device
+        return torch.device("cpu")
 
     @staticmethod
     def _sends_from(device: torch.device) -> bool:
@@ -352,15 +365,17 @@ class ParallelStrategy(Strategy):
 
     def _to_group(self, tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
         """`tensor` on a device that the backend can send from, contiguous."""
-        device = tensor.device if self._sends_from(tensor.device) else self._group_device
+        device = tensor.device
+        if not self._sends_from(device):
+            device = self._group_device
         return tensor.to(device, copy=copy).contiguous()
 
     @staticmethod
     def _operation(reduce_op: ReduceOp | object) -> object:
         if not isinstance(reduce_op, str):
             return reduce_op
-        if (operation := _OPERATIONS.get(reduce_op.lower())) is None:
+        if reduce_op.lower() not in _OPERATIONS:
             raise ConfigurationError(
                 f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}."
             )
-        return operation
+        return _OPERATIONS[reduce_op.lower()]

@@ -86,14 +86,18 @@ def join(
                 "number, or use another script."
             )
         return False
-    patience = timeout if timeout is not None else default_pg_timeout
+    patience = timeout
+    if patience is None:
+        patience = default_pg_timeout
     shared = _shared_store(environment, rank, world_size, patience)
     rendezvous = RendezvousStore(shared, rank, world_size, meets_within(patience))
     select_device()
     if world_size > 1:
         exchange(rendezvous, rank, world_size, fingerprint)
     # Only NCCL makes use of it: it connects at once, and subgroups split off that connection.
-    device_id = device if device.type == "cuda" else None
+    device_id = None
+    if device.type == "cuda":
+        device_id = device
     hook = sys.excepthook
     dist.init_process_group(
         backend,
@@ -159,9 +163,10 @@ def _shared_store(
         # The server doesn't wait for the ranks: the rendezvous does, and names those that don't
         # come.
         store = serve(*place, timeout) if hosts else connect(*place, rank, timeout)
-        # What others have started they may start again, one node more often than another.
-        starts_again = environment.creates_processes
-        name = rounds.meet(store, rank, world_size, meets_within(timeout)) if starts_again else "0"
+        name = "0"
+        if environment.creates_processes:
+            # What others have started they may start again, one node more often than another.
+            name = rounds.meet(store, rank, world_size, meets_within(timeout))
         _stores[key] = PrefixStore(f"core/{name}", store)
         announce_exit(_stores[key], rank, lambda: answers(*place))
     return _stores[key]

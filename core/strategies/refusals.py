@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-_MOST_SHOWN = 8
-_HALF = 1 << 31
-
-
 def refuse_unlike_modules(
     strategy: Strategy, module: nn.Module, ignored: Sequence[str] = ()
 ) -> None:
@@ -45,69 +41,49 @@ def refuse_unlike_modules(
         return
     rows = [row for row in _rows(module) if row[0] not in ignored]
     digest = hashlib.blake2b(repr(rows).encode(), digest_size=8).digest()
-    halves = [int.from_bytes(half, "big") - _HALF for half in (digest[:4], digest[4:])]
+    halves = torch.frombuffer(bytearray(digest), dtype=torch.int32).to(torch.int64)
     # The largest of each half, and of the negative ones that of the smallest: equal if all ranks
     # have the same.
-    highest = strategy.reduce(
-        torch.tensor([*halves, *(-half for half in halves)]), reduce_op="max"
-    ).tolist()
-    if highest[:2] != [-half for half in highest[2:]]:
+    highest, lowest = strategy.reduce(torch.stack([halves, -halves]), reduce_op="max")
+    if not torch.equal(highest, -lowest):
         gathered = strategy.gather_objects(rows)
         raise ModuleError(strategy.broadcast(gathered and describe_difference(gathered)))
 
 
 def describe_difference(rows_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> str:
-    """The message: which ranks have what.
+    """The message: the first tensor in which ranks differ, and which have what.
 
     Args:
-        rows_of_ranks: one a rank: name and form of each tensor.
+        rows_of_ranks: one a rank: name and form of each tensor, in order.
     """
-    forms = [dict(rows) for rows in rows_of_ranks]
-    names = dict.fromkeys(name for rows in forms for name in rows)
-    lines = []
-    for name in names:
-        ranks = defaultdict(list)
-        for rank, rows in enumerate(forms):
-            ranks[rows.get(name, "missing")].append(rank)
+    for place, rows in enumerate(zip_longest(*rows_of_ranks, fillvalue=("no tensor", "missing"))):
+        ranks: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank, row in enumerate(rows):
+            ranks[row].append(rank)
         if len(ranks) > 1:
-            lines.append(
-                f"  {name!r}: "
-                + "; ".join(f"{form} on {_ranks(own)}" for form, own in ranks.items())
+            lines = [
+                f"  {name!r}, {form} on rank{'s' * (len(own) > 1)} {spans(own)}"
+                for (name, form), own in ranks.items()
+            ]
+            return (
+                "The ranks have built different modules, whose collectives would mix what doesn't "
+                "belong together, or fail. Build and freeze by what all ranks know alike. Tensor "
+                f"{place} of them is:\n" + "\n".join(lines)
             )
-    if not lines:
-        lines = _another_order(rows_of_ranks)
-    more = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
-    return (
-        "The ranks have built different modules, whose collectives would mix what doesn't belong "
-        "together, or fail. Build and freeze by what all ranks know "
-        "alike.\n" + "\n".join(lines[:_MOST_SHOWN] + more)
-    )
-
-
-def _another_order(rows_of_ranks: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
-    orders = defaultdict(list)
-    for rank, rows in enumerate(rows_of_ranks):
-        orders[tuple(name for name, _ in rows)].append(rank)
-    place = next(place for place, names in enumerate(zip_longest(*orders)) if len(set(names)) > 1)
-    return [
-        f"  tensor {place} is {names[place]!r} on {_ranks(ranks)}"
-        for names, ranks in orders.items()
-    ]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"
+    return "The ranks have built different modules."
 
 
 def _rows(module: nn.Module) -> Iterator[tuple[str, str]]:
     for name, parameter in module.named_parameters():
-        yield name, _form(parameter) + ("" if parameter.requires_grad else ", frozen")
+        yield name, _form(parameter) + ", frozen" * (not parameter.requires_grad)
     for name, buffer in module.named_buffers():
         yield name, _form(buffer) + ", a buffer"
 
 
 def _form(tensor: Tensor) -> str:
-    shape = "of no shape yet" if is_lazy(tensor) else str(tuple(tensor.shape))
+    shape = "of no shape yet"
+    if not is_lazy(tensor):
+        shape = str(tuple(tensor.shape))
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 

@@ -39,7 +39,9 @@ class Units:
 
     def __str__(self) -> str:
         """One line, such as `12 x Block (transformer.h.0 ... 11), from its largest ModuleList`."""
-        return f"{self.summary}, {self.reason}" if self.named else f"none: {self.reason}"
+        if not self.named:
+            return f"none: {self.reason}"
+        return f"{self.summary}, {self.reason}"
 
     @property
     def summary(self) -> str:
@@ -61,13 +63,12 @@ def class_name(module: nn.Module) -> str:
     made of it, there.
     """
     made, *bases = type(module).__mro__
-    is_made = made.__module__.startswith("torch.") and not hasattr(
-        sys.modules.get(made.__module__), made.__name__
-    )
-    return next(
-        (base.__name__ for base in bases if is_made and made.__name__.endswith(base.__name__)),
-        made.__name__,
-    )
+    home = sys.modules.get(made.__module__)
+    if made.__module__.startswith("torch.") and not hasattr(home, made.__name__):
+        for base in bases:
+            if made.__name__.endswith(base.__name__):
+                return base.__name__
+    return made.__name__
 
 
 def find_units(
@@ -93,11 +94,10 @@ def find_units(
         ConfigurationError: something that is listed isn't in the model; or there are none, and an
             option asks for some.
     """
-    found = (
-        _named_by_user(module, listed)
-        if listed is not None
-        else _not_split(module) or _in_lists(module)
-    )
+    if listed is not None:
+        found = _named_by_user(module, listed)
+    else:
+        found = _not_split(module) or _in_lists(module)
     if asked_by is not None and not found:
         raise ConfigurationError(
             f"{asked_by} means the repeated blocks of the model, and {found.reason}. Give a list "
@@ -107,10 +107,11 @@ def find_units(
 
 
 def _named_by_user(root: nn.Module, listed: Iterable[type[nn.Module] | str]) -> Units:
-    wanted = [listed] if isinstance(listed, str | type) else list(listed)
+    if isinstance(listed, str | type):
+        listed = [listed]
     parts = {name: part for name, part in root.named_modules() if part is not root}
     found: set[str] = set()
-    for item in wanted:
+    for item in listed:
         matches = {name for name, part in parts.items() if _is_meant(item, name, part)}
         if not matches:
             raise ConfigurationError(_not_there(root, item, parts))
@@ -119,12 +120,14 @@ def _named_by_user(root: nn.Module, listed: Iterable[type[nn.Module] | str]) -> 
 
 
 def _is_meant(item: type[nn.Module] | str, name: str, part: nn.Module) -> bool:
-    return item in (name, type(part).__name__) if isinstance(item, str) else isinstance(part, item)
+    if isinstance(item, str):
+        return item in (name, type(part).__name__)
+    return isinstance(part, item)
 
 
 def _not_there(root: nn.Module, item: Any, parts: Mapping[str, nn.Module]) -> str:
     kinds = sorted({type(part).__name__ for part in parts.values()})
-    name = item if isinstance(item, str) else item.__name__
+    name = getattr(item, "__name__", item)
     hint = did_you_mean(name, [*kinds, *parts])
     held = ", ".join(_cut(kinds)) or "nothing"
     owner = type(root).__name__
@@ -141,8 +144,11 @@ def _not_split(root: nn.Module) -> Units:
     seen: set[nn.Module] = set()
 
     def walk(around: nn.Module, prefix: str, names: frozenset[str], owner: str) -> None:
-        if own := _no_split_modules(around):
-            names, owner = names | own, type(around).__name__
+        own = getattr(around, "_no_split_modules", None) or ()
+        if isinstance(own, str):
+            own = (own,)
+        if own:
+            names, owner = names.union(own), type(around).__name__
         for name, part in around.named_children():
             if part in seen:
                 continue
@@ -158,47 +164,36 @@ def _not_split(root: nn.Module) -> Units:
     return Units(found, f"named in _no_split_modules of {' and '.join(_cut(list(owners)))}")
 
 
-def _no_split_modules(module: nn.Module) -> frozenset[str]:
-    names = getattr(module, "_no_split_modules", None) or ()
-    return frozenset([names] if isinstance(names, str) else names)
-
-
 def _in_lists(root: nn.Module) -> Units:
-    named = list(root.named_modules())
-    lists = {name: part for name, part in named if isinstance(part, _LISTS) and _repeats(part)}
+    found = [(name, part) for name, part in root.named_modules() if isinstance(part, _LISTS)]
+    lists = [each for each in found if _repeats(each[1])]
     if not lists:  # a deep model may have been made with one layer
-        lists = {
-            name: part
-            for name, part in named
-            if isinstance(part, nn.ModuleList) and _repeats(part, least=1)
-        }
-    sizes = {name: _num_elements(part) for name, part in lists.items()}
+        found = [each for each in found if isinstance(each[1], nn.ModuleList)]
+        lists = [each for each in found if _repeats(each[1], least=1)]
+    sizes = {name: _num_elements(part) for name, part in lists}
     if not any(sizes.values()):  # lazy, or with nothing on this rank for now
-        sizes = {name: len(list(part.parameters())) for name, part in lists.items()}
-    lists = {name: part for name, part in lists.items() if sizes[name]}
+        sizes = {name: len(list(part.parameters())) for name, part in lists}
+    lists = [(name, part) for name, part in lists if sizes[name]]
     if not lists:
-        return Units(
-            {},
-            f"{type(root).__name__} has no ModuleList or Sequential of several layers of one class",
-        )
+        kind = type(root).__name__
+        return Units({}, f"{kind} has no ModuleList or Sequential of several layers of one class")
     # Of lists of one size, and of one within another, the outer: it is registered first.
-    largest = max(lists, key=lambda name: sizes[name])
+    largest, blocks = max(lists, key=lambda each: sizes[each[0]])
     chosen: list[str] = []
-    for name, part in lists.items():
-        counts = (
-            _kind(part) is _kind(lists[largest]) or sizes[name] >= _LEAST_SHARE * sizes[largest]
-        )
-        if counts and not any(not other or name.startswith(f"{other}.") for other in chosen):
+    units: dict[str, nn.Module] = {}
+    for name, part in lists:
+        is_near = sizes[name] >= _LEAST_SHARE * sizes[largest]
+        is_within = any(not outer or name.startswith(f"{outer}.") for outer in chosen)
+        if (is_near or _kind(part) is _kind(blocks)) and not is_within:
             chosen.append(name)
-    found = {
-        f"{name}.{child}".removeprefix("."): part
-        for name in chosen
-        for child, part in lists[name].named_children()
-    }
-    kind = "Sequential" if isinstance(lists[largest], nn.Sequential) else "ModuleList"
-    return Units(
-        found, f"from its largest {kind}" + (f", and {len(chosen) - 1} more" if chosen[1:] else "")
-    )
+            for child, unit in part.named_children():
+                units[f"{name}.{child}".removeprefix(".")] = unit
+    reason = "from its largest ModuleList"
+    if isinstance(blocks, nn.Sequential):
+        reason = "from its largest Sequential"
+    if len(chosen) > 1:
+        reason += f", and {len(chosen) - 1} more"
+    return Units(units, reason)
 
 
 def _repeats(part: nn.Module, least: int = 2) -> bool:
@@ -219,28 +214,25 @@ def _kind(part: nn.Module) -> type[nn.Module]:
 
 
 def _num_elements(part: nn.Module) -> int:
-    return sum(
-        parameter.numel() for parameter in part.parameters() if not isinstance(parameter, _LAZY)
-    )
+    return sum(each.numel() for each in part.parameters() if not isinstance(each, _LAZY))
 
 
 def _spans(names: Iterable[str]) -> list[str]:
     """Names of one list together, as in `transformer.h.0 ... 11`."""
     by_parent: dict[str, list[str]] = {}
     for name in names:
-        parent, _, last = name.rpartition(".")
-        by_parent.setdefault(parent, []).append(last)
-    return [span for parent, lasts in by_parent.items() for span in _spans_in(parent, lasts)]
-
-
-def _spans_in(parent: str, lasts: list[str]) -> list[str]:
-    full = [f"{parent}.{last}".removeprefix(".") for last in lasts]
-    return [f"{full[0]} ... {lasts[-1]}"] if len(lasts) > 1 and "".join(lasts).isdigit() else full
+        by_parent.setdefault(name.rpartition(".")[0], []).append(name)
+    spans = []
+    for own in by_parent.values():
+        lasts = [name.rpartition(".")[2] for name in own]
+        if len(own) > 1 and "".join(lasts).isdigit():
+            spans.append(f"{own[0]} ... {lasts[-1]}")
+        else:
+            spans += own
+    return spans
 
 
 def _cut(texts: list[str]) -> list[str]:
-    return (
-        texts
-        if len(texts) <= _MOST_NAMED
-        else [*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more"]
-    )
+    if len(texts) <= _MOST_NAMED:
+        return texts
+    return [*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more"]

@@ -38,10 +38,10 @@ class FrozenParameters:
         return bool(self._known)
 
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """WatchdogOptions parameters that have just been set up, perhaps not for the first time."""
+        """Watch parameters that have just been set up, perhaps not for the first time."""
         for name, parameter in named:
-            if known := self._known.pop(parameter, None):
-                known[1].remove()
+            if parameter in self._known:
+                self._known.pop(parameter)[1].remove()
             if not parameter.requires_grad:
                 self._known[parameter] = name, _on_gradient(parameter, self._refusal(name))
 
@@ -112,7 +112,8 @@ class LeftOutParameters:
         # The digest is the point's name: ranks that leave out other parameters come to another
         # point.
         digest = hashlib.sha256("\n".join(left_out).encode()).hexdigest()
-        if others := self._strategy.absent_ranks(f"left out {digest}"):
+        others = self._strategy.absent_ranks(f"left out {digest}")
+        if others:
             raise ModuleError(self._missed_by(others, left_out))
         self._agreed.add(left_out)
 
@@ -121,7 +122,9 @@ class LeftOutParameters:
         self._agreed.clear()
 
     def _missed_by(self, others: list[int], names: tuple[str, ...]) -> str:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        more = ""
+        if len(names) > _MOST_NAMED:
+            more = f" and {len(names) - _MOST_NAMED} more"
         return (
             f"The loss does not depend on {', '.join(map(repr, names[:_MOST_NAMED]))}{more} on "
             f"rank {self._strategy.global_rank}, and on "

@@ -115,7 +115,7 @@ def refused(rank):
 
 
 def test_modules_that_differ_are_refused():
-    assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in TWO.run(refused)[0]
+    assert "'bias', (1,) float32 on rank 0\n  'bias', (2,) float32 on rank 1" in TWO.run(refused)[0]
 
 
 def weights_in_rounds(rank, options, rounds):

@@ -158,9 +158,8 @@ class Loaders:
                 "train on one loader."
             )
         shards = self._options.use_distributed_sampler
-        num_shards, warns = strategy.data_parallel_size, strategy.is_global_zero
         self.global_batch = divide_global_batch(
-            wanted, loader, num_shards=num_shards, shards=shards, warns=warns
+            wanted, loader, num_shards=strategy.data_parallel_size, shards=shards
         )
 
     def _check_train(self, counts: list[NumBatches]) -> None:

@@ -331,10 +331,6 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
             "compile has 'mod', .*; and core takes 'region'",
         ),
         (
-            {"compile": {"mode": "default", "options": {"a": 1}}},
-            "compile has both 'mode' and 'options'",
-        ),
-        (
             {"callbacks": "early", "strategy": "auto"},
             r"Unknown event hooks 'early'.* Callbacks are passed as instances",
         ),

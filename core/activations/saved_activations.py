@@ -175,11 +175,11 @@ class PartBefore:
 
     def __init__(self, part: nn.Module, copies: bool) -> None:
         self.part = part
-        self.buffers = {name: one for name, one in part._buffers.items() if one is not None}
-        self._versions = [one._version for one in self.buffers.values()]
+        self.buffers = dict(part.named_buffers(recurse=False))
+        self._tensors = list(self.buffers.values())
+        self._versions = [one._version for one in self._tensors]
         if copies:
             self.buffers = {name: one.clone() for name, one in self.buffers.items()}
-        self._tensors = list(part.buffers(recurse=False))
 
     @property
     def has_changed(self) -> bool:

@@ -73,6 +73,8 @@ def _mover(
         moved = leaf.to(device)
         if moved is None:  # it moved in place
             moved = leaf
+        if convert is None:
+            return moved
         return map_leaves(finish, moved, plain=False)
 
     return move

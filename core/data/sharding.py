@@ -129,12 +129,12 @@ def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
         if len(held) > 1:
             # The last rank has the least, so if it has a sample, all have.
             if not step[-1]:
-                _lend(held, size)
+                _even_out(held, size)
             yield held.pop(0)
     yield from held
 
 
-def _lend(steps: list[Step], size: int) -> None:
+def _even_out(steps: list[Step], size: int) -> None:
     """Move samples to the second step from the first, if both have enough together."""
     samples = list(chain.from_iterable(steps[0] + steps[1]))
     if len(samples) >= 2 * size:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from core.fabric.loader import FabricDataLoader
     from core.fabric.module import FabricModule
     from core.fabric.optimizer import FabricOptimizer
+    from core.fabric.processes import Ranks
     from core.fabric.rank_zero_decorator import rank_zero_info, rank_zero_only, rank_zero_warn
-    from core.fabric.ranks_and_print import Ranks
     from core.fabric.seed import draw_alike, seed_everything
     from core_weights import WeightDescription, WeightStream, WholeTensors
 

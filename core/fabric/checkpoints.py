@@ -1,12 +1,11 @@
-"""What was set up, saved and loaded."""
+"""Checkpoints of what was set up."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.fabric.checks import check_state
-from core.fabric.setup import Setup
+from core.fabric.setup import Setup, check_state
 from core.fabric.state import copy_values, filter_modules, holds_objects, unwrap
 from core.watch import phase
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import (
+    Capability,
     ConfigurationError,
     GradientClipping,
+    ModuleError,
+    NonFiniteLossError,
     NotYetChosenError,
 )
 from core.display import install_for
 from core.fabric.checkpoints import Checkpoints
-from core.fabric.one_step import refuse_non_finite, run_step
 from core.fabric.state import unwrap, unwrap_module
 from core.lazy_exports import import_home
 from core.registry import LOGGER_REGISTRY
@@ -27,9 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    import torch
-
-    from core.contract import Accelerator, Logger, Precision, Strategy
+    from core.contract import Accelerator, ComputesLoss, Logger, Precision, Strategy
     from core.contract.accelerator import Devices
     from core.fabric.metric_log import MetricLog
     from core.resolve import Resolution
@@ -179,7 +180,7 @@ class Fabric(Checkpoints):
                 asked for.
         """
         if self._ends_by_non_finite_loss and weight != 0:
-            refuse_non_finite(tensor, self.strategy)
+            _refuse_non_finite(tensor, self.strategy)
         target = self._target
         if model is not None:
             target = self._wrapped(model)
@@ -211,7 +212,26 @@ class Fabric(Checkpoints):
         Raises:
             ModuleError: `loss_fn` returned something else.
         """
-        return run_step(self, model, batch, loss_fn)
+        step = partial(loss_fn, model)
+        strategy = self.strategy
+        if Capability.COMPUTES_LOSS in strategy.capabilities:
+            output = cast("ComputesLoss", strategy).compute_loss(step, batch, unwrap_module(model))
+        else:
+            output = step(batch)
+        loss: Any = output
+        weight = None
+        if isinstance(output, dict):
+            loss, weight = output.get("loss"), output.get("weight")
+        if not (
+            callable(getattr(loss, "backward", None)) and loss.numel() == 1 and loss.requires_grad
+        ):
+            raise ModuleError(
+                f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a "
+                "dict with one under 'loss' and perhaps the number of items that it is a mean over "
+                "under 'weight'."
+            )
+        self.backward(loss, model=model, weight=weight)
+        return cast("Tensor", loss.detach())
 
     def clip_gradients(
         self,
@@ -343,6 +363,27 @@ class Fabric(Checkpoints):
         from core.fabric.metric_log import MetricLog
 
         return MetricLog()
+
+
+def _refuse_non_finite(loss: Tensor, strategy: Strategy) -> None:
+    """This rank. Wait for a loss of any shape, and end the run if it isn't finite.
+
+    Raises:
+        NonFiniteLossError: it is NaN or infinite.
+    """
+    if bool(torch.isfinite(loss.detach()).all()):
+        return
+    value: object = loss
+    if loss.numel() == 1:
+        value = loss.item()
+    where = ""
+    if strategy.world_size > 1:
+        where = f" on rank {strategy.global_rank}"
+    raise NonFiniteLossError(
+        f"fabric.backward was given a loss of {value}{where}, and terminate_on_nan=True. No "
+        "gradients have come of it: weights are those of the step before. "
+        "torch.autograd.set_detect_anomaly(True) finds the operation whose gradient is NaN."
+    )
 
 
 def _as_list(given: object) -> list[Any]:

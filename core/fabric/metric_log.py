@@ -51,12 +51,12 @@ def _save(loggers: Sequence[Logger]) -> None:
 
 
 def _as_number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    is_tensor = isinstance(value, Tensor)
+    if not hasattr(value, "__float__") or (is_tensor and value.numel() != 1):
         what = f"{type(value).__name__} {value!r}"
-        if isinstance(value, Tensor):
+        if is_tensor:
             what = f"a tensor of shape {tuple(value.shape)}"
         raise ConfigurationError(
             f"log({name!r}): expected a number or a tensor of one element, got {what}."
-        ) from error
+        )
+    return float(value)

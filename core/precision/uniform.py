@@ -137,9 +137,8 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype | None) -> dict[str, T
         return kept
     for path, part in module.named_modules():
         found = {}
-        for name in part._non_persistent_buffers_set:
-            buffer = part._buffers.get(name)
-            if buffer is not None and buffer.dtype == torch.float32:
+        for name, buffer in part.named_buffers(recurse=False):
+            if name in part._non_persistent_buffers_set and buffer.dtype == torch.float32:
                 found[name] = buffer
         if hasattr(part, "_keep_in_fp32_modules_strict"):
             found.update(_of_model(part, dtype))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from core.lazy_exports import lazy_exports
-from core.session.changed_modules import ReplacedParameters, refuse_half_loaded
+from core.session.changed_modules import ReplacedParameters
 from core.session.module_handle import ModuleHandle
 from core.session.module_tree import canonical_name, from_canonical, to_canonical
 from core.session.session import Session
@@ -12,6 +12,7 @@ from core.session.state_objects import UserData
 if TYPE_CHECKING:
     from core.session.changed_names import describe_changes
     from core.session.divergence import RankComparison, running_statistics
+    from core.session.half_loaded import refuse_half_loaded
     from core.session.same_class import check_schedulers, describe_scheduler
     from core.session.whole_state import (
         load_checkpoint,

@@ -1,11 +1,10 @@
-"""What is done to modules and optimizers from their set-up to the end, and undone then."""
+"""Changes of modules and optimizers from their set-up to the end, where they are undone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
-from core.contract.strategy import Strategy
 from core.session.changed_modules import refuse_new
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.session.divergence import Alike
-    from core.session.session import Session
 
 
 class Guards:
@@ -25,7 +23,7 @@ class Guards:
         alike: compares what ranks have alike, once there are optimizers.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Any) -> None:  # a Session, whose module imports this one
         self.alike: Alike | None = None
         self._session = session
         self._undo: list[Callable[[], None]] = []
@@ -40,16 +38,17 @@ class Guards:
         if session.unit_compiler is not None:
             self._undo.append(session.unit_compiler(module))
 
-    def watch_module(self, module: nn.Module) -> None:
-        """Refuse parameters that come into the module from now on."""
+    def watch_module(self, module: nn.Module, *, refreshes: bool) -> None:
+        """Refuse parameters that come into the module from now on. `refreshes` says that the
+        strategy has its own `refresh_modules`.
+        """
         strategy = self._session.strategy
         if module in self._accepted:
             self._accepted.pop(module)()
         # A world of one may be a peer among others.
         if strategy.world_size > 1 or Capability.ELASTIC in strategy.capabilities:
-            kind = type(strategy)
-            refreshes = kind.refresh_modules is not Strategy.refresh_modules
-            self._accepted[module] = refuse_new(kind.__name__, module, refreshes=refreshes)
+            name = type(strategy).__name__
+            self._accepted[module] = refuse_new(name, module, refreshes=refreshes)
 
     def watch_optimizers(self, added: Sequence[Optimizer]) -> None:
         """Compare what ranks have alike after steps."""

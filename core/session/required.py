@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from core.contract.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from core.contract.strategy import Strategy
 
 T = TypeVar("T")
 
 
-def required(strategy: Strategy, method: str, returned: T | None, expected: str) -> T:
-    """What a method has returned; None is refused, since an override may forget its `return`.
+def required(strategy: object, method: str, returned: T | None, expected: str) -> T:
+    """The value that a method has returned. None is refused: an override may forget its `return`.
 
     Args:
         strategy: whose method.

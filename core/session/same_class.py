@@ -1,5 +1,5 @@
-"""The check that optimizers and schedulers can go on from saved states: by class, and by the names
-in the state.
+"""The check that optimizers and schedulers can go on from saved states: by the name of the class
+that stands in the state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch.optim import Optimizer
 
@@ -23,23 +23,6 @@ class.
 """
 _NESTED = "_schedulers"
 """The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
-_OF_ANY = {
-    "params",
-    "param_names",
-    "initial_lr",
-    "amsgrad",
-    "maximize",
-    "foreach",
-    "capturable",
-    "differentiable",
-    "fused",
-    "decoupled_weight_decay",
-    "base_lrs",
-    "last_epoch",
-    "verbose",
-    SCHEDULER_KEY,
-}
-"""Names that tell no class: any may have them, or torch fills them in for older releases."""
 
 
 def with_class(state: dict[str, Any], optimizer: Optimizer) -> dict[str, object]:
@@ -56,12 +39,11 @@ def describe_scheduler(scheduler: Any) -> dict[str, Any]:
 
 
 def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> None:
-    """Refuse the state of an optimizer that keeps other things, and warn of one that may.
+    """Refuse the state of another optimizer of torch, and warn of one that may keep other things.
 
     Args:
         optimizer: that is to go on.
-        saved: its saved state, or a description of it. One without a class is recognized by the
-            options in its groups.
+        saved: its saved state, or a description of it. One of another program names no class.
         place: of the state in the checkpoint.
 
     Raises:
@@ -71,9 +53,7 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
     has_groups = isinstance(groups, list) and all(map(_is_group, groups))
     if not (has_groups and groups):
         raise wrong_kind(f"{place}['param_groups']", groups, "a list of dicts with 'params'")
-    own = _class_of(optimizer)
-    options = optimizer.param_groups[0].keys() & {*optimizer.defaults, *groups[0]}
-    _compare("optimizer", own, saved.get(OPTIMIZER_KEY), options, groups[0])
+    _compare("optimizer", _class_of(optimizer), saved.get(OPTIMIZER_KEY))
 
 
 def _is_group(value: object) -> bool:
@@ -96,12 +76,11 @@ def wrong_kind(place: str, saved: object, expected: str) -> CheckpointError:
 
 
 def check_scheduler(scheduler: Any, state: Any, described: Any = None) -> None:
-    """Refuse the state of a scheduler that keeps other things, and warn of one that may.
+    """Refuse the state of another scheduler of torch, and warn of one that may keep other things.
 
     Args:
         scheduler: that is to go on.
-        state: its saved state, or a description of it. Without the class of its scheduler, it is
-            known by its keys.
+        state: its saved state, or a description of it. One of another program names no class.
         described: what `describe_scheduler` gave of it, if the state doesn't have it.
 
     Raises:
@@ -111,7 +90,7 @@ def check_scheduler(scheduler: Any, state: Any, described: Any = None) -> None:
         return
     known = described or state.get(SCHEDULER_KEY) or {}
     own, name = type(scheduler), known.get("class")
-    _compare("scheduler", own, name, scheduler.state_dict(), state)
+    _compare("scheduler", own, name)
     parts, states = getattr(scheduler, _NESTED, ()), state.get(_NESTED, ())
     if len(parts) != len(states):
         what = f"that is made of {len(states)} schedulers, not of {len(parts)}"
@@ -158,28 +137,17 @@ def check_schedulers(
         check_scheduler(*each)
 
 
-def _compare(
-    what: str, own: type, name: str | None, here: Iterable[str], there: Iterable[str]
-) -> None:
-    """Refuse a state by the name of its class, or by names in it that are here and there."""
-    if name and _is_same(own, name):
+def _compare(what: str, own: type, name: str | None) -> None:
+    if not name or _is_same(own, name):
         return
-    lacking, strange = _telling(here) - _telling(there), _telling(there) - _telling(here)
-    # Either of the two alone may be another release of the same class.
-    if (lacking and strange) or (name and _are_strangers(own, name)):
-        raise _refusal(what, own, name or f"one that keeps {sorted(strange)}")
-    if name:
-        warnings.warn(
-            f"The {what} state in the checkpoint is of {name}, and {_name_of(own)} goes on from "
-            f"it, with the options that were saved. Make the {what} that it was saved with if you "
-            "want another thing.",
-            stacklevel=2,
-        )
-
-
-def _telling(names: Iterable[str]) -> set[str]:
-    """Names that tell a class; private ones come and go with releases of torch."""
-    return {name for name in names if name == _NESTED or not name.startswith("_")} - _OF_ANY
+    if _are_strangers(own, name):
+        raise _refusal(what, own, name)
+    warnings.warn(
+        f"The {what} state in the checkpoint is of {name}, and {_name_of(own)} goes on from it, "
+        f"with the options that were saved. Make the {what} that it was saved with if you want "
+        "another thing.",
+        stacklevel=2,
+    )
 
 
 def _refusal(what: str, own: type, saved: str) -> CheckpointError:

@@ -53,8 +53,7 @@ class Session:
         handles: the modules that were set up, in order.
         fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they
             communicate.
-        compiler: the compiler for the methods of the next module that is added, such as
-            `torch.compile`.
+        compiler: compiles the methods of the next module that is added.
         activations: changes what added modules keep for backward, on a type of device; returns what
             undoes that.
         weights: of the losses, once one was given; None before.
@@ -118,7 +117,7 @@ class Session:
         strategy.checkpoint_io = checkpoint_io
         self.fingerprint = fingerprint
         self._ends_alone = False
-        self._filled_in = {name: part for name, part in self._parts().items() if name not in given}
+        self._filled_in = {name: getattr(strategy, name) for name in _PARTS if name not in given}
         # Last: a precision looks at the strategy's devices.
         precision_plugin.connect(strategy)
 
@@ -128,18 +127,13 @@ class Session:
 
         What an earlier `connect` filled in is not among them.
         """
-        return {
-            name: part
-            for name, part in self._parts().items()
-            if part is not self._filled_in.get(name)
-        }
-
-    def _parts(self) -> dict[str, object]:
-        """Those that are there: others are the default of the class, or missing altogether."""
-        parts = {name: getattr(self.strategy, name, None) for name in _PARTS}
-        return {
-            name: part for name, part in parts.items() if part is not getattr(Strategy, name, None)
-        }
+        given = {}
+        for name in _PARTS:
+            # What nothing was set to is the default of the class, or missing altogether.
+            part = getattr(self.strategy, name, None)
+            if part is not getattr(Strategy, name, None) and part is not self._filled_in.get(name):
+                given[name] = part
+        return given
 
     # module and optimizers ------------------------------------------------------------------------
 
@@ -150,9 +144,8 @@ class Session:
         strategy = self.strategy
         with strategy.init_context():
             host.configure_model()
-        # An engine wants the optimizers together with the module. Elsewhere they come after it: to
-        # set a module up may replace its parameters (by shards, by casts), and an optimizer of the
-        # old ones would train nothing.
+        # An engine wants the optimizers together with the module. Elsewhere they come after it: the
+        # set-up may replace parameters, and an optimizer of the old ones would train nothing.
         if Capability.JOINT_SETUP in strategy.capabilities and host.trains:
             optimizers, schedulers = host.configure_optimizers()
             scheduler = next(iter(schedulers), None)
@@ -180,7 +173,7 @@ class Session:
                 "nn.Module.",
                 capability=Capability.SEVERAL_MODULES,
             )
-        # Before the set-up: wrappers prefix names, and converting replaces parameters.
+        # before wrappers prefix names, and converting replaces parameters
         names = module_tree.parameter_names(module)
         self._guards.change_units(module)
         wrapped = required(
@@ -283,7 +276,7 @@ class Session:
         if not self.strategy.refresh_modules():
             return False
         for handle in self.handles:
-            self._guards.watch_module(handle.module)
+            self._watch(handle.module)
         return True
 
     @property
@@ -332,7 +325,11 @@ class Session:
     def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
         self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
         self.strategy.model = wrapped
-        self._guards.watch_module(module)
+        self._watch(module)
+
+    def _watch(self, module: nn.Module) -> None:
+        refreshes = type(self.strategy).refresh_modules is not Strategy.refresh_modules
+        self._guards.watch_module(module, refreshes=refreshes)
 
     def _keep_optimizers(self, added: Sequence[Optimizer]) -> None:
         self.strategy.optimizers = [*self.strategy.optimizers, *added]

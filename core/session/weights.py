@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract.step import TrainingStep
-    from core.session.session import Session
 
 
 _ALL_OR_NONE = (
@@ -67,7 +66,9 @@ class Weights:
         given: by the running step, until its loss is weighted.
     """
 
-    def __init__(self, session: Session, by_hand: Sequence[Optimizer] | None) -> None:
+    def __init__(  # a Session, whose module imports this one
+        self, session: Any, by_hand: Sequence[Optimizer] | None
+    ) -> None:
         """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each
         other.
 

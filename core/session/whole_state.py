@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.capability import Capability
 from core.contract.errors import CheckpointError
 from core.session import (
-    changed_modules,
+    half_loaded,
     load_targets,
     nested,
     optimizer_state,
@@ -50,7 +50,7 @@ def save_checkpoint(
     strategy, collectives = session.strategy, session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
-    changed_modules.refuse_half_loaded(session, "saved", dict(state))
+    half_loaded.refuse_half_loaded(session, "saved", dict(state))
     plain = state_objects.to_states(session, dict(state))
     plain |= rank_state.collect(session, dict(state), kept)
     sharded = checkpoint_io.layout == "sharded"
@@ -171,7 +171,7 @@ def read_checkpoint(
         saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
     except BaseException as error:  # also Ctrl-C, between two tensors
         if targets and (not isinstance(error, CheckpointError) or error.overwritten):
-            changed_modules.mark_half_loaded(session, wanted, os.fspath(path))
+            half_loaded.mark(session, wanted, os.fspath(path))
         raise
     if described is None:
         look(saved)
@@ -230,5 +230,5 @@ def restore_state(
             rest[key] = value
     rank_state.restore(session, rest, dict(state))
     if strict:
-        changed_modules.unmark(session, dict(state))
+        half_loaded.unmark(session, dict(state))
     return rest

@@ -8,7 +8,7 @@ import hashlib
 import json
 import socket
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from core.contract.errors import FingerprintError
 
@@ -16,19 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from core.contract.spec import Fingerprint
-
-
-class Store(Protocol):
-    """The part of torch's `Store` that is needed."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write."""
-
-    def get(self, key: str, /) -> bytes:
-        """Read a value; wait until another rank has written it."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter, which begins at 0; returns what it is then."""
+    from core.strategies.rendezvous.store import RendezvousStore
 
 
 def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> None:
@@ -47,7 +35,12 @@ def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> N
 
 
 def exchange(
-    store: Store, rank: int, world_size: int, mine: Fingerprint, *, prefix: str = "core/fingerprint"
+    store: RendezvousStore,
+    rank: int,
+    world_size: int,
+    mine: Fingerprint,
+    *,
+    prefix: str = "core/fingerprint",
 ) -> None:
     """Compare over a store, all ranks. Each counts itself among its like; the last to come
     publishes the result.
@@ -90,7 +83,7 @@ def exchange(
 
 
 def _difference(fingerprints: Sequence[Fingerprint], hosts: Sequence[str]) -> str:
-    """What differs, as a table; nothing if nothing does."""
+    """The difference as a table; empty if there is none."""
     ranks: dict[Fingerprint, list[int]] = defaultdict(list)
     for rank, rows in enumerate(fingerprints):
         ranks[rows].append(rank)

@@ -1,4 +1,4 @@
-"""Objects between the ranks of a process group."""
+"""Objects, and tensors with gradients, between the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ _PIECE_BYTES = 1 << 28
 """The most bytes of one message: the sizes that gloo's transports take have had limits."""
 FAN = 64
 """The most ranks that tell one directly; more where there are more than its square."""
+_GATHERS_INTO_ONE = ("gloo", "nccl", "xccl")
+"""Backends that gather without a copy of each rank's part."""
+# torch 2.13 has another name for it, and warns of the old one.
+_gather_into_one = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 def gather_objects(
@@ -167,3 +171,31 @@ def _pass(
         operation(tensor, peer, group) for tensor, peer in zip(tensors, peers, strict=True)
     ]:
         work.wait()
+
+
+class GatherWithGradients(torch.autograd.Function):
+    """Stacks a tensor of shape (...) from all ranks to (world_size, ...); backward sums what all
+    ranks want of it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        """All ranks, with the same shape."""
+        ctx.group = group
+        size = dist.get_world_size(group)
+        if dist.get_backend(group) not in _GATHERS_INTO_ONE:
+            parts = [torch.empty_like(tensor) for _ in range(size)]
+            dist.all_gather(parts, tensor, group=group)
+            return torch.stack(parts)
+        stacked = tensor.new_empty((size, *tensor.shape))
+        _gather_into_one(stacked.view(-1), tensor.reshape(-1), group=group)
+        return stacked
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """All ranks."""
+        # A copy: autograd hands the same tensor to other branches (`gathered + bias`), and
+        # all_reduce works in place.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient[dist.get_rank(ctx.group)], None

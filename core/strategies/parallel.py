@@ -12,8 +12,11 @@ from torch.distributed.constants import default_pg_timeout
 
 from core.contract import Capability, ConfigurationError, Strategy
 from core.strategies import process_group
-from core.strategies.gather import GatherWithGradients
-from core.strategies.group_collectives import GroupCollectives, gather_objects
+from core.strategies.group_collectives import (
+    GatherWithGradients,
+    GroupCollectives,
+    gather_objects,
+)
 from core.strategies.options import check_options, known_options
 from core.strategies.rendezvous.barrier import barriers_of_group
 

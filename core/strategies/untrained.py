@@ -5,6 +5,7 @@ loss leaves out.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError, ModuleError
@@ -43,7 +44,8 @@ class FrozenParameters:
             if parameter in self._known:
                 self._known.pop(parameter)[1].remove()
             if not parameter.requires_grad:
-                self._known[parameter] = name, _on_gradient(parameter, self._refusal(name))
+                handle = _on_gradient(parameter, partial(self._refuse, name))
+                self._known[parameter] = name, handle
 
     def unfrozen(self) -> dict[Tensor, str]:
         """The parameters that require gradients by now, with their names."""
@@ -59,15 +61,10 @@ class FrozenParameters:
             handle.remove()
         self._known = {}
 
-    def _refusal(self, name: str) -> Callable[[Tensor], None]:
-        message = (
+    def _refuse(self, name: str, parameter: Tensor) -> None:
+        raise ConfigurationError(
             f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
         )
-
-        def refuse(parameter: Tensor) -> None:
-            raise ConfigurationError(message)
-
-        return refuse
 
 
 def _on_gradient(parameter: Tensor, refuse: Callable[[Tensor], None]) -> Any:

@@ -11,7 +11,7 @@ import core
 from core import Fabric
 from core.accelerators import CPUAccelerator
 from core.checkpoint import TorchCheckpointIO, collect_random_state, restore_random_state
-from core.session import changed_modules
+from core.session import half_loaded
 from support.checkpoint_collectives import Alone, save_state
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_a_random_state_is_saved_in_one_go(tmp_path, storage):
     fabric = Fabric(accelerator="cpu", devices=1, plugins=storage)
     model = fabric.setup(torch.nn.Linear(1, 1))
     # which saves look out for
-    changed_modules.mark_half_loaded(fabric.session, {"model": model.module}, "a damaged one")
+    half_loaded.mark(fabric.session, {"model": model.module}, "a damaged one")
     fabric.save(tmp_path / "first", {})  # imports what saving needs
     called = []
 

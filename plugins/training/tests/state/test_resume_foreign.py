@@ -58,21 +58,6 @@ def test_a_relative_goes_on_and_both_are_named(tmp_path):
         fit(ADAMW, ckpt_path=tmp_path / "last.ckpt")
 
 
-def test_a_state_without_a_class_is_told_by_its_options(tmp_path):
-    """As core 0.1 has saved it, and other programs save it."""
-    net = Net()
-    fabric = Fabric(accelerator="cpu")
-    _, optimizer = fabric.setup(net, SGD(net.parameters(), lr=0.01))
-    torch.save(ADAM(net.parameters()).state_dict(), tmp_path / "adam.pt")
-    with pytest.raises(
-        CheckpointError, match=r"of one that keeps \['betas', 'eps'\], and torch\.optim"
-    ):
-        fabric.load_raw(tmp_path / "adam.pt", optimizer)
-    torch.save(SGD(net.parameters(), lr=0.5).state_dict(), tmp_path / "sgd.pt")
-    fabric.load_raw(tmp_path / "sgd.pt", optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
 FOREIGN = {
     "weights": (
         Net().state_dict(),

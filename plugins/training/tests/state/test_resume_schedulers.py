@@ -2,7 +2,6 @@
 differs.
 """
 
-import contextlib
 import warnings
 
 import pytest
@@ -11,7 +10,6 @@ from torch.optim import lr_scheduler
 
 from core import CheckpointError, Trainer
 from core.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
-from core.checkpoint import TorchCheckpointIO
 from support.small_nets import QUIET, Net, batches, fit
 
 SAVING = {"enable_checkpointing": True}
@@ -136,35 +134,6 @@ def test_the_same_class_goes_on(saved, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert go_on(saved[kind], KINDS[kind]).progress.epoch == 2
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "refused"),
-    [
-        (
-            "step",
-            "cosine",
-            r"one that keeps \['gamma', 'step_size'\], and .*CosineAnnealingLR is to go on",
-        ),
-        ("step", "lambda", "LambdaLR is to go on"),
-        ("step", "sequence", "SequentialLR is to go on"),
-        ("longer sequence", "sequence", "one that is made of 3 schedulers, not of 2"),
-        ("step", "step", None),
-        ("sequence", "sequence", None),
-        ("lambda", "lambda", None),
-    ],
-)
-def test_a_checkpoint_without_classes_is_told_by_what_it_keeps(tmp_path, before, after, refused):
-    class Older(TorchCheckpointIO):
-        """Writes what a release wrote that didn't name classes."""
-
-        def save_checkpoint(self, state, path, *, collectives):
-            without = {key: value for key, value in state.items() if key != "schedulers"}
-            super().save_checkpoint(without, path, collectives=collectives)
-
-    path = saved_by(tmp_path / "old.ckpt", KINDS[before], plugins=[Older()])
-    with pytest.raises(CheckpointError, match=refused) if refused else contextlib.nullcontext():
-        go_on(path, KINDS[after])
 
 
 def test_of_one_kind_there_is_a_warning(tmp_path):

@@ -123,7 +123,7 @@ class Weights:
         own: float | Tensor = 0.0  # of samples that another rank counts
         if step.weight != 0:
             own = self._checked(given)
-        optimizers: list[Any] = step.optimizers[:1] or [None]
+        optimizers: Sequence[Any] = step.optimizers[:1] or [None]
         if step.num_accumulated > 1:
             self._add(own, optimizers)
             return self._scaled(loss, own, step.num_accumulated)
@@ -254,7 +254,7 @@ class Weights:
         if not self._has_peers:
             return own
         own = torch.as_tensor(own, dtype=self._dtype, device=self._world.root_device)
-        summed = self._world.reduce(own, reduce_op="sum")
+        summed: Tensor = self._world.reduce(own, reduce_op="sum")
         return summed * self._world.data_parallel_size / self._world.world_size
 
 

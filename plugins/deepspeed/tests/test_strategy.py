@@ -650,7 +650,8 @@ def backward_of_nobody(rank):
     fabric = rank.fabric()
     unlike = nn.Linear(*((4, 6) if rank.number else (6, 4)), bias=False)  # as many elements
     with pytest.raises(
-        ModuleError, match=r"'weight', \(4, 6\) float32 on rank 0\n  'weight', \(6, 4\) float32 on rank 1"
+        ModuleError,
+        match=r"'weight', \(4, 6\) float32 on rank 0\n  'weight', \(6, 4\) float32 on rank 1",
     ):
         fabric.setup(unlike, torch.optim.SGD(unlike.parameters(), lr=0.1))
     for _ in range(2):

@@ -264,20 +264,14 @@ def _failures(measured: dict[str, Any], planned: dict[str, Any]) -> str:
 
 
 def _agreement(compared: dict[str, Any]) -> str:
-    rows = []
-    for name, found in compared.items():
-        for number, rank in enumerate(found.get("ranks", [])):
-            counted, process = rank["counted_bytes"], rank["process_bytes"]
-            rows.append(
-                (
-                    _short(name),
-                    number,
-                    f"{counted / MIB:.1f}",
-                    f"{process / MIB:.1f}",
-                    f"{counted / process - 1:+.1%}",
-                )
-            )
-    return _table(("cell", "rank", "counted MiB", "MiB of the process", "difference"), rows)
+    shares = sorted(
+        rank["counted_bytes"] / rank["process_bytes"] - 1
+        for found in compared.values()
+        for rank in found.get("ranks", [])
+    )
+    return (
+        f"Of {len(shares)} ranks the median is {median(shares):+.1%}, the largest {shares[0]:+.1%}."
+    )
 
 
 def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
@@ -298,10 +292,8 @@ def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
         _fits(results),
         "## The ten worst",
         _worst(results, _read("causes")),
-        "## By the other factors",
-        _by(0, "model", results),
+        "## By ranks",
         _by(2, "ranks", results),
-        _by(3, "variant", results),
         "## DeepSpeed with its own buckets",
         f"Above, cells of DeepSpeed have `{options}`. Without these options a bucket takes 763 MiB "
         "in float32, whatever the model; most of the peak is then known beforehand.",
@@ -309,7 +301,7 @@ def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
         "## What failed",
         _failures(measured, planned),
         "## What is counted, beside the memory of the process",
-        "The same runs, with memory that goes back to the system when it is freed, beside the "
+        "Some of these runs, with memory that goes back to the system when it is freed, beside the "
         "growth of the process's peak. A kernel's own buffers, and those of gloo, aren't counted.",
         _agreement(_read("agreement")),
     ]

@@ -33,8 +33,7 @@ MARKDOWN = [
 MARKDOWN += ["tests/downstream/diloco/README.md"]
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-PLUGINS = ["averaging", "finetuning", "monitors", "neighbour", "plan", "predictions", "profilers"]
-PLUGINS += ["resilience", "testing", "tuning", "weights"]
+PLUGINS = ["training", "neighbour", "plan", "resilience", "testing", "weights"]
 """The plugins whose public names have pages."""
 PACKAGES = ["core", *map("core_{}".format, PLUGINS)]
 BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}
@@ -240,7 +239,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             ),
             *(
                 File.generated(config, path, abs_src_path=str(ROOT / path))
-                for path in ("docs/site/extra.css", "docs/site/cards.js")
+                for path in ("docs/site/extra.css", "docs/site/cards.js", "docs/site/tables.js")
             ),
             *(
                 File.generated(config, f"{source.relative_to(ROOT)}.md", content=code_page(source))

@@ -52,6 +52,7 @@ LIBRARIES = {
 
 EXTRAS = {
     "cli_for": "jsonargparse",
+    "TensorBoardLogger": "tensorboard",
     "import optuna": "optuna",
     "from peft": "peft",
     "from transformers": "transformers",

@@ -100,6 +100,7 @@ def test_a_page_has_its_place_on_the_site(page):
     ("name", "words"),
     {
         "debugging": "debug",
+        "export": "export",
         "fine-tuning": "freeze layers and fine-tune",
         "config-files": "hyperparameters",
         "gradient-accumulation": "gradient accumulation",
@@ -114,6 +115,7 @@ def test_a_page_has_its_place_on_the_site(page):
         "resume": "resume",
         "several-nodes": "several nodes: multi-node",
         "sweeps": "sweeps",
+        "testing": "test your module with pytest",
         "tutorial": "tutorial",
     }.items(),
 )

@@ -1,5 +1,5 @@
 """By hand: asks the planner for each cell that was measured, and writes how far it is off to
-docs/plan-errors.md.
+errors.md beside this file.
 
     python benchmarks/plan_cells/errors.py [part of a cell's name ...] [--again] [-v]
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PLACE = Path(__file__).parent
 PLANNED = PLACE / "planned.json"
-PAGE = Path(__file__).parents[2] / "docs" / "plan-errors.md"
+PAGE = PLACE / "errors.md"
 LIMITS, NUM_WORST = (0.9, 1.0, 1.1), 10
 MIB = 2**20
 
@@ -283,9 +283,8 @@ def _page(measured: dict[str, Any], planned: dict[str, Any]) -> str:
         "`core plan` beside real runs: the peak memory of the rank that has the most, and the "
         "bytes that ranks hand to collectives in one optimizer step. The cells were designed "
         "before the planner, and cover each pair of model, strategy, number of ranks and variant "
-        "([design](../benchmarks/plan_cells/design.py), "
-        "[measurement](../benchmarks/plan_cells/measure.py), [program of this "
-        f"page](../benchmarks/plan_cells/errors.py), run by hand on {date.today()} with torch "
+        "([design](design.py), [measurement](measure.py), "
+        f"[program of this page](errors.py), run by hand on {date.today()} with torch "
         f"{torch.__version__}). Peaks are counted by a dispatch mode, on CPUs.",
         _by(1, "strategy", results),
         "## Does it fit?",

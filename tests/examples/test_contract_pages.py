@@ -48,7 +48,7 @@ def test_a_page_names_every_public_member_and_no_other(name):
         return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
     def public_members(base):
-        own = [kind for kind in base.__mro__ if kind.__module__.split(".")[0] == "core"]
+        own = [kind for kind in base.__mro__ if kind.__module__.startswith(("core.", "core_"))]
         names = {
             name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))
         }

@@ -125,6 +125,21 @@ def test_a_page_has_the_words_that_people_search_in_its_title(name, words):
     assert words in title.lower()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    {
+        "README.md": 1_000,
+        "docs/*.md": 46_000,
+        "docs/**/*.md": 59_500,
+        "plugins/*/README.md": 12_000,
+    }.items(),
+)
+def test_pages_have_at_most_so_many_words(pattern, most):
+    """As `wc -w` counts them. A limit may fall, and not rise: say a thing once, and link to it."""
+    words = sum(len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob(pattern))
+    assert words <= most
+
+
 def promises():
     """The rows of those tables on the page of reliability that hold promises."""
     rows, is_promise = [], False

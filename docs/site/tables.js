@@ -6,7 +6,7 @@ document$.subscribe(() => {
   for (const table of document.querySelectorAll(".md-typeset table:not([class], #cards)")) {
     const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
-    const isLong = cells.some((cell) => cell.textContent.length > LONG);
+    const isLong = cells.some((cell) => cell.cellIndex > 0 && cell.textContent.length > LONG);
     table.dataset.as = isLong && names.length > 2 ? "list" : "columns";
     for (const cell of cells) {
       const name = names[cell.cellIndex];

@@ -7,7 +7,8 @@ document$.subscribe(() => {
     const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     const cells = [...table.querySelectorAll("tbody td")];
     const isLong = cells.some((cell) => cell.cellIndex > 0 && cell.textContent.length > LONG);
-    table.dataset.as = isLong && names.length > 2 ? "list" : "columns";
+    if (!isLong) table.dataset.as = "numbers";
+    else if (names.length > 2) table.dataset.as = "list";
     for (const cell of cells) {
       const name = names[cell.cellIndex];
       if (name) cell.dataset.column = name;

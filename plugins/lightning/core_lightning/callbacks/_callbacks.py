@@ -16,7 +16,7 @@ from torch import nn
 from core import PathLike, Trainer
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core_lightning.decisions.overrides import RefusesOverrides
-from core_lightning.utilities.functions import get_filesystem
+from core_lightning.utilities.file_systems import get_filesystem
 from core_training.predictions import BasePredictionWriter as CoreBasePredictionWriter
 
 _SAVING = (

@@ -17,8 +17,9 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
         return
     _, left_out = sorted_out(objects_among(getattr(module, "hparams", {})))
     if left_out:
+        named = ", ".join(sorted(left_out))
         note(
-            f"The hyperparameters {', '.join(left_out)} of {type(module).__name__} are objects, or "
+            f"The hyperparameters {named} of {type(module).__name__} are objects, or "
             "hold some, and are left out of checkpoints: a program that looks for them there gets "
             f"a KeyError. Nothing else that is read is executed. {WAY} `core run "
             "--lightning-trusted`, or core_lightning.install(trusted=True), says that you know who "
@@ -29,8 +30,8 @@ def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
 
 
 def objects_among(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a checkpoint hasn't by itself, by name in order."""
-    return {name: value for name, value in sorted(hparams.items()) if not is_kept(value)}
+    """Those that a checkpoint hasn't by itself, by name."""
+    return {name: value for name, value in hparams.items() if not is_kept(value)}
 
 
 def is_kept(value: Any) -> bool:

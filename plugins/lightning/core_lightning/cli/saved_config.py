@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from core import Callback, ConfigurationError, Trainer
-from core_lightning.utilities.functions import get_filesystem
+from core_lightning.utilities.file_systems import get_filesystem
 
 
 class SaveConfigCallback(Callback):

@@ -59,6 +59,7 @@ _ADVICE = {
     "lightning_getattr": _HPARAMS,
     "lightning_hasattr": _HPARAMS,
     "lightning_setattr": _HPARAMS,
+    "save_hyperparameters": "Call the object's own save_hyperparameters.",
     "to_uncompiled": _COMPILE,
 }
 

@@ -105,8 +105,9 @@ class SameDraws(Callback):
 
     def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, and open the first of them."""
-        _ask(trainer.test_dataloaders)
-        self._open(_leaves(trainer.test_dataloaders)[:1])
+        loaders = _leaves(trainer.test_dataloaders)
+        _ask(loaders)
+        self._open(loaders[:1])
 
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, and open the first of them."""

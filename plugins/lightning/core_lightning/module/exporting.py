@@ -11,7 +11,7 @@ import torch
 
 from core import ConfigurationError, Module
 from core.registry import require_package
-from core_lightning.utilities.functions import move_data_to_device
+from core_lightning.utilities.nested_data import move_data_to_device
 
 
 class Exports(Module):

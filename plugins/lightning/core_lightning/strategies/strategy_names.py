@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from core import ConfigurationError, Stage, Strategy
 from core_lightning.decisions.overrides import RefusesOverrides
-from core_lightning.utilities.functions import move_data_to_device
+from core_lightning.utilities.nested_data import move_data_to_device
 
 _LAYOUT = "Override get_module_state_dict and load_module_state_dict."
 _OPTIMIZER_STATE = (

@@ -13,7 +13,7 @@ from core import Callback, ConfigurationError, GradientClipping, Logger
 from core import Trainer as CoreTrainer
 from core_lightning.trainer.loops import EvaluationLoop, FitLoop
 from core_lightning.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
-from core_lightning.utilities.functions import GradClipAlgorithmType
+from core_lightning.utilities.gradients import GradClipAlgorithmType
 
 
 def _option(name: str, doc: str, *, none: Any = None) -> Any:

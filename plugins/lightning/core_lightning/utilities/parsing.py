@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from types import FrameType
 from typing import Any
 
 
@@ -29,10 +28,3 @@ def is_picklable(obj: object) -> bool:
     except (pickle.PickleError, AttributeError, RuntimeError, TypeError):
         return False
     return True
-
-
-def save_hyperparameters(
-    obj: Any, *args: Any, ignore: Any = None, frame: FrameType | None = None
-) -> None:
-    """Keep the arguments of an object's `__init__` in its `hparams`."""
-    obj.save_hyperparameters(*args, ignore=ignore)

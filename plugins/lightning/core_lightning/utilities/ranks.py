@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,3 +115,8 @@ def rank_zero_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return experiment
+
+
+def cli_lightning_logo() -> None:
+    """Print which program runs in Lightning's place, in the line where its logo would stand."""
+    sys.stdout.write("core-lightning: this program runs on core.\n")

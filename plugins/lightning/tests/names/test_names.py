@@ -13,7 +13,7 @@ import core
 import core_lightning
 from core_lightning.decisions import differences
 from core_lightning.names import modules as names
-from core_lightning.utilities.functions import grad_norm
+from core_lightning.utilities.gradients import grad_norm
 
 
 def test_every_name_leads_somewhere(installed):

@@ -65,6 +65,7 @@ class Reader(ast.NodeVisitor):
         self._kinds: dict[str, Kind] = {}
         self._classes: dict[str, Kind] = {}
         self._inside: list[Kind] = []
+        self._methods: dict[ast.stmt, Kind] = {}  # each with its class
         self._is_guarded = False
         self._assigned: set[str] = set()
         self._assigns_any = False
@@ -186,6 +187,7 @@ class Reader(ast.NodeVisitor):
             return
         kind = Kind(first.cls, node)
         self._classes[node.name] = kind
+        self._methods |= dict.fromkeys(node.body, kind)
         self._check_overrides(node, kind.cls)
         self._inside.append(kind)
         self._visit_scope(node)
@@ -215,7 +217,7 @@ class Reader(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Note the kinds of the arguments, for the body."""
         outer = dict(self._kinds)
-        owner = self._owner_of(node)
+        owner = self._methods.get(node)
         for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
             kind = self._class(each.annotation)
             if owner is not None and each.arg == "self":
@@ -225,13 +227,6 @@ class Reader(ast.NodeVisitor):
             self._bind(each.arg, kind)
         self.generic_visit(node)
         self._kinds = outer
-
-    def _owner_of(self, node: ast.FunctionDef) -> Kind | None:
-        """The class of which a function is a method, as far as it is known."""
-        for kind in self._inside[-1:]:
-            if kind.own is not None and node in kind.own.body:
-                return kind
-        return None
 
     visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
 

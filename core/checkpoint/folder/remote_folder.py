@@ -61,8 +61,8 @@ class RemoteFolder(AnyFolder):
         named.
 
         Raises:
-            CheckpointError: another program has deleted some of them.
-            UnsettledError: the store has not kept the manifest as it is.
+            CheckpointError: another program has deleted some of them; or the store has not kept the
+                manifest as it is, and has that of before again.
         """
         kept = set(files)
         missing = sorted(kept.difference(self._names()))
@@ -70,7 +70,7 @@ class RemoteFolder(AnyFolder):
             raise CheckpointError(
                 f"its file {missing[0]!r} is gone: another program deletes in {self}."
             )
-        replaced = self._named(self._manifest_before())
+        before = self._manifest_before()
         try:
             self._manifest.write(content)
         except Exception as error:  # an answer that was lost leaves open whether it is written
@@ -82,10 +82,21 @@ class RemoteFolder(AnyFolder):
         except Exception as error:
             raise messages.UnsettledError("is in its place, and can't be read back") from error
         if not is_whole:
-            raise messages.UnsettledError("is in its place, and its manifest is damaged")
+            self._put_back(before)
+            raise messages.not_as_written(manifest.NAME)
         with contextlib.suppress(Exception):  # a save on another day does it
-            for name in self._unneeded(kept, replaced):
+            for name in self._unneeded(kept, self._named(before)):
                 self.place.child(name).delete()
+
+    def _put_back(self, before: bytes | None) -> None:
+        """Put the manifest of before in the place of one that is damaged."""
+        try:
+            if before is None:
+                self._manifest.delete()
+            else:
+                self._manifest.write(before)
+        except Exception as error:
+            raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
 
     def _manifest_before(self) -> bytes | None:
         """The manifest that is there; None if there is none, nothing if it can't be read now."""

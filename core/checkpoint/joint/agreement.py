@@ -4,7 +4,7 @@ ever.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.contract.errors import CheckpointError
 
@@ -37,7 +37,7 @@ def gather_results(collectives: Collectives, work: Callable[[], T]) -> list[T]:
         work: whose result is picklable and small.
     """
     result, error = _attempt(work)
-    return _share(collectives, error, result)  # type: ignore[return-value]  # there was no error
+    return _share(collectives, error, result)
 
 
 def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:
@@ -47,10 +47,10 @@ def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:
         result, error = _attempt(work)
     failure, result = collectives.broadcast_object((_failure(0, error), result))
     _raise(error, failure)
-    return result  # type: ignore[return-value]  # there was no error
+    return result  # type: ignore[no-any-return]
 
 
-def _share(collectives: Collectives, error: Exception | None, result: T) -> list[T]:
+def _share(collectives: Collectives, error: Exception | None, result: object) -> list[Any]:
     """On rank 0 the results of all ranks.
 
     Raises:

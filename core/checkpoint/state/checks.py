@@ -4,7 +4,7 @@ byte is written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -12,8 +12,6 @@ from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-Value = TypeVar("Value")
 
 KeyPath: TypeAlias = tuple[object, ...]
 """Keys and indices that lead to a value: `("model", "0.weight")`."""
@@ -75,7 +73,7 @@ def check_text(text: str, key_path: KeyPath) -> str:
     return text
 
 
-def check_key(key: Value, key_path: KeyPath) -> Value:
+def check_key(key: Any, key_path: KeyPath) -> None:
     """The key of the dict at `key_path`, which is refused unless it is a scalar or a tuple of
     those.
     """
@@ -84,7 +82,6 @@ def check_key(key: Value, key_path: KeyPath) -> Value:
     parts = key if type(key) is tuple else (key,)
     if not all(type(part) in _KEYS for part in parts):
         raise CheckpointError(f"the key {key!r} of {refusal(key, key_path)}")
-    return key
 
 
 def check_tensor(tensor: torch.Tensor, key_path: KeyPath) -> None:

@@ -69,7 +69,8 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
         # what torch's own checkpoints ask, of strided shards too
         (found,) = leaf.__create_chunk_list__()
         known[layout] = (tuple(found.offsets), tuple(found.sizes))
-    return [Chunk(*known[layout], local)]
+    offsets, sizes = known[layout]
+    return [Chunk(offsets, sizes, local)]
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:

@@ -166,7 +166,9 @@ class Encoder:
             check_key(key, key_path)
         # Keys that aren't text, or look like one of our tags, stand in pairs.
         if any(type(key) is not str or key.startswith("$") for key in encoded):
-            pairs = [[self.encode(key, key_path), value] for key, value in encoded.items()]
+            pairs: list[Json] = [
+                [self.encode(key, key_path), value] for key, value in encoded.items()
+            ]
             return {"$dict": pairs}
         return encoded
 
@@ -187,7 +189,7 @@ class Encoder:
         for method in _PARTS[tensor.layout]:
             name = method.strip("_")
             parts[name] = self._tensor(getattr(tensor, method)(), (*key_path, name))
-        described = [_name_of(tensor.layout), list(tensor.shape), parts]
+        described: list[Json] = [_name_of(tensor.layout), list(tensor.shape), parts]
         if tensor.layout == torch.sparse_coo:
             described.append(tensor.is_coalesced())
         return {"$sparse": described}

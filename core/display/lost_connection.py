@@ -11,8 +11,8 @@ CAUSE_S = 2.0
 OF_ANOTHER = "If another rank has ended first, its own error, above or in its log, is the cause.\n"
 """The line below such an error."""
 _LOST_CONNECTION = re.compile(
-    r"gloo|nccl|connection.* (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out "
-    r"waiting",
+    r"gloo|nccl|monitoredbarrier|connection.* (closed|reset|refused)|broken pipe|"
+    r"socket (closed|timeout)|timed out waiting",
     re.I,
 )
 

@@ -105,8 +105,8 @@ def _format(links: list[BaseException]) -> str:
         return frames + message
     cause = inner[0]
     if isinstance(cause, ShortText):
-        # what both have is shown once
-        return cause.short_text.replace(frames.removeprefix(_HEADER), "", 1) + frames + message
+        lines = frames.replace(_LEFT_OUT, "").removeprefix(_HEADER)  # what both have is shown once
+        return cause.short_text.replace(lines, "", 1) + frames + message
     if isinstance(error, CoreError) and "user" not in map(_origin, _frames_of(cause)):
         said = _format_message(cause).strip()
         if str(cause) not in str(error) and said not in str(error):

@@ -52,6 +52,10 @@ class Channel:
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def fileno(self) -> int:
+        """The descriptor of this end."""
+        return self._socket.fileno()
+
     def claim(self) -> None:
         """Make the kernel send SIGIO to this process; the main process may have died before it
         could arrange that.

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from functools import partial
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, WorkerError
@@ -145,7 +146,12 @@ class MainProcess:
 
     def _on_call(self, signum: int, frame: FrameType | None) -> None:
         self._watch.answer()
-        if self._group.failure is not None:
+        # Nothing may be raised into a hook that shows an uncaught error: the program's own frames
+        # are gone then. Also pytest sets `last_value`, for a test that has failed.
+        is_shown = (
+            hasattr(sys, "last_value") and [*walk_stack(frame)][-1][0].f_code.co_name != "<module>"
+        )
+        if self._group.failure is not None and not is_shown:
             is_first, handled = not self._has_warned.is_set(), sys.exception()
             self._has_warned.set()
             # Not into an `except` or `finally` block that runs: it would replace the error that is

@@ -7,6 +7,7 @@ A `WorkerGroup` decides which of them failed first; launchers and `core run` ask
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -85,6 +86,7 @@ class Worker:
                 self.report = WorkerFailure(**message)
         if exit_code is not None:
             self.channel.close()
+            self.channel.peer_is_gone = True
             self.exit_code = exit_code
 
     def signal(self, number: int) -> None:
@@ -123,7 +125,7 @@ class WorkerGroup:
         self._on_failure = on_failure
         self._looking = threading.Lock()
         self._over: list[Worker] = []
-        """Those that have ended, or said that they will, in this order."""
+        """Those that have ended, or begun to, in this order."""
         self._is_stopping = False
         self._forwarded: int | None = None
         self._num_needed = 0
@@ -215,16 +217,21 @@ class WorkerGroup:
         """Look at the workers until something is so; False if it isn't in time."""
         end_s = time.monotonic() + timeout_s
         while True:
+            news = select.poll()
             with self._looking:
                 for worker in self._workers:
                     worker.look()
-                    if (worker.has_failed or worker.has_left) and worker not in self._over:
+                    is_gone = worker.channel.peer_is_gone
+                    if (is_gone or worker.has_failed) and worker not in self._over:
                         self._over.append(worker)
+                    if not is_gone:
+                        news.register(worker.channel, select.POLLIN)
             if is_done():
                 return True
             if time.monotonic() > end_s:
                 return False
-            time.sleep(_LOOKS_EVERY_S)
+            # The line of a worker that ends tells at once, so that the first one is known.
+            news.poll(_LOOKS_EVERY_S * 1000)
 
     def _failed(self) -> list[Worker]:
         """Workers that have ended otherwise than expected, and those that have said why they
@@ -241,7 +248,9 @@ class WorkerGroup:
             have_lost = any(each.exit_code and not each.is_cause for each in self._over)
             return forwarded is None and (is_missed or have_lost)
         # A forwarded SIGTERM ends a worker by the signal itself, or by SystemExit(128 + 15).
-        return forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded)
+        return worker.has_failed and (
+            forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded)
+        )
 
     def _is_over(self) -> bool:
         is_known = self.failure is not None or self._is_stopping or not self._failed()

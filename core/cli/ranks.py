@@ -16,6 +16,7 @@ import tempfile
 
 from core.cli.layout import say
 from core.cluster.ports import reserve_port
+from core.display.torchrun import first_to_show
 from core.launch.channel import open_channel, signal_process
 from core.launch.signal_forwarder import SignalForwarder
 from core.launch.stop_others import Worker, WorkerGroup, start_all
@@ -66,10 +67,15 @@ def run_here(num_ranks: int, arguments: list[str]) -> int:
         finally:
             if group is not None:
                 group.kill()
+        shown = first_to_show(folder)
     failure = group.failure
     if failure is None:
         return 0
-    _say_end(failure.rank, -ranks[failure.rank].pid, failure.exit_code or 0)
+    rank = failure.rank
+    # The end of the one that has shown its error may take longer than that of others.
+    if failure.exit_code == 1 and shown is not None:
+        rank = shown
+    _say_end(rank, -ranks[rank].pid, failure.exit_code or 0)
     return 1
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MARK = "core-shown-"
@@ -29,7 +30,8 @@ def show_once_per_node(text: str) -> None:
     Ranks that write to files of their own show all of it, each in its own.
     """
     try:
-        os.close(os.open(_mark_of(text), os.O_CREAT | os.O_EXCL, 0o600))
+        with open(_mark_of(text), "x", encoding="utf-8") as mark:
+            mark.write(os.environ["RANK"])
     except FileExistsError:
         return
     except (OSError, ValueError, LookupError):  # no torchrun, no such folder, no such stream
@@ -48,6 +50,16 @@ def is_error_shown(timeout_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def first_to_show(folder: str) -> int | None:
+    """The rank that was the first to show an error in a run whose ranks share this folder; None if
+    none has.
+    """
+    marks = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(_MARK)]
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(min(marks, key=os.path.getmtime)).read_text(encoding="utf-8"))
+    return None
 
 
 def write_error_file(message: str) -> None:

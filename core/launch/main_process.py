@@ -172,7 +172,9 @@ class MainProcess:
             f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
         )
         self._group.stop(message, self.rank, self._hang_up)
-        self._previous_hook(type(first), first, first.__traceback__ or trace)
+        if first.__traceback__ is None:  # a worker's, which has come to no line of this process
+            first.__traceback__ = trace
+        self._previous_hook(type(first), first, first.__traceback__)
 
     def _forget(self) -> None:
         """Forget the workers in a forked copy, such as a loader's worker: they aren't its own."""

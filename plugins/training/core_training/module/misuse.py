@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from core.contract import ConfigurationError, NotYetChosenError
+from core.contract import ConfigurationError, ModuleError, NotYetChosenError
 
 
 class NoTrainer:
@@ -44,3 +44,14 @@ class ClassOnlyMethod(classmethod):  # type: ignore[type-arg]  # generic for typ
             )
 
         return refuse
+
+
+def unnamed(name: object) -> ModuleError:
+    """The error of a `self.log` without a name."""
+    advice = "self.log('loss', loss) records one"
+    if hasattr(name, "items"):
+        advice = "self.log_dict({...}) records several values"
+    return ModuleError(
+        f"self.log got a {type(name).__name__} as its name; expected a str, and then the value: "
+        f"{advice}."
+    )

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from core.contract import ModuleError, did_you_mean, empty_hook
 from core_training.hooks.data_hooks import DataHooks
 from core_training.hparams.hyperparameters import HasHyperparameters
-from core_training.module.misuse import ClassOnlyMethod
+from core_training.module.misuse import ClassOnlyMethod, unnamed
 from core_training.module.module_hooks import ModuleHooks
 from core_training.module.module_steps import ModuleSteps
 from core_training.settings.warn_at import warn_caller
@@ -268,7 +268,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
                 now.
         """
         if not isinstance(name, str):
-            raise ModuleError(_describe_name(name))
+            raise unnamed(name)
         if self._trainer is None or not self._trainer.run.is_running:
             self._warn_of_log(name)
             return
@@ -440,14 +440,3 @@ def _single(items: Sequence[Any]) -> Any:
     if len(items) == 1:
         return items[0]
     return items
-
-
-def _describe_name(name: object) -> str:
-    """The error of a `self.log` without a name."""
-    advice = "self.log('loss', loss) records one"
-    if hasattr(name, "items"):
-        advice = "self.log_dict({...}) records several values"
-    return (
-        f"self.log got a {type(name).__name__} as its name; expected a str, and then the value: "
-        f"{advice}."
-    )

@@ -215,7 +215,7 @@ class ModelCheckpoint(CheckpointPaths):
         """Restore what `state_dict` returned. Checkpoints in another folder belong to another run,
         and stay there.
         """
-        # Core before 0.1 was released has kept the newest one, and a path that was set, apart.
+        # A state may have the newest one without a monitor, and a path that was set, apart.
         newest = state.get("newest_path", "")
         path, score = state["best"] or (newest, None)
         self.best_model_path = state.get("named_path") or path

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
-
-from core_training.logging.scalar_widths import to_tensor
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +50,7 @@ class LoggerPublisher:
         names = metrics.logger_names()
         values = {name: value for name, value in metrics.step_values().items() if name in names}
         if values:
-            # detached: torch warns of a number that is made of a loss
-            logged = {name: float(to_tensor(value)) for name, value in values.items()}
+            logged = {name: float(value) for name, value in values.items()}
             self._check_losses(logged)
             self.log_metrics(logged)
             self.has_published_step = True
@@ -85,7 +82,9 @@ class LoggerPublisher:
         """
         values = self._reduce_epoch(metrics, module, is_over)
         # Those of single steps too: they may be shown nowhere.
-        self._check_losses({**values, **metrics.step_values()})
+        steps = metrics.step_values().items()
+        losses = {name: float(value) for name, value in steps if "loss" in name.lower()}
+        self._check_losses({**values, **losses})
         names = metrics.logger_names()
         logged = {name: float(value) for name, value in values.items() if name in names}
         if logged and hands_over:
@@ -116,6 +115,6 @@ class LoggerPublisher:
         self._logged.keep(values)
         return values
 
-    def _check_losses(self, values: Mapping[str, Any]) -> None:
+    def _check_losses(self, values: Mapping[str, float]) -> None:
         if self._strategy.is_global_zero:
             self._logged.losses.look_at_values(values, training=self._logged.train.names())

@@ -93,7 +93,10 @@ class Entry:
             return torch.tensor(self.last, dtype=self.last_dtype)
         if self.metric is None:
             return self.last
-        return getattr(self.metric, "_forward_cache", None)
+        newest = getattr(self.metric, "_forward_cache", None)
+        if isinstance(newest, Tensor):
+            return newest.detach()  # torch warns of a number that is made of a loss
+        return newest
 
     def add(self, value: Any, weight: float) -> None:
         """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if

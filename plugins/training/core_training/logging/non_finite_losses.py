@@ -98,13 +98,15 @@ class NonFiniteLossCheck:
                 what += f" on rank {strategy.global_rank}"
             self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
-    def look_at_values(self, values: Mapping[str, Any], *, training: Collection[str] = ()) -> None:
+    def look_at_values(
+        self, values: Mapping[str, float], *, training: Collection[str] = ()
+    ) -> None:
         """Logged values by name, of which some are training's."""
         for name, value in values.items():
-            if "loss" in name.lower() and not math.isfinite(value):
+            if not math.isfinite(value) and "loss" in name.lower():
                 # One warning for the loss that training_step returned and one that it logged.
                 key = _TRAINING if name in training else name
-                self._warn(key, f"The logged loss {name!r} is {float(value)}")
+                self._warn(key, f"The logged loss {name!r} is {value}")
 
     def _warn(self, key: str, what: str, function: Callable[..., object] | None = None) -> None:
         if self._warns and key not in self._warned:

@@ -10,7 +10,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from core.text.printable import printable
 
@@ -26,11 +26,9 @@ def package_folder(target: str) -> Path | None:
     Nothing is imported.
     """
     spec = find_spec(target.partition(":")[0].partition(".")[0])
-    return (
-        Path(spec.origin).parent
-        if spec is not None and spec.origin and spec.submodule_search_locations
-        else None
-    )
+    if spec is None or not spec.origin or not spec.submodule_search_locations:
+        return None
+    return Path(spec.origin).parent
 
 
 @cache
@@ -50,13 +48,14 @@ def digests(folder: Path) -> dict[str, str]:
     to a folder.
     """
     found = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_file()
-        else ""
-        for path in found
-        if "__pycache__" not in path.parts
-    }
+    digests = {}
+    for path in found:
+        if "__pycache__" not in path.parts:
+            digest = ""
+            if path.is_file():
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            digests[path.relative_to(folder).as_posix()] = digest
+    return digests
 
 
 def own_card(provider: str) -> Path:
@@ -83,12 +82,13 @@ def proof(row: Row) -> str:
                 if each.get("files") == files_digest(folder):
                     return _text(each, by)
                 others.append(_text(each, by))
-    return f"not of these files, {others[-1]}" if others else "nothing"
+    if not others:
+        return "nothing"
+    return f"not of these files, {others[-1]}"
 
 
 def _text(result: dict[str, object], by: str) -> str:
-    found = result.get("outcomes")
-    outcomes = found if isinstance(found, dict) else {}
+    outcomes: Any = result.get("outcomes", {})
     passed, failed, known = (outcomes.get(key, 0) for key in ("passed", "failed", "xfailed"))
     return printable(f"{passed} of {passed + failed + known}, {by}, {result.get('date')}")
 
@@ -99,4 +99,6 @@ def _results(path: Path) -> list[dict[str, object]]:
         found = json.loads(path.read_text(encoding="utf-8"))["results"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    if not isinstance(found, list):
+        return []
+    return [each for each in found if isinstance(each, dict)]

@@ -121,14 +121,14 @@ def gc(
                 except (OSError, CheckpointError) as error:
                     failed = True
                     say(styled("failed", fg="red"), f"  {error}")
-    if delete:
-        say(f"{size_text(total)} deleted." if not failed else "Not all of it could be deleted.")
+    if failed:
+        say("Not all of it could be deleted.")
+    elif delete:
+        say(f"{size_text(total)} deleted.")
+    elif total:
+        say(f"{size_text(total)} would go. --delete deletes it.")
     else:
-        say(
-            f"{size_text(total)} would go. --delete deletes it."
-            if total
-            else "Nothing is left over."
-        )
+        say("Nothing is left over.")
     ctx.exit(int(failed))
 
 
@@ -261,8 +261,11 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
     from core.registry import CHECKPOINT_IO_REGISTRY
 
     create = CHECKPOINT_IO_REGISTRY.create
+    reads = None
+    if reader is not None:
+        reads = create(reader)
     with working(f"Writing {target}"):
-        convert_checkpoint(source, target, create(form), reader=create(reader) if reader else None)
+        convert_checkpoint(source, target, create(form), reader=reads)
     say(f"{target}: {form}")
 
 
@@ -318,13 +321,11 @@ def _shape(row: TensorRow) -> str:
 
 def _as_json(path: str, summary: Summary) -> dict[str, object]:
     found = summary.manifest
+    facts = ("world_size", "writer", "versions", "saved_at_ns")
     return {
         "path": path,
         "form": summary.form,
-        "world_size": found and found.world_size,
-        "writer": found and found.writer,
-        "versions": found and found.versions,
-        "saved_at_ns": found and found.saved_at_ns,
+        **{name: getattr(found, name, None) for name in facts},
         "sections": list(summary.sections),
         "tensors": [
             {"name": row.name, "shape": row.shape, "dtype": row.dtype, "size_bytes": row.size_bytes}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
-from core.cli.layout import Shown, paragraph, say_all, shown, styled, with_article
+from core.cli.layout import paragraph, say_all, shown, styled, with_article
 from core.contract.errors import ConfigurationError
 from core.contract.kinds import KINDS
 from core.registry import COMMAND_REGISTRY, Registry, known_aliases
@@ -20,8 +20,8 @@ from core.text import first_paragraph
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SECTION = re.compile(r"(Args|Arguments|Attributes|Parameters):\s*$")
-_ENTRY = re.compile(r"(?P<name>\*{0,2}\w+)\s*(\([^)]*\))?\s*:\s*(?P<text>.*)")
+_SECTION = re.compile(r"^(Args|Arguments|Attributes|Parameters):\s*\n( .*\n|\n)*", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}\*{0,2}(?P<name>\w+)[^:\n]*:(?P<text>.*(\n {5}.*)*)", re.MULTILINE)
 _CATCH_ALL = inspect.Parameter.VAR_KEYWORD
 _UNNAMED = inspect.Parameter.VAR_POSITIONAL
 
@@ -45,7 +45,7 @@ def describe(alias: str, kind: str | None) -> None:
 
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
-    name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
+    name = KINDS_BY_OPTION.get(kind or "") or _kind_of(alias)
     if name != "command":
         say_all(_description(Registry[Any](name), alias))
     else:
@@ -75,23 +75,24 @@ def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     )
     yield from paragraph(offer.summary)
     yield ""
-    given = ", ".join(f"{option}={value!r}" for option, value in preset.items())
     whole = f"{target.__module__}.{target.__qualname__}"
-    yield from paragraph(f"A preset of {whole}({given})" if preset else whole)
+    if preset:
+        given = ", ".join(f"{option}={value!r}" for option, value in preset.items())
+        whole = f"A preset of {whole}({given})"
+    yield from paragraph(whole)
     yield from paragraph(first_paragraph(inspect.getdoc(target)), indent="    ")
     yield ""
     options = options_of(target)
-    yield styled("Options" if options else "It takes no options.", bold=bool(options))
+    if not options:
+        yield "It takes no options."
+        return
+    yield styled("Options", bold=True)
     for parameter, doc in options:
-        remark = ""
+        text = _written(parameter)
         if parameter.name in preset:
-            parameter, remark = (
-                parameter.replace(default=preset[parameter.name]),
-                " (set by this alias)",
-            )
-        head, *rest = paragraph(_written(parameter) + remark, indent="  ")
-        yield Shown(head.replace(parameter.name, styled(parameter.name, fg="cyan"), 1))
-        yield from (Shown(f"    {line.strip()}") for line in rest)
+            own = parameter.replace(default=preset[parameter.name])
+            text = f"{_written(own)} (set by this alias)"
+        yield from paragraph(text, indent="  ")
         yield from paragraph(doc, indent="      ")
 
 
@@ -129,23 +130,11 @@ def options_of(target: object) -> list[tuple[inspect.Parameter, str]]:
 
 def documented(doc: str | None) -> dict[str, str]:
     """The entries of a docstring's `Args:`, by name, each on one line."""
-    lines = inspect.cleandoc(doc or "").splitlines()
-    start = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
-    entries: dict[str, str] = {}
-    name, indent = "", None
-    for line in lines[start + 1 :]:
-        if line and not line[0].isspace():
-            break
-        depth = len(line) - len(line.lstrip())
-        indent = depth if indent is None else indent
-        # An entry begins at the depth of the first; a deeper line goes on with it.
-        match = _ENTRY.match(line.strip()) if depth == indent else None
-        if match:
-            name = match["name"].lstrip("*")
-            entries[name] = match["text"]
-        elif name:
-            entries[name] = f"{entries[name]} {line.strip()}".strip()
-    return entries
+    section = _SECTION.search(inspect.cleandoc(doc or "") + "\n")
+    if section is None:
+        return {}
+    entries = _ENTRY.finditer(section.group())
+    return {entry["name"]: " ".join(entry["text"].split()) for entry in entries}
 
 
 def _constructors(target: object) -> Iterator[tuple[object, str | None]]:
@@ -178,6 +167,8 @@ def _written(parameter: inspect.Parameter) -> str:
     text, default = parameter.name, parameter.default
     if parameter.annotation is not parameter.empty:
         text += ": " + inspect.formatannotation(parameter.annotation).strip("'\"")
-    if (isinstance(default, type) and default is not parameter.empty) or inspect.isroutine(default):
+    if default is parameter.empty:
+        return text
+    if isinstance(default, type) or inspect.isroutine(default):
         return f"{text} = {default.__name__}"
-    return text if default is parameter.empty else f"{text} = {default!r}"
+    return f"{text} = {default!r}"

@@ -115,7 +115,10 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
     yield from table(["What", "State", "Detail"], cells)
     broken = [finding.subject for finding in findings if finding.state == "broken"]
     yield ""
-    yield f"Broken: {', '.join(broken)}." if broken else "Everything is in order."
+    if broken:
+        yield f"Broken: {', '.join(broken)}."
+    else:
+        yield "Everything is in order."
 
 
 def examine() -> Iterator[Finding]:
@@ -153,12 +156,9 @@ def _other_cores() -> Iterator[Finding]:
     for folder in dict.fromkeys(
         [here, *(Path(os.path.abspath(entry or ".")) for entry in sys.path)]
     ):
-        package, module = (
-            folder / "core",
-            folder / "core.py",
-        )  # the command is a file `core`, which can't be imported
-        is_package = package.is_dir() and any(package.glob("*.py"))
-        for found, is_there in ((package, is_package), (module, module.is_file())):
+        for found in (folder / "core", folder / "core.py"):
+            # the command is a file `core`, which can't be imported
+            is_there = (found.suffix and found.is_file()) or any(found.glob("*.py"))
             if is_there and found.resolve() != _FOLDER:
                 yield Finding("another core", "note", f"{found} {_trap(found, folder == here)}")
     yield from _other_distributions()
@@ -197,9 +197,9 @@ def _other_distributions() -> Iterator[Finding]:
             )
         if not copies and name == TRAINING:
             yield Finding(name, "absent", f"there is no Trainer: {missing(name)}")
-        if copies and (version := copies[0].version) != __version__:
+        if copies and copies[0].version != __version__:
             detail = (
-                f"the metadata in {folders[0]} says {version}, and the code of core is "
+                f"the metadata in {folders[0]} says {copies[0].version}, and the code of core is "
                 f"{__version__}: install {DISTRIBUTION} and {TRAINING} again, of one release."
             )
             yield Finding(name, "broken", detail)
@@ -264,14 +264,9 @@ def _backends() -> Iterator[Finding]:
         return
     for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
         if getattr(dist, f"is_{name}_available")():
-            about = (
-                f", version {'.'.join(map(str, torch.cuda.nccl.version()))}"
-                if name == "nccl"
-                else ""
-            )
-            if about and hasattr(dist, "ProcessGroupNCCL2"):  # torch 2.15 has two engines
-                is_legacy = os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
-                about += f", engine nccl{'-legacy' if is_legacy else '2'}"
+            about = ""
+            if name == "nccl":
+                about = f", version {'.'.join(map(str, torch.cuda.nccl.version()))}"
             yield Finding(name, "ok", f"a process-group backend of torch{about}")
         else:
             yield Finding(name, "absent", "this torch was built without it")
@@ -297,19 +292,17 @@ def _detections(title: str, registry: Registry, *nouns: str) -> Iterator[Finding
 
 def _seen(detection: Detection, nouns: Sequence[str]) -> tuple[State, str]:
     if isinstance(detection, Found):
-        return (
-            "ok",
-            f"{detection.count} {nouns[detection.count != 1]}, priority {detection.priority}",
-        )
-    return ("broken" if isinstance(detection, Broken) else "absent"), detection.reason
+        noun = nouns[detection.count != 1]
+        return "ok", f"{detection.count} {noun}, priority {detection.priority}"
+    if isinstance(detection, Broken):
+        return "broken", detection.reason
+    return "absent", detection.reason
 
 
 def _selection() -> Iterator[Finding]:
     for variable in (ALLOW, BLOCK):
-        if (value := os.environ.get(variable)) is not None:
-            yield Finding(
-                variable, "note", f"{value!r} is in force" if value else "is set and empty"
-            )
+        if variable in os.environ:
+            yield Finding(variable, "note", f"{os.environ[variable]!r} is in force")
 
 
 def _plugins() -> Iterator[Finding]:
@@ -326,12 +319,12 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _problem(row: Row) -> Finding:
-    subject, owner = (
-        (f"{row.kind} {row.alias}", row.provider)
-        if row.kind
-        else (f"plugin {row.provider}", row.location)
-    )
-    state: State = "broken" if row.status in (Status.BROKEN, Status.INCOMPATIBLE) else "note"
+    subject, owner = f"plugin {row.provider}", row.location
+    if row.kind:
+        subject, owner = f"{row.kind} {row.alias}", row.provider
+    state: State = "note"
+    if row.status in (Status.BROKEN, Status.INCOMPATIBLE):
+        state = "broken"
     return Finding(subject, state, f"{row.status}: {row.detail} ({owner})".removesuffix(" ()"))
 
 
@@ -354,8 +347,11 @@ def examine_release(path: Path) -> Iterator[Finding]:
         }
         changed = [file for file in files if here.get(file) != files[file]]
         added = [file for file in here if file not in files and ".dist-info/" not in file]
-        problems = [f"not as released: {_few(changed)}. Install it again."] if changed else []
-        problems += [f"the release doesn't have {_few(added)}. Delete it."] if added else []
+        problems = []
+        if changed:
+            problems.append(f"not as released: {_few(changed)}. Install it again.")
+        if added:
+            problems.append(f"the release doesn't have {_few(added)}. Delete it.")
         imported = [
             spec.origin
             for spec in map(PathFinder.find_spec, folders)
@@ -365,10 +361,12 @@ def examine_release(path: Path) -> Iterator[Finding]:
         problems += [f"{each} hides it. Rename or delete that." for each in hiding]
         if installed.version != released:
             problems = [f"it has {released}, and {installed.version} is installed"]
-        right = f"its {len(files)} files are those of {released}"
-        yield Finding(
-            f"release {name}", "broken" if problems else "ok", " ".join(problems) or right
-        )
+        if problems:
+            yield Finding(f"release {name}", "broken", " ".join(problems))
+        else:
+            yield Finding(
+                f"release {name}", "ok", f"its {len(files)} files are those of {released}"
+            )
     for site in {Path(str(one.locate_file(""))) for one in found.values()}:
         yield from _started_beside(site)
     lines = {
@@ -378,7 +376,8 @@ def examine_release(path: Path) -> Iterator[Finding]:
         if "; extra" not in line
     }
     required = {Requirement(line).name: name for line, name in lines.items()}
-    for name in (missing := [name for name in release if name not in found]):
+    missing = [name for name in release if name not in found]
+    for name in missing:
         if name in required:
             yield Finding(
                 f"release {name}",
@@ -390,7 +389,10 @@ def examine_release(path: Path) -> Iterator[Finding]:
 
 
 def _few(files: Sequence[str]) -> str:
-    return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if files[3:] else "")
+    listed = ", ".join(files[:3])
+    if len(files) > 3:
+        listed += f" and {len(files) - 3} more"
+    return listed
 
 
 def _started_beside(site: Path) -> Iterator[Finding]:

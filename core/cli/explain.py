@@ -81,16 +81,16 @@ def explain(model: str | None, as_json: bool, options: Sequence[str], **argument
     if options:
         arguments["strategy"] = STRATEGY_REGISTRY.create(name, **_parse(name, options))
     resolution = resolve(**arguments)
-    module, strategy = None if model is None else _make(model), resolution.strategy
+    module, strategy = None, resolution.strategy
     decisions = list(resolution.decisions)
     if options:
+        [place] = [index for index, one in enumerate(decisions) if one.subject == "strategy"]
         asked = f"strategy={name!r} was asked for, with {', '.join(options)}"
-        decisions = [
-            one._replace(reason=asked) if one.subject == "strategy" else one for one in decisions
-        ]
-    if module is not None:
+        decisions[place] = decisions[place]._replace(reason=asked)
+    if model is not None:
         from core.strategies import find_units
 
+        module = _make(model)
         units = find_units(module)
         decisions.append(Decision("units", units.summary, units.reason))
     if isinstance(strategy, ExplainsLayout):
@@ -113,15 +113,15 @@ def _parse(strategy: str, options: Sequence[str]) -> dict[str, Any]:
         raise ConfigurationError(
             f"{options[0]}: whose option is that? Name the strategy, as in --strategy ddp."
         )
-    if bare := [
-        option
-        for option in options
-        if not option.partition("=")[0].isidentifier() or "=" not in option
-    ]:
-        raise ConfigurationError(
-            f"{bare[0]}: expected an option of the strategy and its value, as in timeout=60."
-        )
-    return {name: _value(text) for name, _, text in (option.partition("=") for option in options)}
+    parsed = {}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not (name.isidentifier() and equals):
+            raise ConfigurationError(
+                f"{option}: expected an option of the strategy and its value, as in timeout=60."
+            )
+        parsed[name] = _value(text)
+    return parsed
 
 
 def _value(text: str) -> Any:
@@ -148,7 +148,9 @@ def _make(target: str) -> nn.Module:
             found: Any = functools.reduce(
                 getattr, name.split("."), importlib.import_module(module_name)
             )
-            model = found if isinstance(found, torch.nn.Module) else found()
+            model = found
+            if not isinstance(model, torch.nn.Module):
+                model = found()
             getattr(model, "configure_model", lambda: None)()
     except Exception as cause:
         from core.registry.discovery import describe
@@ -162,5 +164,7 @@ def _make(target: str) -> nn.Module:
 
 
 def _cells(decision: Decision) -> list[str]:
-    provider = f" (from {decision.provider})" if decision.provider else ""
-    return [decision.subject, styled(decision.choice, bold=True), f"{decision.reason}{provider}"]
+    reason = decision.reason
+    if decision.provider:
+        reason += f" (from {decision.provider})"
+    return [decision.subject, styled(decision.choice, bold=True), reason]

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 _GAP = "  "
-_NARROW_GAP = " "
-"""Between columns where a table fits with it, and not with the wider one."""
 _INDENT = "    "
 _NARROWEST_TEXT = 24
 _NARROWEST_NAME = 12
@@ -45,7 +43,13 @@ class Shown(str):
 
 def shown(*parts: str) -> Shown:
     """The parts as one text for the terminal."""
-    return Shown("".join(part if isinstance(part, Shown) else printable(part) for part in parts))
+    return Shown("".join(map(_shown, parts)))
+
+
+def _shown(part: str) -> str:
+    if isinstance(part, Shown):
+        return part
+    return printable(part)
 
 
 def styled(text: str, **style: Any) -> Shown:
@@ -76,7 +80,9 @@ def terminal_width() -> int:
 
 def with_article(kind: str) -> str:
     """The name of a kind of plugin, as in "an accelerator"."""
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    if kind[0] in "aeiou":
+        return f"an {kind}"
+    return f"a {kind}"
 
 
 def table(
@@ -100,26 +106,27 @@ def table(
     notes = notes or [""] * len(rows)
     cells = [[shown(cell) for cell in row] for row in rows]
     lengths = [max(map(_length, column)) for column in zip(headers, *cells, strict=True)]
-    gap = _gap_for(lengths, width)
-    widths = _column_widths(lengths, width, len(gap))
+    widths = _column_widths(lengths, width)
     if widths is None:
         for row, note in zip(cells, notes, strict=True):
             yield row[0]
             yield from paragraph(Shown(_GAP.join(filter(None, row[1:]))), width, indent=_INDENT)
             yield from paragraph(note, width, indent=_INDENT)
         return
-    yield from _row([styled(header, bold=True) for header in headers], widths, gap)
+    yield from _row([styled(header, bold=True) for header in headers], widths)
     for row, note in zip(cells, notes, strict=True):
-        yield from _row(row, widths, gap)
+        yield from _row(row, widths)
         yield from paragraph(note, width, indent=_INDENT)
 
 
 def paragraph(text: str, width: int | None = None, indent: str = "") -> list[Shown]:
     """Wrap a text; the line breaks in it stay. Words that are too long stay whole."""
     width = width or terminal_width()
+    if not isinstance(text, Shown):
+        text = printable(text, keep="\n\t")
     return [
         Shown(line)
-        for part in (text if isinstance(text, Shown) else printable(text, keep="\n\t")).split("\n")
+        for part in text.split("\n")
         for line in textwrap.wrap(
             part,
             width,
@@ -135,40 +142,36 @@ def _length(cell: str) -> int:
     return len(click.unstyle(cell))
 
 
-def _gap_for(lengths: Sequence[int], width: int) -> str:
-    """The narrow gap where it makes the columns fit, given the lengths of their longest cells; else
-    the usual one.
-    """
-    wide, narrow = (sum(lengths) + len(gap) * (len(lengths) - 1) for gap in (_GAP, _NARROW_GAP))
-    return _NARROW_GAP if narrow <= width < wide else _GAP
-
-
-def _column_widths(lengths: Sequence[int], width: int, gap: int) -> list[int] | None:
+def _column_widths(lengths: Sequence[int], width: int) -> list[int] | None:
     """Width of each column, given that of its longest cell; None if they don't fit beside each
     other.
     """
     # Names stay whole beside a last column that is wrapped. Where that would be too narrow, the
     # first column gives way, and its long names take lines of their own.
     *names, text = lengths
-    gaps = gap * len(names)
+    gaps = len(_GAP) * len(names)
     room = width - gaps - sum(names)
     if room >= min(text, _NARROWEST_TEXT):
         return [*names, min(text, room)]
     text = min(text, _NARROWEST_TEXT)
     first = width - gaps - sum(names[1:]) - text
-    return [first, *names[1:], text] if first >= _NARROWEST_NAME else None
+    if first < _NARROWEST_NAME:
+        return None
+    return [first, *names[1:], text]
 
 
-def _row(cells: Sequence[Shown], widths: Sequence[int], gap: str) -> Iterator[Shown]:
+def _row(cells: Sequence[Shown], widths: Sequence[int]) -> Iterator[Shown]:
     *names, text = cells
     if _length(names[0]) > widths[0]:
         yield names[0]
         names[0] = Shown()
-    lines: Sequence[str] = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
+    lines: Sequence[str] = [text]
+    if _length(text) > widths[-1]:
+        lines = paragraph(text, widths[-1])
     padded = [
         name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)
     ]
-    left = gap.join(padded) + gap
+    left = _GAP.join([*padded, ""])
     for line in lines or [""]:
         yield Shown(f"{left}{line}".rstrip())
         left = " " * _length(left)
@@ -176,11 +179,13 @@ def _row(cells: Sequence[Shown], widths: Sequence[int], gap: str) -> Iterator[Sh
 
 def size_text(number: float) -> str:
     """A number of bytes, such as `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    if number < 1024:
+        return f"{number:.0f} B"
+    for unit in ("KiB", "MiB"):
         number /= 1024
-    return f"{number:.1f} GiB"
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1024:.1f} GiB"
 
 
 @contextmanager
@@ -205,7 +210,9 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[int
 
     def line() -> Text:
         done, total = position
-        share = f"  {done / total:.0%} of {size_text(total)}" if total else ""
+        share = ""
+        if total:
+            share = f"  {done / total:.0%} of {size_text(total)}"
         return Text(
             f"{printable(what)}{share}  {time.monotonic() - started:.0f} s",
             overflow="ellipsis",

@@ -34,14 +34,12 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
         raise ConfigurationError(f"A {kind} is chosen by its name, a str. Got {name!r}.")
     provider, alias = split_name(name)
     offered = list(manager.offers(kind, alias))
+    owned = [offer for offer in offered if has_right(offer.spec)]
     if provider is not None:
-        offered = [offer for offer in offered if offer.spec.provider == provider]
+        # Core's own aliases are nobody else's, but a qualified name may mean any provider.
+        owned = offered = [offer for offer in offered if offer.spec.provider == provider]
     if not offered:
         raise refusals.unknown(kind, name, manager)
-    # Core's own aliases are nobody else's; a qualified name may mean any provider.
-    owned = (
-        offered if provider is not None else [offer for offer in offered if has_right(offer.spec)]
-    )
     if not owned:
         raise refusals.reserved(offered)
     return _usable(_only(owned))

@@ -38,7 +38,7 @@ def import_target(offer: Offer) -> Any:
         raise refusals.not_loaded(offer, f"its import raised {describe(cause)}", cause) from cause
     try:
         # A dotted attribute, `module:Class.method`, is walked as importlib.metadata does.
-        return functools.reduce(getattr, attribute.split(".") if attribute else (), module)
+        return functools.reduce(getattr, filter(None, attribute.split(".")), module)
     except KeyboardInterrupt:
         raise
     except BaseException as cause:
@@ -64,10 +64,12 @@ def unfit(target: object, kind: str) -> str:
         "returns one's instance"
     )
     if isinstance(target, type):
-        return (
-            "" if issubclass(target, base) else f"{expected}; got the class {target.__qualname__}"
-        )
-    return "" if callable(target) else f"{expected}; got {_shown(target)}"
+        if issubclass(target, base):
+            return ""
+        return f"{expected}; got the class {target.__qualname__}"
+    if callable(target):
+        return ""
+    return f"{expected}; got {_shown(target)}"
 
 
 def load_target(offer: Offer) -> Any:
@@ -77,7 +79,8 @@ def load_target(offer: Offer) -> Any:
         PluginLoadError: it can't be imported, or is something else.
     """
     target = import_target(offer)
-    if reason := unfit(target, offer.spec.kind):
+    reason = unfit(target, offer.spec.kind)
+    if reason:
         raise refusals.not_loaded(offer, reason)
     return target
 

@@ -172,12 +172,15 @@ def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[s
     details = []
     specs: list[Spec] = []
     for entry in offered:
-        if reason := unfit_alias(entry.name):
+        reason = unfit_alias(entry.name)
+        if reason:
             details.append(f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
             continue
         kind, alias = KIND_OF_GROUP[entry.group], normalize_alias(entry.name)
         specs.append(Spec(kind, alias, clean_target(entry.value), name))
-    requires = headers.get("requires-dist") if text else distribution.requires
+    requires = headers.get("requires-dist")
+    if not text:
+        requires = distribution.requires
     return Provider(
         name, version, tuple(specs), about_core(requires or ()), found.location, summary
     ), details

@@ -39,8 +39,10 @@ def known_classes(kind: str) -> dict[str, str]:
 def pip_install(distribution: str, option: str = "") -> str:
     """The command, and where one of ours comes from."""
     command = " ".join(filter(None, ("pip install", option, distribution)))
-    source = " (from this project's wheels or checkout, not from an index: README, Install)"
-    return f"`{command}`{source if distribution in known_plugins() else ''}"
+    source = ""
+    if distribution in known_plugins():
+        source = " (from this project's wheels or checkout, not from an index: README, Install)"
+    return f"`{command}`{source}"
 
 
 def missing(distribution: str) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.contract.kinds import KINDS
-from core.registry.discovery import BY_NAME_ONLY, Problem, Provider
+from core.registry.discovery import BY_NAME_ONLY, Problem
 from core.registry.manager import PluginManager, plugin_manager
-from core.registry.offers import Offer, Status
+from core.registry.offers import Status
 
 
 class Row(NamedTuple):
@@ -48,29 +48,20 @@ def listing(kind: str | None = None, *, manager: PluginManager | None = None) ->
         manager: knows them; by default the manager of this process.
     """
     manager = manager or plugin_manager()
-    kinds = [kind] if kind is not None else [*KINDS, *BY_NAME_ONLY]
-    offers = [offer for name in kinds for offer in manager.offers(name)]
-    providers = manager.providers
-    return [_offer_row(offer, providers.get(offer.spec.provider)) for offer in offers] + [
-        _problem_row(problem) for problem in manager.problems
-    ]
-
-
-def _offer_row(offer: Offer, provider: Provider | None) -> Row:
-    spec = offer.spec
-    return Row(
-        spec.kind,
-        spec.alias,
-        spec.target,
-        spec.provider,
-        offer.version,
-        offer.status,
-        offer.detail,
-        offer.summary,
-        provider.location if provider else "",
-    )
+    kinds = [*KINDS, *BY_NAME_ONLY]
+    if kind is not None:
+        kinds = [kind]
+    locations = {provider.name: provider.location for provider in manager.providers.values()}
+    rows = []
+    for offer in (offer for name in kinds for offer in manager.offers(name)):
+        spec = offer.spec
+        what = Row(spec.kind, spec.alias, spec.target, spec.provider, *offer[1:])
+        rows.append(what._replace(location=locations.get(spec.provider, "")))
+    return rows + list(map(_problem_row, manager.problems))
 
 
 def _problem_row(problem: Problem) -> Row:
-    status = Status.SHADOWED if problem.shadowed else Status.BROKEN
+    status = Status.BROKEN
+    if problem.shadowed:
+        status = Status.SHADOWED
     return Row("", "", "", problem.source, "", status, problem.detail, location=problem.location)

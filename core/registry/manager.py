@@ -123,7 +123,9 @@ class PluginManager(pluggy.PluginManager):
     def version(self, provider: str) -> str:
         """Version of an installed provider; empty for one without metadata."""
         known = self._written_down.get(provider)
-        return known.version if known else ""
+        if known is None:
+            return ""
+        return known.version
 
     def refresh(self) -> None:
         """Read installed packages and environment variables again. Registrations stay."""
@@ -143,9 +145,6 @@ class PluginManager(pluggy.PluginManager):
             if not (self.is_blocked(name) or self.has_plugin(name)):
                 self.register(ProviderPlugin(provider), name)
         self._warn_of_unmatched_names()
-
-    def _refusal(self, spec: Spec) -> str:
-        return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
 
     def _warn_of_unmatched_names(self) -> None:
         known = [spec for provider in self._written_down.values() for spec in provider.specs]
@@ -171,17 +170,19 @@ class PluginManager(pluggy.PluginManager):
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         if kind not in self._specs:
             self._specs[kind] = self._collect(kind)
-        # Reading requirements is what takes time, so only the alias that was asked for is judged.
-        judged = [
-            (spec, self._refusal(spec)) for spec in self._specs[kind] if alias in (None, spec.alias)
-        ]
-        judged += [
-            (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
-            for spec in self._out_of_reach(kind)
-            if alias in (None, spec.alias)
-        ]
-        let_in = [spec for spec, reason in judged if not reason]
-        blocked = [(spec, reason) for spec, reason in judged if reason]
+        let_in, blocked = [], []
+        for spec in self._specs[kind] + self._out_of_reach(kind):
+            # Reading requirements takes time, so only the alias that was asked for is judged.
+            if alias in (None, spec.alias):
+                reason = self._selection.refusal(
+                    spec, installed=spec.provider not in (CORE, IN_PROCESS)
+                )
+                if not reason and self.is_blocked(spec.provider):
+                    reason = f"the plugin manager blocks {spec.provider}"
+                if reason:
+                    blocked.append((spec, reason))
+                else:
+                    let_in.append(spec)
         return classify(let_in, blocked, self._written_down, __version__)
 
     def _collect(self, kind: str) -> list[Spec]:
@@ -247,7 +248,8 @@ def _checked(spec: object, kind: str, plugin: str) -> Spec:
             f"expected kind {kind!r} and provider {plugin!r}, got {spec.kind!r} and "
             f"{spec.provider!r}"
         )
-    if reason := unfit_alias(spec.alias.strip()):
+    reason = unfit_alias(spec.alias.strip())
+    if reason:
         raise ValueError(f"the alias {spec.alias!r}: {reason}")
     return Spec(spec.kind, normalize_alias(spec.alias), spec.target, spec.provider, spec.summary)
 

@@ -124,7 +124,9 @@ def split_target(target: str) -> tuple[str, str] | None:
     anything else.
     """
     match = _TARGET.fullmatch(target)
-    return (match["module"], match["attribute"] or "") if match else None
+    if match is None:
+        return None
+    return match["module"], match["attribute"] or ""
 
 
 _NAME = re.compile(r"\s*([\w.-]+)")
@@ -138,4 +140,6 @@ def about_core(requirements: Iterable[str]) -> tuple[str, ...]:
 def required_name(line: str) -> str:
     """The distribution that a `Requires-Dist` line is about, normalized."""
     match = _NAME.match(line)
-    return normalize_distribution(match[1]) if match else ""
+    if match is None:
+        return ""
+    return normalize_distribution(match[1])

@@ -91,7 +91,8 @@ def load_export(package: str, name: str, manager: PluginManager | None = None) -
     targets = {offer.spec.target.rpartition(":")[2] for offer in manager.offers(EXPORTS, alias)}
     if name in targets:
         return import_target(choose(EXPORTS, full_name, manager))
-    if not targets and (distribution := known_aliases(EXPORTS).get(alias)):
+    distribution = known_aliases(EXPORTS).get(alias)
+    if not targets and distribution:
         raise ImportError(
             f"{full_name} comes with {distribution}. {missing(distribution)}", name=package
         )

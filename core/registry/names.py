@@ -49,5 +49,9 @@ def provider_name(name: str) -> str:
     """The provider that a user's text names: a distribution, folded, or `IN_PROCESS`. Both
     distributions of core are the provider of the built-ins.
     """
-    folded = name if name == IN_PROCESS else normalize_distribution(name)
-    return DISTRIBUTION if folded == TRAINING else folded
+    if name == IN_PROCESS:
+        return name
+    folded = normalize_distribution(name)
+    if folded == TRAINING:
+        return DISTRIBUTION
+    return folded

@@ -6,6 +6,7 @@ import enum
 import functools
 import re
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
@@ -98,26 +99,27 @@ def classify(
     for spec in specs:
         if has_right(spec):
             rivals[spec.alias].append(spec)
-    judged = [
-        (spec, *_judge(spec, rivals[spec.alias], providers.get(spec.provider), core_version))
-        for spec in specs
-    ]
-    judged += [(spec, Status.BLOCKED, reason) for spec, reason in blocked]
-    judged.sort(key=lambda row: (row[0].alias, row[0].provider, row[0].target))
-    return tuple(
-        _offer(spec, status, detail, providers.get(spec.provider))
-        for spec, status, detail in judged
-    )
+    offers = []
+    for spec in specs:
+        provider = providers.get(spec.provider)
+        status, detail = _judge(spec, rivals[spec.alias], provider, core_version)
+        offers.append(_offer(spec, status, detail, provider))
+    for spec, reason in blocked:
+        offers.append(_offer(spec, Status.BLOCKED, reason, providers.get(spec.provider)))
+    return tuple(sorted(offers, key=attrgetter("spec.alias", "spec.provider", "spec.target")))
 
 
 def _judge(
     spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str
 ) -> tuple[Status, str]:
     # In the order of `Status`.
-    if bad := _bad_target(spec):
+    bad = _bad_target(spec)
+    if bad:
         return Status.BROKEN, bad
-    if reason := exclusion(provider.requires if provider else (), core_version):
-        return Status.INCOMPATIBLE, printable(reason)
+    if provider is not None:
+        reason = exclusion(provider.requires, core_version)
+        if reason:
+            return Status.INCOMPATIBLE, printable(reason)
     if spec not in rivals:
         return Status.RESERVED, "the alias belongs to core"
     if len(rivals) > 1:
@@ -177,11 +179,13 @@ def _specifier(line: str) -> SpecifierSet:
     """The releases that a requirement accepts; all, where its marker doesn't hold here."""
     from packaging.specifiers import SpecifierSet
 
-    if plain := re.fullmatch(r"\s*[\w.-]+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line):
+    plain = re.fullmatch(r"\s*[\w.-]+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line)
+    if plain:
         # without the parser of requirements, whose import takes 10 ms
         return SpecifierSet(plain[1])
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)
-    applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-    return requirement.specifier if applies else SpecifierSet()
+    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        return requirement.specifier
+    return SpecifierSet()

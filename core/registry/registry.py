@@ -154,7 +154,8 @@ class Registry(Generic[T]):
         """
         offers = [offer for offer in self.offers() if offer.spec.target.rpartition(":")[2] == name]
         if not offers:
-            if distribution := known_classes(self.kind).get(name):
+            distribution = known_classes(self.kind).get(name)
+            if distribution:
                 raise refusals.missing_class(self.kind, name, distribution, self._manager())
             raise AttributeError(f"no installed package offers a {self.kind} class {name!r}")
         if len({offer.spec.provider for offer in offers}) > 1:
@@ -164,7 +165,9 @@ class Registry(Generic[T]):
         return self._load(self.offer(offers[0].spec.qualified_name))
 
     def _chosen(self, name: str | Offer) -> Offer:
-        return name if isinstance(name, Offer) else self.offer(name)
+        if isinstance(name, Offer):
+            return name
+        return self.offer(name)
 
     def _load(self, offer: Offer) -> Any:
         import logging
@@ -173,12 +176,11 @@ class Registry(Generic[T]):
         logging.getLogger("core").debug(
             "%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer
         )
-        registered = (
-            self._manager().registered(spec.kind, spec.alias)
-            if spec.provider == IN_PROCESS
-            else None
-        )
-        return registered[1] if registered else load_target(offer)
+        if spec.provider == IN_PROCESS:
+            registered = self._manager().registered(spec.kind, spec.alias)
+            if registered:
+                return registered[1]
+        return load_target(offer)
 
     # Registering in the running process.
 
@@ -233,7 +235,8 @@ class Registry(Generic[T]):
 
             return decorate
         alias = _fit_alias(name, self.kind)
-        if reason := unfit(target, self.kind):
+        reason = unfit(target, self.kind)
+        if reason:
             raise ConfigurationError(f"The {self.kind} {alias!r} can't be registered: {reason}.")
         self._refuse_if_taken(alias, override=override)
         summary = description or first_paragraph(getattr(target, "__doc__", None))
@@ -322,15 +325,17 @@ def _shown_short() -> Iterator[None]:
 
 
 def _fit_alias(name: str, kind: str) -> str:
-    if reason := unfit_alias(name.strip()):
+    reason = unfit_alias(name.strip())
+    if reason:
         raise ConfigurationError(f"{name!r} can't be the alias of a {kind}: {reason}.")
     return normalize_alias(name)
 
 
 def _where(target: object) -> str:
-    inner = getattr(target, "func", target)  # a functools.partial has no name of its own
-    named = inner if hasattr(inner, "__qualname__") else type(inner)
-    return f"{named.__module__}:{named.__qualname__}"
+    inner: Any = getattr(target, "func", target)  # a functools.partial has no name of its own
+    if not hasattr(inner, "__qualname__"):
+        inner = type(inner)
+    return f"{inner.__module__}:{inner.__qualname__}"
 
 
 STRATEGY_REGISTRY = StrategyRegistry("strategy")

@@ -36,9 +36,10 @@ class Selection(NamedTuple):
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Selection:
         """Read both variables."""
-        return cls(
-            _names(environ[ALLOW]) if ALLOW in environ else None, _names(environ.get(BLOCK, ""))
-        )
+        allowed = None
+        if ALLOW in environ:
+            allowed = _names(environ[ALLOW])
+        return cls(allowed, _names(environ.get(BLOCK, "")))
 
     def refusal(self, spec: Spec, *, installed: bool = True) -> str:
         """The reason why `spec` is kept out; empty if it isn't.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from core.registry import STRATEGY_REGISTRY
 from core_plan.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from core_plan.fits import Assessment, Change
     from core_plan.planner import MemoryPlan
@@ -194,16 +192,16 @@ class _Planning:
     ) -> MemoryPlan:
         from core_plan.planner import plan as make
 
-        with _shown(what):
-            [made] = make(
-                self._program,
-                strategies=[strategy],
-                devices=devices,
-                num_nodes=num_nodes,
-                arguments=self._arguments,
-                is_loud=self._is_loud,
-                **options,
-            )
+        click.echo(shown("Rehearsing ", what), err=True)
+        [made] = make(
+            self._program,
+            strategies=[strategy],
+            devices=devices,
+            num_nodes=num_nodes,
+            arguments=self._arguments,
+            is_loud=self._is_loud,
+            **options,
+        )
         return made
 
 
@@ -214,18 +212,6 @@ def fewer_devices(devices: int, num_nodes: int) -> list[tuple[int, int]]:
     within = [(size, 1) for size in (1, 2, 4) if size < devices]
     beyond = [(devices, 4**power) for power in range(6) if 4**power < num_nodes]
     return within + beyond
-
-
-@contextmanager
-def _shown(what: str) -> Iterator[None]:
-    """Show what is rehearsed: on a terminal until it is over, elsewhere a line each."""
-    is_terminal = sys.stderr.isatty()
-    click.echo(shown("Rehearsing ", what), nl=not is_terminal, err=True)
-    try:
-        yield
-    finally:
-        if is_terminal:
-            click.echo("\r\x1b[2K", nl=False, err=True)
 
 
 def _write(path: Path, content: str) -> None:

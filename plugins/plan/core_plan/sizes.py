@@ -6,12 +6,7 @@ import re
 
 from core import ConfigurationError
 
-_UNITS = {
-    f"{letter}{i}B": (1024 if i else 1000) ** power
-    for power, letter in enumerate("KMGT", 1)
-    for i in ("i", "")
-}
-_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", re.IGNORECASE)
+_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT])(i?)B\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
@@ -25,5 +20,7 @@ def parse_size(text: str) -> int:
         raise ConfigurationError(
             f"{text!r}: expected a number and a unit, such as 80GiB, 80GB or 512MiB."
         )
-    units = {name.lower(): size for name, size in _UNITS.items()}
-    return int(float(found[1]) * units[found[2].lower()])
+    base = 1000
+    if found[3]:
+        base = 1024
+    return int(float(found[1]) * base ** (1 + "KMGT".index(found[2].upper())))

@@ -94,15 +94,10 @@ def find_runs(folder: Path) -> list[Path]:
         return [folder]
     found = {path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")}
     if not found:
-        advice = "as the CSVLogger writes them, which is the default."
-        if any(folder.glob("**/events.out.tfevents.*")):
-            advice = (
-                "and there are files of TensorBoard, which aren't read. A run with "
-                'logger=["csv", "tensorboard"] leaves both.'
-            )
         raise CoreError(
             f"{folder} is not the folder of a run, and there is none in it: expected metrics.csv "
-            f"or run.json, {advice}"
+            "or run.json, as the CSVLogger writes them, which is the default. Files of TensorBoard "
+            'aren\'t read: a run with logger=["csv", "tensorboard"] leaves both.'
         )
     return sorted(found, key=_in_order)
 

@@ -64,6 +64,10 @@ one by hand.
 """
 
 
+_TORCH_ADVICE = (
+    "Install torch again. It reads the metadata of all packages: repair what is damaged (see "
+    "below), or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were not examined."
+)
 _FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -209,11 +213,8 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except Exception as cause:
-        yield Finding(
-            "torch",
-            "broken",
-            f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}",
-        )
+        detail = f"its import raised {type(cause).__name__}: {cause}. {_TORCH_ADVICE}"
+        yield Finding("torch", "broken", detail)
         return
     from core.session.equal_masks import EQUAL_MASKS, HAS_EQUAL_MASKS
 
@@ -237,22 +238,6 @@ def _tested(version: str) -> Finding:
     if release in TESTED_TORCH:
         return Finding("torch release", "ok", tested)
     return Finding("torch release", "note", f"torch {release} is untested: {tested}")
-
-
-def _torch_advice() -> str:
-    """`import torch` looks for plugins of torch, and raises if the metadata of any package at all
-    is malformed.
-    """
-    damaged = dict.fromkeys(
-        row.provider for row in listing() if not row.kind and row.status is Status.BROKEN
-    )
-    if damaged:
-        return (
-            f"torch reads the metadata of all packages, and that of {', '.join(damaged)} is "
-            "damaged (see below): repair it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were "
-            "not examined."
-        )
-    return "Install torch again. Devices were not examined."
 
 
 def _backends() -> Iterator[Finding]:

@@ -73,7 +73,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--check",
             is_flag=True,
-            help="Import each one; show the time that it adds, and problems.",
+            help="Of a kind, import each one; show the time that it adds, and problems.",
         ),
         click.option(
             "--proven",
@@ -103,7 +103,7 @@ def list_(kind: str, everything: bool, check: bool, proven: bool, as_json: bool)
     unless --check asks for it.
     """
     if kind == _PACKAGES:
-        _list_packages(everything, check, as_json)
+        _list_packages(everything, as_json)
     else:
         _list_kind(_KINDS[kind], everything, check, proven, as_json)
 
@@ -134,30 +134,19 @@ def _list_kind(kind: str, everything: bool, check: bool, proven: bool, as_json: 
     else:
         _print(shown, outcomes, presets, proofs)
         _print_hints(kind, rows, everything)
-    _exit_after(outcomes)
+    if any(outcome.error for outcome in outcomes.values()):
+        raise SystemExit(1)
 
 
-def _list_packages(everything: bool, check: bool, as_json: bool) -> None:
+def _list_packages(everything: bool, as_json: bool) -> None:
     rows = listing()
-    outcomes: dict[Row, Outcome] = {}
-    if check:
-        outcomes = _check([row for row in rows if row.kind in KINDS and row.status is Status.OK])
-    found = [
-        _provider_as_json(provider, rows, outcomes)
-        for provider in plugin_manager().providers.values()
-    ]
+    found = [_provider_as_json(each, rows) for each in plugin_manager().providers.values()]
     shown = [entry for entry in found if everything or entry["status"] == "ok"]
     problems = [row for row in rows if not row.kind]
     if as_json:
         say_json([*shown, *(_as_json(row, {}, {}) | {"offers": {}} for row in problems)])
     else:
         _print_providers(shown, problems)
-    _exit_after(outcomes)
-
-
-def _exit_after(outcomes: dict[Row, Outcome]) -> None:
-    if any(outcome.error for outcome in outcomes.values()):
-        raise SystemExit(1)
 
 
 def _check(rows: Iterable[Row]) -> dict[Row, Outcome]:
@@ -284,19 +273,12 @@ def _as_json(row: Row, outcomes: dict[Row, Outcome], proofs: dict[Row, str]) -> 
     return entry
 
 
-def _provider_as_json(
-    provider: Provider, rows: Iterable[Row], outcomes: dict[Row, Outcome]
-) -> dict[str, Any]:
+def _provider_as_json(provider: Provider, rows: Iterable[Row]) -> dict[str, Any]:
     offered = [row for row in rows if row.provider == provider.name and row.kind]
-    errors = [outcomes[row].error for row in offered if row in outcomes and outcomes[row].error]
-    details = errors + [f"{row.alias}: {row.detail}" for row in offered if row.detail]
-    statuses = [str(row.status) for row in offered]
-    if errors:
-        status = str(Status.BROKEN)
-    elif not statuses or "ok" in statuses:
-        status = "ok"
-    else:
-        status = statuses[0]
+    details = [f"{row.alias}: {row.detail}" for row in offered if row.detail]
+    status = "ok"
+    if offered and all(row.status is not Status.OK for row in offered):
+        status = str(offered[0].status)
     return {
         "provider": provider.name,
         "version": provider.version,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from core.contract.errors import ConfigurationError, CoreError
 from core.contract.spec import Spec, normalize_alias
@@ -183,28 +183,6 @@ class Registry(Generic[T]):
         return load_target(offer)
 
     # Registering in the running process.
-
-    @overload
-    def register(
-        self,
-        name: str,
-        target: None = None,
-        /,
-        description: str | None = None,
-        *,
-        override: bool = False,
-    ) -> Callable[[F], F]: ...
-
-    @overload
-    def register(
-        self,
-        name: str,
-        target: Callable[..., T],
-        /,
-        description: str | None = None,
-        *,
-        override: bool = False,
-    ) -> None: ...
 
     def register(
         self,

@@ -120,7 +120,7 @@ def test_damaged_metadata_that_torch_stumbles_over(core_cli):
     done = run_command(core_cli.packages, "--json")
     assert done.returncode == 1, done.stderr
     findings = findings_of(done)
-    assert "that of other is damaged (see below)" in findings["torch"]["detail"]
+    assert "repair what is damaged (see below)" in findings["torch"]["detail"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in findings["torch"]["detail"]
     assert "'malformed'" in findings["plugin other"]["detail"]
     findings = findings_of(
@@ -134,7 +134,7 @@ def test_the_variables_in_force(core_cli):
     findings = findings_of(
         core_cli("doctor", "--json", CORE_PLUGINS="", CORE_DISABLE_PLUGINS="mps")
     )
-    assert findings["CORE_PLUGINS"]["detail"] == "is set and empty"
+    assert findings["CORE_PLUGINS"]["detail"] == "'' is in force"
     assert findings["CORE_DISABLE_PLUGINS"]["detail"] == "'mps' is in force"
     assert "accelerator mps" in findings
     assert findings["accelerator mps"]["state"] == "note"

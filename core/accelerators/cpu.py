@@ -48,8 +48,10 @@ class CPUAccelerator(Accelerator):
         """
         if devices == "auto":
             return list(range(self.default_num_devices()))
+        if devices == -1:
+            return list(range(_num_cores()))
         if isinstance(devices, int):
-            return list(range(devices if devices >= 0 else _num_cores()))
+            return list(range(devices))
         if list(devices) != list(range(len(devices))):
             raise DeviceError(
                 f"devices={devices!r}: a CPU has no indices to choose from. Expected a number of "

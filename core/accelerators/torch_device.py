@@ -138,7 +138,8 @@ class TorchDeviceAccelerator(Accelerator):
         get = getattr(self._module, "get_rng_state", None)
         if get is None:
             return None
-        return get(device)
+        state: torch.Tensor = get(device)
+        return state
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
         """Restore what `get_rng_state` returned; nothing if there is no generator."""

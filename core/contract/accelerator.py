@@ -112,7 +112,8 @@ class Accelerator(abc.ABC):
             indices = list(range(count))
         else:
             indices = list(devices)
-        if beyond := [index for index in indices if index >= count]:
+        beyond = [index for index in indices if index >= count]
+        if beyond:
             reason = f"; {found.reason}" if not isinstance(found, Found) else ""
             raise DeviceError(
                 f"devices={devices!r} asks accelerator {self.name!r} for device {beyond[0]}, "

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import ConfigurationError
 from core.loggers.run_folder import RunFolderLogger, to_scalar
@@ -58,7 +58,7 @@ class CSVLogger(RunFolderLogger):
         self._facts: dict[str, object] = {}
 
     @property
-    def experiment(self) -> NoReturn:
+    def experiment(self) -> Any:
         """There is none: only the loggers of other libraries have one."""
         raise AttributeError(
             "A CSVLogger writes files by itself, and has no experiment of a library. The loggers "

@@ -83,10 +83,10 @@ def resolve(
         machines.num_nodes,
         makes_processes=machines.makes_processes,
     )
-    if not isinstance(strategy, Strategy) and (brought := Session.of(chosen.part).given_parts()):
+    if not isinstance(strategy, Strategy):
         # A preset's own parts count as an instance's do; those that were chosen before it are
         # chosen once more.
-        given = brought
+        given = Session.of(chosen.part).given_parts()
         if given.keys() & FIELDS:
             machines = choose_machines(accelerator, devices, num_nodes, own, given)
     formats = choose_precision(precision, chosen.part, chosen.identity, own, given)

@@ -65,9 +65,12 @@ def choose_machines(
     environment = choose_cluster_environment(plugins, given)
     num_nodes = check_num_nodes(num_nodes, environment.part)
     passed = passed_launcher(environment, plugins)
-    launcher = None if environment.part.creates_processes else passed
+    launcher, counted = passed, None
+    if environment.part.creates_processes:
+        launcher = None
     kind = choose_accelerator(accelerator, given, launcher)
-    counted = devices_of_nodes(launcher.part, kind, devices, num_nodes, given) if launcher else None
+    if launcher is not None:
+        counted = devices_of_nodes(launcher.part, kind, devices, num_nodes, given)
     # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
     chosen, decision = choose_devices(
         devices, kind.part, environment.part, num_nodes, given, counted

@@ -45,7 +45,8 @@ def choose_cluster_environment(
     that is here.
     """
     kind = "cluster environment"
-    if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
+    wanted = _only(kind, plugins.get(kind), given.get("cluster_environment"))
+    if wanted is not None:
         return _passed(kind, wanted)
     candidates = survey(kind)
     chosen = best(kind, candidates, "plugins=[{!r}]")
@@ -70,9 +71,9 @@ def choose_precision(
     if isinstance(wanted, Precision):
         reason = "this instance was passed"
         return Choice(kind, wanted, identify(kind, wanted), reason)
-    reason = (
-        "it is the default" if wanted is None else f"precision={argument or wanted!r} was asked for"
-    )
+    reason = "it is the default"
+    if wanted is not None:
+        reason = f"precision={argument or wanted!r} was asked for"
     name = canonical_precision(wanted or _DEFAULT_PRECISION)
     # A qualified name means that provider's, whatever the strategy has.
     if ":" not in name and (own := strategy.configure_precision(name)) is not None:
@@ -102,11 +103,14 @@ def choose_checkpoint_io(
     default.
     """
     kind = "checkpoint io"
-    passed = plugins.get(kind)
-    default = passed if isinstance(passed, CheckpointIO) and passed.is_default else None
-    if (wanted := _only(kind, None if default else passed, given.get("checkpoint_io"))) is not None:
+    passed, default = plugins.get(kind), None
+    if isinstance(passed, CheckpointIO) and passed.is_default:
+        passed, default = None, passed
+    wanted = _only(kind, passed, given.get("checkpoint_io"))
+    if wanted is not None:
         return _passed(kind, wanted)
-    if (own := strategy.configure_checkpoint_io()) is not None:
+    own = strategy.configure_checkpoint_io()
+    if own is not None:
         return Choice(kind, own, identify(kind, own), f"{type(strategy).__name__} has its own")
     if default is not None:
         return Choice(kind, default, identify(kind, default), "it is the default")
@@ -122,11 +126,13 @@ def passed_launcher(
     kind = "launcher"
     wanted = plugins.get(kind)
     if environment.part.creates_processes:
-        unused = f"; {show(wanted)} is not needed" if wanted is not None else ""
-        return create(
-            kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}"
-        )
-    return None if wanted is None else _passed(kind, wanted)
+        reason = f"{environment.identity.alias} has made the processes"
+        if wanted is not None:
+            reason += f"; {show(wanted)} is not needed"
+        return create(kind, _IN_PLACE, reason)
+    if wanted is None:
+        return None
+    return _passed(kind, wanted)
 
 
 def strategys_launcher(strategy: Strategy) -> Choice[Launcher]:
@@ -177,18 +183,14 @@ def _only(kind: str, *sources: object) -> Any:
                 "Keep one of them."
             )
     # An object says more than the name of its class.
-    return next(
-        (source for source in named if not isinstance(source, str)), named[0] if named else None
-    )
+    named.sort(key=lambda source: isinstance(source, str))
+    return next(iter(named), None)
 
 
 def _same(kind: str, one: Any, other: Any) -> bool:
     if kind == "precision" and isinstance(one, str) | isinstance(other, str):
-        names = [
-            canonical_precision(part if isinstance(part, str) else part.name)
-            for part in (one, other)
-        ]
-        return names[0] == names[1]
+        names = [getattr(part, "name", part) for part in (one, other)]
+        return canonical_precision(names[0]) == canonical_precision(names[1])
     return same_part(kind, one, other)
 
 

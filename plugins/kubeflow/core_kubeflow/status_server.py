@@ -6,7 +6,7 @@ import json
 import math
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -51,10 +51,13 @@ class StatusServer:
         """The server of the TrainJob that this process is in; None if it is in none, or that
         reports no status.
         """
-        if not (url := os.environ.get(_URL)):
+        url, ca_cert = os.environ.get(_URL), os.environ.get(_CA_CERT)
+        if not url:
             return None
-        ca_cert, token = os.environ.get(_CA_CERT), os.environ.get(_TOKEN)
-        return cls(url, Path(ca_cert) if ca_cert else None, Path(token) if token else _TOKEN_FILE)
+        found = cls(url, token=Path(os.environ.get(_TOKEN) or _TOKEN_FILE))
+        if ca_cert:
+            return replace(found, ca_cert=Path(ca_cert))
+        return found
 
     def post(
         self, fraction: float | None, remaining_s: float | None, metrics: Mapping[str, float]
@@ -86,9 +89,7 @@ class StatusServer:
     def _send(self, body: bytes) -> None:
         token = self.token.read_text(encoding="utf-8").strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        context = ssl.create_default_context(
-            cafile=None if self.ca_cert is None else str(self.ca_cert)
-        )
+        context = ssl.create_default_context(cafile=self.ca_cert)
         # A proxy that the pod has for the outside doesn't know the cluster's own services.
         opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
         try:

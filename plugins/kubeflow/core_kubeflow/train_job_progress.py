@@ -54,7 +54,9 @@ class TrainJobProgress(Callback):
         # asked for on all ranks, since a loader may be set up for it
         steps = trainer.estimated_stepping_batches
         self._is_due_s = math.inf
-        self._server = StatusServer.from_environment() if trainer.is_global_zero else None
+        self._server = None
+        if trainer.is_global_zero:
+            self._server = StatusServer.from_environment()
         if self._server is None:
             return
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="progress of the TrainJob")
@@ -105,7 +107,9 @@ class TrainJobProgress(Callback):
             self._look_at(self._sent)
         assert self._server is not None
         assert self._sender is not None
-        fraction, remaining_s = (1.0, 0.0) if is_end else self._estimate(trainer)
+        fraction, remaining_s = self._estimate(trainer)
+        if is_end:
+            fraction, remaining_s = 1.0, 0.0
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self._sent = self._sender.submit(self._server.post, fraction, remaining_s, metrics)
 
@@ -128,17 +132,23 @@ class TrainJobProgress(Callback):
         """The fraction that is done, below 1 before the end; and the seconds that are left at this
         run's speed.
         """
-        if (fraction := self._fraction(trainer)) is None or self._began_at is None:
+        fraction = self._fraction(trainer)
+        if fraction is None or self._began_at is None:
             return None, None
         done = fraction - self._began_at
+        if done <= 0:
+            return min(fraction, 0.99), None
         took_s = time.monotonic() - self._began_s
-        return min(fraction, 0.99), took_s / done * (1 - fraction) if done > 0 else None
+        return min(fraction, 0.99), took_s / done * (1 - fraction)
 
     def _fraction(self, trainer: Trainer) -> float | None:
         """The fraction of the nearest limit; None if the run has none."""
         fractions = []
         if math.isfinite(self._num_steps) and self._num_steps > 0:
             fractions.append(trainer.global_step / self._num_steps)
-        if (max_time := trainer.options.max_time) is not None:
+        max_time = trainer.options.max_time
+        if max_time is not None:
             fractions.append(trainer.progress.elapsed_s / max_time.total_seconds())
-        return min(max(fractions), 1.0) if fractions else None
+        if not fractions:
+            return None
+        return min(max(fractions), 1.0)

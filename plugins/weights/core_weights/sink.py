@@ -124,5 +124,6 @@ def _as_described(
             )
         yield name, tensor
         del tensor  # before the next one is made
-    if (more := next(tensors, None)) is not None:
+    more = next(tensors, None)
+    if more is not None:
         raise ModuleError(f"The stream yields {more[0]!r}, which its metadata() doesn't have.")

@@ -153,11 +153,17 @@ class WeightStream:
     ) -> None:
         """All ranks. Describe the weights; no tensor is gathered. See `Fabric.weights`."""
         self._strategy, self._module = strategy, module
-        self._version, self.version = version, 0 if version is None else version()
+        self._version, self.version = version, 0
+        if version is not None:
+            self.version = version()
         tensors = self._open()
-        given = {name: name for name in tensors.shapes} if names is None else names
-        self._names = dict(given) if isinstance(given, Mapping) else {name: name for name in given}
-        if unknown := [name for name in self._names if name not in tensors.shapes]:
+        if names is None:
+            names = tensors.shapes.keys()
+        if not isinstance(names, Mapping):
+            names = {name: name for name in names}
+        self._names = dict(names)
+        unknown = [name for name in self._names if name not in tensors.shapes]
+        if unknown:
             raise ModuleError(
                 f"weights(names=...) has {unknown[0]!r}, and {type(module).__name__} has no tensor "
                 f"of this name in its state. It has {', '.join(list(tensors.shapes)[:4])}, ..."
@@ -170,11 +176,9 @@ class WeightStream:
                 stored = dtype
             self._described.append(WeightDescription(own, stored, shape))
         held = set(tensors.held_names())
-        self._held = (
-            None
-            if held >= self._names.keys()
-            else [own for name, own in self._names.items() if name in held]
-        )
+        self._held: list[str] | None = None
+        if not held >= self._names.keys():
+            self._held = [own for name, own in self._names.items() if name in held]
 
     def metadata(self) -> list[WeightDescription]:
         """Names, dtypes and whole shapes in the order of the iteration, the same on all ranks. No
@@ -194,7 +198,9 @@ class WeightStream:
                 began.
         """
         tensors = self._open()
-        self.version = self.version + 1 if self._version is None else self._version()
+        self.version += 1
+        if self._version is not None:
+            self.version = self._version()
         began = heartbeat.count - WeightStream._own_beats
         for name, (own, dtype, _) in zip(self._names, self._described, strict=True):
             if heartbeat.count - WeightStream._own_beats != began:
@@ -209,13 +215,14 @@ class WeightStream:
 
     def _open(self) -> WholeTensors:
         frame: FrameType | None = sys._getframe()
-        while frame := frame and frame.f_back:
+        while frame is not None:
             if frame.f_code.co_name == "run_training_step":
                 raise ConfigurationError(
                     "Weights are asked for within a training step, in which some may be those "
                     "before it and others those after it. Ask between two steps, as in "
                     "on_train_batch_end."
                 )
+            frame = frame.f_back
         self._strategy.synchronize_model()
         state = self._strategy.get_module_state_dict(self._module, layout="sharded")
         leaves = {

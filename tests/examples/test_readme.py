@@ -46,7 +46,6 @@ LIBRARIES = {
     "core_trackio": "trackio",
     'plugins="monarch"': "monarch",
     'plugins="ray"': "ray",
-    "from ray": "ray",
 }
 """Libraries of plugins that a program with these words needs."""
 
@@ -54,7 +53,6 @@ EXTRAS = {
     "cli_for": "jsonargparse",
     "TensorBoardLogger": "tensorboard",
     "import optuna": "optuna",
-    "from peft": "peft",
     "from transformers": "transformers",
 }
 """Libraries of which the page says how to install them, likewise."""

@@ -103,7 +103,8 @@ def choose_checkpoint_io(
     default.
     """
     kind = "checkpoint io"
-    passed, default = plugins.get(kind), None
+    passed = plugins.get(kind)
+    default: CheckpointIO | None = None
     if isinstance(passed, CheckpointIO) and passed.is_default:
         passed, default = None, passed
     wanted = _only(kind, passed, given.get("checkpoint_io"))

@@ -255,7 +255,8 @@ class Weights:
             return own
         own = torch.as_tensor(own, dtype=self._dtype, device=self._world.root_device)
         summed: Tensor = self._world.reduce(own, reduce_op="sum")
-        return summed * self._world.data_parallel_size / self._world.world_size
+        scaled: Tensor = summed * self._world.data_parallel_size / self._world.world_size
+        return scaled
 
 
 def _read(total: Any) -> float:

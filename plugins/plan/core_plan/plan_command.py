@@ -149,7 +149,8 @@ class _Planning:
         contenders = parse_contenders(names)
         for each in contenders:
             STRATEGY_REGISTRY.offer(each.alias)  # an unknown one is an error before any rehearsal
-        waiting, found = [*map(str, contenders)], {}
+        waiting = [*map(str, contenders)]
+        found: dict[str, Assessment] = {}
         while waiting:
             contender = waiting.pop(0)
             number = len(found) + 1

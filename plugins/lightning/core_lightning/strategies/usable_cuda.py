@@ -11,7 +11,7 @@ from typing import Any
 
 from core import DeviceError, Found
 from core.accelerators import CUDAAccelerator
-from core_lightning import cuda_probe
+from core_lightning.strategies import cuda_probe
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:

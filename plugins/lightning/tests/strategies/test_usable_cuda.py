@@ -5,7 +5,7 @@ import torch
 
 from core import DeviceError
 from core.accelerators import CUDAAccelerator
-from core_lightning.cuda_probe import probe
+from core_lightning.strategies.cuda_probe import probe
 from core_lightning.strategies.usable_cuda import find_usable_cuda_devices
 
 without_cuda = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")

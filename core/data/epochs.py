@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.data.sampler import data_sets_in, sampler_chain
+from core.data.nested_parts import data_sets_in, sampler_chain
 from core.data.sampler_in_loader import sampler_of
 
 

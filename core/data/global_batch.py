@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from core.contract import ConfigurationError
-from core.data.sampler import sampler_chain
+from core.data.nested_parts import sampler_chain
 
 
 class GlobalBatch(NamedTuple):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch.utils.data import (
 )
 
 from core.contract import CheckpointError
+from core.data.nested_parts import find_generator, sampler_chain
 from core.data.seeds import DrawingRng, mix_seed, seed_workers
 from core.data.sharding import rebalance_last, shard_batches, shard_samples, shard_windows
 from core.data.windows import weigh_window
@@ -424,43 +424,3 @@ def _length_of(order: Iterable[object]) -> int | None:
         return len(order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
     except (TypeError, NotImplementedError):
         return None
-
-
-def sampler_chain(sampler: object) -> Iterator[Any]:
-    """A sampler, and those that it wraps, as a batch sampler does."""
-    while sampler is not None:
-        yield sampler
-        sampler = getattr(sampler, "sampler", None)
-
-
-def data_sets_in(
-    dataset: object, is_end: Callable[[object], bool] = lambda part: False
-) -> Iterator[Any]:
-    """A data set, and those that it holds in `dataset` or `datasets`, each once; nothing within one
-    that `is_end`.
-    """
-    parts, seen = [dataset], {id(None)}
-    while parts:
-        part = parts.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield part
-        if is_end(part):
-            continue
-        attributes = getattr(part, "__dict__", {})  # no property is asked
-        parts += [attributes.get("dataset"), attributes.get("_dataset")]
-        several = attributes.get("datasets")
-        if isinstance(several, Mapping):
-            several = [*several.values()]
-        if isinstance(several, list | tuple):
-            parts += several
-
-
-def find_generator(order: object) -> torch.Generator | None:
-    """The generator that the user gave to a sampler, or to one that it wraps."""
-    for part in sampler_chain(order):
-        generator = getattr(part, "generator", None)
-        if isinstance(generator, torch.Generator):
-            return generator
-    return None

@@ -24,7 +24,8 @@ from torch.utils.data import (
 )
 
 from core.contract import ConfigurationError
-from core.data.sampler import ShardedSampler, data_sets_in, find_generator, sampler_chain
+from core.data.nested_parts import data_sets_in, find_generator, sampler_chain
+from core.data.sampler import ShardedSampler
 from core.data.seeds import mix_seed
 
 if TYPE_CHECKING:

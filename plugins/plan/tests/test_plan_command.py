@@ -166,7 +166,7 @@ def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
         "--memory",
         "3MiB",
         "--strategies",
-        "fsdp,bogus",
+        "fsdp,fsdp:bogus=1",
         "--page",
         "plan.html",
         "--over-devices",
@@ -177,7 +177,7 @@ def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
     assert page.count("<section") == 1
     assert page.count('class="limit"') == 2, "of the bar, and of the chart"
     assert re.findall(r"<title>(\d) devices", page) == ["1", "2", "4"]
-    assert "Unknown strategy" in page
+    assert "bogus" in page
     assert "http" not in page, "it needs nothing else"
 
 
@@ -187,6 +187,7 @@ def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
         (["train.py", "--memory", "80"], "80GiB, 80GB or 512MiB"),
         (["absent.py"], "There is no file 'absent.py'"),
         (["train.py", "--strategies", "ddp,ddp"], "named twice"),
+        (["train.py", "--strategies", "dpp"], "Did you mean 'dp' or 'ddp'?"),
     ],
 )
 def test_mistakes_are_told(core_plan, arguments, message):

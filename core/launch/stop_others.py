@@ -230,7 +230,7 @@ class WorkerGroup:
                 return True
             if time.monotonic() > end_s:
                 return False
-            # The line of a worker that ends tells at once, so that the first one is known.
+            # A worker that ends closes its line, which ends this wait: the first one is known.
             news.poll(_LOOKS_EVERY_S * 1000)
 
     def _failed(self) -> list[Worker]:

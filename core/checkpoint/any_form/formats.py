@@ -82,9 +82,7 @@ def prepare_load(
             plan.verify()
         return reader, plan
 
-    if known is not None and (
-        str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)
-    ):
+    if known and (str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)):
         known = None
     first, plan = with_folder(folder, prepare, share, first=known)
 

@@ -75,7 +75,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise
     except Exception as error:
         reader = _reader_of(file, path)
-        loaded = reader.read(file, path) if reader is not None else None
+        loaded = reader and reader.read(file, path)
         if loaded is None:
             raise CheckpointCorruptedError(
                 f"{path!r} is not a checkpoint that can be loaded without running code from it: "

@@ -110,16 +110,16 @@ class PartWriter:
     def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
         # Tied weights are leaves on the same memory: their bytes are written once, and loading ties
         # them again.
-        tensors = {_memory_of(chunk.tensor): chunk.tensor for _, chunk in parts}
+        owned = [(_memory_of(chunk.tensor), name, chunk) for name, chunk in parts]
+        tensors = {memory: chunk.tensor for memory, _, chunk in owned}
         positions: dict[object, int] = {}
         for memory, piece in pieces(tensors):
             if memory not in positions:
                 writer.align(ALIGNMENT_BYTES)
                 positions[memory] = writer.position
             writer.write(piece)
-        for name, chunk in parts:
-            position = positions[_memory_of(chunk.tensor)]
-            place = [list(chunk.offsets), list(chunk.sizes), position]
+        for memory, name, chunk in owned:
+            place = [list(chunk.offsets), list(chunk.sizes), positions[memory]]
             self._index.setdefault(name, []).append(place)
 
 

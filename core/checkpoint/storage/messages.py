@@ -60,8 +60,7 @@ def describe(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}".rstrip(": .")
+    return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": .")
 
 
 def cannot_write(path: str, error: BaseException) -> CheckpointError:

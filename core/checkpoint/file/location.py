@@ -16,8 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
+from core.checkpoint.folder import left_over
 from core.checkpoint.format import digest, manifest
-from core.checkpoint.storage import disk, left_over, locks, messages
+from core.checkpoint.storage import disk, locks, messages
 from core.checkpoint.storage.disk import partial_path
 from core.checkpoint.storage.place import LocalPlace, Place, RemotePlace, has_happened, place_of
 

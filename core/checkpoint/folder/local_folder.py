@@ -18,10 +18,11 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from core.checkpoint.folder import left_over
 from core.checkpoint.folder.any_folder import AnyFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.format.verified_file import VerifiedFile
-from core.checkpoint.storage import disk, left_over, locks, messages
+from core.checkpoint.storage import disk, locks, messages
 from core.checkpoint.storage.disk import partial_path
 from core.checkpoint.storage.place import LocalPlace
 from core.contract.errors import CheckpointError

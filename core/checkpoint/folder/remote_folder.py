@@ -89,7 +89,7 @@ class RemoteFolder(AnyFolder):
                 self.place.child(name).delete()
 
     def _put_back(self, before: bytes | None) -> None:
-        """Put the manifest of before in the place of one that is damaged."""
+        """Restore the manifest of before in the place of one that is damaged."""
         try:
             if before is None:
                 self._manifest.delete()

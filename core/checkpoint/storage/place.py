@@ -21,7 +21,7 @@ _MODIFIED = ("mtime", "LastModified", "last_modified", "created")
 """The names that file systems have for the time of the last change."""
 
 
-class Entry(NamedTuple):
+class PlaceEntry(NamedTuple):
     """A file or folder.
 
     Attributes:
@@ -57,8 +57,8 @@ class LocalPlace:
         """The place of this name in it."""
         return LocalPlace(self.path / name)
 
-    def entries(self) -> list[Entry]:
-        """What is in the folder.
+    def entries(self) -> list[PlaceEntry]:
+        """The contents of the folder.
 
         Raises:
             OSError: there is no folder.
@@ -67,7 +67,7 @@ class LocalPlace:
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 facts = path.stat(follow_symlinks=path.exists())
-                found.append(Entry(path.name, path.is_dir(), facts.st_size, facts.st_mtime))
+                found.append(PlaceEntry(path.name, path.is_dir(), facts.st_size, facts.st_mtime))
         return found
 
     def is_file(self) -> bool:
@@ -121,8 +121,8 @@ class RemotePlace:
         """The place of this name in it."""
         return RemotePlace(self.filesystem, f"{self.path}/{name}", f"{self.url}/{name}")
 
-    def entries(self) -> list[Entry]:
-        """What is in the folder, now: fsspec remembers listings, also of what has changed since.
+    def entries(self) -> list[PlaceEntry]:
+        """The contents of the folder, now: fsspec remembers listings, also of what has changed since.
 
         Raises:
             OSError: there is no folder.
@@ -207,12 +207,12 @@ def has_happened(is_there: Callable[[], bool], error: Exception) -> bool:
         raise messages.UnsettledError("may be in its place, and can't be read back") from error
 
 
-def _entry(details: dict[str, Any]) -> Entry:
+def _entry(details: dict[str, Any]) -> PlaceEntry:
     """An entry of what fsspec says of a file."""
     changed = next(filter(None, (details.get(key) for key in _MODIFIED)), 0.0)
     if hasattr(changed, "timestamp"):
         changed = changed.timestamp()
     name = details["name"].rstrip("/").rpartition("/")[2]
-    return Entry(
+    return PlaceEntry(
         name, details["type"] == "directory", int(details.get("size") or 0), float(changed)
     )

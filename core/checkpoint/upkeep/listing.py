@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from core.checkpoint.folder.reader import FolderReader
-    from core.checkpoint.storage.place import Entry, Place
+    from core.checkpoint.storage.place import Place, PlaceEntry
     from core.contract.checkpoint_io import PathLike
 
 
@@ -75,7 +75,7 @@ def _candidates(folder: PathLike) -> Iterator[Place]:
             yield child
 
 
-def _is_one(place: Place, entry: Entry) -> bool:
+def _is_one(place: Place, entry: PlaceEntry) -> bool:
     if not entry.is_folder:
         return entry.name.endswith(FILE_SUFFIXES)
     if os.path.islink(str(place)) or folder_at(place).exists():

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.checkpoint.folder.left_over import is_lonely_digest
 from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.storage import disk, locks
 from core.checkpoint.storage.disk import is_partial
-from core.checkpoint.storage.left_over import is_lonely_digest
 from core.checkpoint.storage.place import LocalPlace, RemotePlace, place_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from core.checkpoint.folder.folder import Folder
-    from core.checkpoint.storage.place import Entry
+    from core.checkpoint.storage.place import PlaceEntry
     from core.contract.checkpoint_io import PathLike
 
 _UNNAMED = "a file of a save that did not end, which the manifest doesn't name"
@@ -128,7 +128,7 @@ def _remote(place: RemotePlace, stopped: bool) -> Iterator[Removable]:
     # has no say.
     now = max((entry.changed_s for entry in sum(contents.values(), files)), default=0.0)
 
-    def removable(entry: Entry, place: RemotePlace, why: str) -> Iterator[Removable]:
+    def removable(entry: PlaceEntry, place: RemotePlace, why: str) -> Iterator[Removable]:
         if stopped or 0 < entry.changed_s < now - STALE_S:
             yield Removable(str(place), entry.size_bytes, why, place.delete)
 

@@ -1,4 +1,4 @@
-"""What writers that were killed have left in a folder on a local disk."""
+"""The remains of killed writers in a folder on a local disk."""
 
 from __future__ import annotations
 

@@ -91,12 +91,12 @@ class StagingMemory:
         Raises:
             CheckpointError: it is no copy of one moment.
         """
-        if self._on_devices is not None:
+        if self._on_devices:
             self._on_devices.finish()
 
     def close(self) -> None:
         """Release optimizers and memory. The last copy is not to be used any more."""
-        if self._on_devices is not None:
+        if self._on_devices:
             self._on_devices.close()
         self._buffers, self._on_devices = {}, None
 

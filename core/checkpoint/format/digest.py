@@ -132,7 +132,7 @@ class HashingWriter:
         try:
             write(self)
         except Exception:
-            if self.error is not None:
+            if self.error:
                 raise self.error from None
             raise
         return self.hexdigest()

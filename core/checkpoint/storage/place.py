@@ -122,7 +122,7 @@ class RemotePlace:
         return RemotePlace(self.filesystem, f"{self.path}/{name}", f"{self.url}/{name}")
 
     def entries(self) -> list[PlaceEntry]:
-        """The contents of the folder, now: fsspec remembers listings, also of what has changed since.
+        """The contents of the folder, now: fsspec remembers listings, also after a change.
 
         Raises:
             OSError: there is no folder.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from core_training.logging.log_errors import as_value
+from core_training.logging.log_errors import as_value, describe_alone
 from core_training.logging.metric_entry import join_totals
+from core_training.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,6 +54,7 @@ class EpochReduction:
     """
 
     def __init__(self) -> None:
+        self._known_alone: set[str] = set()
         self.clear()
 
     def clear(self) -> None:
@@ -90,7 +92,13 @@ class EpochReduction:
         has_changed = _count_updates(self._objects) != self._num_updates
         if strategy.session.has_peers:
             paths = _paths_of(objects, module)
-            shared, paths, has_changed = _gather(strategy, shared, paths, has_changed)
+            always = _logged_always(entries, shared)
+            shared, paths, has_changed, logged = _gather(
+                strategy, shared, paths, has_changed, always
+            )
+            # ranks of one shard have parts of a model
+            if strategy.data_parallel_size == strategy.world_size:
+                self._warn_of_alone(logged)
             totals.update(shared)
             # A rank that saw no batch learns here which objects to compute with the others.
             found = {name: module.get_submodule(path) for name, path in paths.items()}
@@ -98,6 +106,17 @@ class EpochReduction:
         values = {name: total.value for name, total in totals.items()}
         values.update(self._compute(objects, has_changed))
         return values
+
+    def _warn_of_alone(self, logged: dict[int, tuple[set[str], set[str]]]) -> None:
+        """Warn once of a name that some ranks always log, and others never. `logged`: what each
+        logs, and what always.
+        """
+        for name in set[str]().union(*(always for _, always in logged.values())):
+            on = [rank for rank, (names, _) in logged.items() if name in names]
+            others = [rank for rank in logged if rank not in on]
+            if others and name not in self._known_alone:
+                self._known_alone.add(name)
+                warn_caller(describe_alone(name, on, others))
 
     def _compute(self, objects: dict[str, Any], has_changed: bool) -> dict[str, float]:
         """All ranks, with objects in one order: torchmetrics communicates when it computes."""
@@ -120,15 +139,23 @@ class EpochReduction:
 
 
 def _gather(
-    strategy: Strategy, totals: dict[str, _Total], paths: dict[str, str], has_changed: bool
-) -> tuple[dict[str, _Total], dict[str, str], bool]:
-    """All ranks. Totals of all shards, the objects of any rank, and True if any rank's have
-    changed.
+    strategy: Strategy,
+    totals: dict[str, _Total],
+    paths: dict[str, str],
+    has_changed: bool,
+    always: set[str],
+) -> tuple[dict[str, _Total], dict[str, str], bool, dict[int, tuple[set[str], set[str]]]]:
+    """All ranks. Totals of all shards, the objects of any rank, True if any rank's have changed,
+    and by rank, for those that had a batch, what it has logged and what always.
     """
     merged: dict[str, _Total] = {}
     seen: set[tuple[int, str]] = set()
-    own = (strategy.data_parallel_rank, totals, paths, has_changed)
-    for shard, part, others, other_has_changed in strategy.gather_objects(own) or ():
+    logged: dict[int, tuple[set[str], set[str]]] = {}
+    own = (strategy.data_parallel_rank, totals, paths, has_changed, always)
+    gathered = strategy.gather_objects(own) or ()
+    for rank, (shard, part, others, other_has_changed, own_always) in enumerate(gathered):
+        if own_always:
+            logged[rank] = ({*part}, own_always)
         # The path of the first rank that has one.
         paths = {**others, **paths}
         has_changed = has_changed or other_has_changed
@@ -139,7 +166,22 @@ def _gather(
                 if name in merged:
                     total = merged[name].joined(total)
                 merged[name] = total
-    return strategy.broadcast((merged, paths, has_changed))  # type: ignore[no-any-return]
+    return strategy.broadcast((merged, paths, has_changed, logged))  # type: ignore[no-any-return]
+
+
+def _logged_always(entries: Iterable[Entry], shared: dict[str, _Total]) -> set[str]:
+    """The names that this rank has logged in each batch, or beside batches; none where it has had
+    no batch.
+    """
+    names = [
+        entry for entry in entries if entry.epoch_name in shared and entry.dataloader_idx is None
+    ]
+    most = max((shared[each.epoch_name].weight for each in names if each.in_batch), default=0)
+    return {
+        each.epoch_name
+        for each in names
+        if most and (not each.in_batch or shared[each.epoch_name].weight == most)
+    }
 
 
 def _paths_of(objects: dict[str, Any], module: nn.Module) -> dict[str, str]:

@@ -92,6 +92,15 @@ def check_called(name: str, metric: Any) -> None:
         )
 
 
+def describe_alone(name: str, on: list[int], others: list[int]) -> str:
+    """The warning for an epoch's value that some ranks log, and others don't."""
+    which, rest = (f"rank{'s' * (len(each) > 1)} {str(each)[1:-1]}" for each in (on, others))
+    return (
+        f"self.log({name!r}) is called on {which}, and not on {rest}: the epoch's value is of "
+        f"{which} alone. Log it on all ranks, or pass rank_zero_only=True where rank 0 is meant."
+    )
+
+
 def describe_shape(name: str, value: Tensor) -> str:
     """A tensor of several elements, or of none."""
     return (

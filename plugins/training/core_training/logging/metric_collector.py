@@ -213,6 +213,7 @@ class MetricCollector:
             name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options
         )
         entry.default, entry.dataloader_idx = self.on_epoch_default, self.dataloader_idx
+        entry.in_batch = self.batch is not None
         entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
         entry.is_stepwise = not by_epoch and not entry.syncs_steps
         if _is_metric(value):

@@ -44,6 +44,7 @@ class Entry:
             tensors.
         metric: a torchmetrics object that reduces by itself.
         dataloader_idx: of several loaders, the one in which it was logged first.
+        in_batch: it was logged first while a batch was running.
         is_stepwise: the newest value alone is kept, as this rank has it.
     """
 
@@ -65,6 +66,7 @@ class Entry:
     count: float | Tensor = 0.0
     metric: Any = None
     dataloader_idx: int | None = None
+    in_batch: bool = False
     is_stepwise: bool = False
 
     @property

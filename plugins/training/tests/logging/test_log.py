@@ -3,6 +3,7 @@ it.
 """
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -767,6 +768,38 @@ def test_values_of_two_ranks():
     }
 
 
+def test_a_value_that_one_rank_logs_is_named_once():
+    """Neither one that depends on the batch, nor one of a rank without a batch of its own."""
+
+    class Alone(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("all", 1.0)
+            if self.global_rank == 0:
+                self.log("alone", 2.0)
+                if batch_idx == 1:
+                    self.log("seldom", 3.0)
+
+        def on_validation_epoch_end(self):
+            if self.global_rank == 1:
+                self.log("at_the_end", 4.0)
+
+    def train():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for num_samples in (8, 1):
+                trainer = quiet_trainer(max_epochs=2, strategy="ddp", devices=2)
+                validation = DataLoader(torch.ones(num_samples), batch_size=2)
+                trainer.fit(Alone(), DataLoader(torch.ones(4, 4), batch_size=2), validation)
+        return [str(warning.message).partition(":")[0] for warning in caught]
+
+    first, second = in_one_process(train)
+    assert sorted(first + second) == [
+        "self.log('alone') is called on rank 0, and not on rank 1",
+        "self.log('at_the_end') is called on rank 1, and not on rank 0",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_batch_may_be_a_nested_tensor():
     nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])

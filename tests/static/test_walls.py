@@ -34,8 +34,9 @@ ROOMS = {
 """By package its files, and import-linter's contract that says on which floor each room is."""
 INSIDES = {"core.checkpoint.building_blocks"}
 """Public modules within a public package, for authors who build on what it has."""
-FOREIGN = {"_forward_cache", "_getframe", "_make"}
-"""The private names that the Trainer takes from torchmetrics, the interpreter and named tuples."""
+FOREIGN = {"_forward_cache", "_getframe", "_make", "_version"}
+"""The private names that the Trainer takes from torchmetrics, the interpreter, named tuples and
+torch, whose tensors count changes by it."""
 
 
 def imported_names(path, root="core"):

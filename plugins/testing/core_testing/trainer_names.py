@@ -14,5 +14,4 @@ if TYPE_CHECKING or HAS_TRAINER:
 else:
     from torch.nn import Module
 
-    class Callback:
-        """No callback: nothing asks it."""
+    Callback = object

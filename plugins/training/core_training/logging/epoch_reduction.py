@@ -146,7 +146,7 @@ def _gather(
     always: set[str],
 ) -> tuple[dict[str, _Total], dict[str, str], bool, dict[int, tuple[set[str], set[str]]]]:
     """All ranks. Totals of all shards, the objects of any rank, True if any rank's have changed,
-    and by rank, for those that had a batch, what it has logged and what always.
+    and on rank 0, by rank, for those that had a batch, what it has logged and what always.
     """
     merged: dict[str, _Total] = {}
     seen: set[tuple[int, str]] = set()
@@ -166,7 +166,7 @@ def _gather(
                 if name in merged:
                     total = merged[name].joined(total)
                 merged[name] = total
-    return strategy.broadcast((merged, paths, has_changed, logged))  # type: ignore[no-any-return]
+    return *strategy.broadcast((merged, paths, has_changed)), logged
 
 
 def _logged_always(entries: Iterable[Entry], shared: dict[str, _Total]) -> set[str]:

@@ -27,6 +27,7 @@ _PASSED_BY = ("torch", "contextlib", "functools", "multiprocessing", "threading"
 """Packages whose frames stand between core's and the user's line."""
 
 _by_python = warnings.showwarning
+_writes = getattr(warnings, "_showwarnmsg_impl", None)
 _num_given: Counter[tuple[str, str, int]] = Counter()
 """By text, file and line."""
 
@@ -60,8 +61,11 @@ _rank = _Rank()
 
 
 def install() -> None:
-    """Show each warning of this process once. A `showwarning` that other code has set stays."""
-    if warnings.showwarning is _by_python:
+    """Show each warning of this process once. A `showwarning` that other code has set stays, and so
+    does a recorder (`warnings.catch_warnings(record=True)`), which gets all.
+    """
+    is_recorded = getattr(warnings, "_showwarnmsg_impl", None) is not _writes
+    if warnings.showwarning is _by_python and not is_recorded:
         warnings.showwarning = _show
 
 

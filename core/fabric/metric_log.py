@@ -59,4 +59,6 @@ def _as_number(name: str, value: Any) -> float:
         raise ConfigurationError(
             f"log({name!r}): expected a number or a tensor of one element, got {what}."
         )
+    if is_tensor:
+        value = value.detach()
     return float(value)

@@ -5,7 +5,6 @@ loss leaves out.
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError, ModuleError
@@ -44,7 +43,7 @@ class FrozenParameters:
             if parameter in self._known:
                 self._known.pop(parameter)[1].remove()
             if not parameter.requires_grad:
-                handle = _on_gradient(parameter, partial(self._refuse, name))
+                handle = _on_gradient(parameter, self._refusal(name))
                 self._known[parameter] = name, handle
 
     def unfrozen(self) -> dict[Tensor, str]:
@@ -61,10 +60,15 @@ class FrozenParameters:
             handle.remove()
         self._known = {}
 
-    def _refuse(self, name: str, parameter: Tensor) -> None:
-        raise ConfigurationError(
+    def _refusal(self, name: str) -> Callable[[Tensor], None]:
+        message = (
             f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
         )
+
+        def refuse(parameter: Tensor) -> None:
+            raise ConfigurationError(message)
+
+        return refuse
 
 
 def _on_gradient(parameter: Tensor, refuse: Callable[[Tensor], None]) -> Any:

@@ -218,7 +218,7 @@ def test_the_log_of_a_workers_error_has_the_workers_whole_traceback(show):
                 logging.exception("logged")
         """.replace("\n        ", "\n")
     )
-    assert os.path.join("core", "trainer", "loops", "fit.py") in errors
+    assert os.path.join("core_training", "loops", "fit.py") in errors
     assert "Rank 1 failed with ValueError: a bug" in errors
 
 

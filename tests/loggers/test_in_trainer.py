@@ -102,7 +102,7 @@ def test_a_logger_that_somebody_else_has_registered(tmp_path, kind):
         LOGGER_REGISTRY.remove("somebodys")
     trainer.fit(Net(), loader())
     assert trainer.logger.told[0] == (4, {"epoch": 0.0, "batch_idx": 3.0})
-    assert getattr(trainer.logger, "save_dir", tmp_path) == tmp_path
+    assert Path(getattr(trainer.logger, "save_dir", tmp_path)) == tmp_path
 
 
 def test_an_alias_that_nobody_offers():

@@ -44,7 +44,7 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
     assert details["csv", "core-evil"] == "the alias belongs to core"
     assert details["off", "core-off"] == "CORE_DISABLE_PLUGINS names 'core-off'"
     assert details["old", "core-old"].startswith(
-        "it requires core-base<0.0.1, and this is core-training "
+        "it requires core-base<0.0.1, and this is core-base "
     )
     (fine,) = [row for row in rows if row.status is Status.OK]
     assert (fine.kind, fine.target, fine.version, fine.summary, fine.location, fine.detail) == (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from core.checkpoint.file import safetensors_file, single_file, torch_file
 from core.checkpoint.file.location import location_of
@@ -185,22 +185,22 @@ def with_folder(
             # read the new one.
             if _read_manifest(folder) != raw_manifest:
                 continue
-            raise _explained(folder, error) from error
+            _raise_explained(folder, error)
 
 
-def _explained(folder: Folder, error: Exception) -> CheckpointError:
-    """The error for a folder that can't be read."""
+def _raise_explained(folder: Folder, error: Exception) -> NoReturn:
+    """Raise the error for a folder that can't be read."""
     path = str(folder)
     if isinstance(error, CheckpointError):
-        return error
+        raise error
     if isinstance(error, NotAFileError):
-        return CheckpointCorruptedError(f"{path!r} is damaged: {error}.")
+        raise CheckpointCorruptedError(f"{path!r} is damaged: {error}.") from error
     if isinstance(error, FileNotFoundError):
         name = os.path.basename(error.filename or str(error))
-        return CheckpointCorruptedError(
+        raise CheckpointCorruptedError(
             f"{path!r} is incomplete: its file {name!r} is missing. Load an earlier checkpoint."
-        )
-    return messages.cannot_read(path, error)
+        ) from error
+    raise messages.cannot_read(path, error) from error
 
 
 def _read_manifest(folder: Folder) -> bytes:
@@ -215,7 +215,7 @@ def _read_manifest(folder: Folder) -> bytes:
     except NotADirectoryError as error:
         raise CheckpointCorruptedError(f"{path!r} is neither a folder nor a file.") from error
     except Exception as error:
-        raise _explained(folder, error) from error
+        _raise_explained(folder, error)
 
 
 def _parse(file: BinaryIO, path: str) -> dict[str, object]:

@@ -129,7 +129,7 @@ def test_parameters_that_one_rank_uses_are_trained_as_by_ddp_or_named():
 
 def test_modules_that_differ_are_refused():
     assert (
-        "'bias', (1,) float32 on rank 0\n  'bias', (2,) float32 on rank 1"
+        "'weight', (1, 4) float32 on rank 0\n  'weight', (2, 4) float32 on rank 1"
         in RANKS.run(refusal, unlike)[0]
     )
 

@@ -562,7 +562,7 @@ CHECKPOINTED = {"activation_checkpointing": True}
             set_up_again_with_more,
             "'1.weight' of Sequential isn't sharded, and other parameters are: each",
         ),
-        ("fsdp", build_differently, "'weight': (4, 6) float32 on rank 0; (6, 4) float32 on rank 1"),
+        ("fsdp", build_differently, "'weight', (4, 6) float32 on rank 0\n  'weight', (6, 4) float"),
         (
             "fsdp",
             build_on_meta_on_one_rank,

@@ -7,6 +7,8 @@ import os
 from core import Absent, ConfigurationError, Found
 from core.cluster import LocalEnvironment, read_int, read_port, read_text
 
+__all__ = ["KubeflowEnvironment"]
+
 _HINT = "Kubeflow Trainer sets it in every pod of a TrainJob."
 _POD_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 

@@ -327,10 +327,6 @@ def test_what_contradicts_it(tmp_path):
         ConfigurationError, match=r"enable_progress_bar=False, and callbacks has a RichProgressBar"
     ):
         make_trainer(tmp_path, RichProgressBar())
-    with pytest.raises(
-        ConfigurationError, match=r"callbacks has RichProgressBar and RichProgressBar; expected one"
-    ):
-        make_trainer(tmp_path, RichProgressBar(), RichProgressBar(), enable_progress_bar=True)
 
 
 def test_it_pickles():

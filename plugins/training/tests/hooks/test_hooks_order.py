@@ -245,11 +245,6 @@ def test_the_number_of_the_loader_may_be_left_out_for_the_base_class(name):
             {"training_step": lambda self, a, b, c: None},
             "of which those at the end may be left out",
         ),
-        (
-            Net,
-            {"on_after_batch_transfer": lambda self, batch: batch},
-            r"it gets \(batch, dataloader_idx\)",
-        ),
         (Net, {"on_fit_start": lambda self, *, why: None}, r"\(\*, why\) can't be called"),
     ],
 )

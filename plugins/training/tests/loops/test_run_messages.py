@@ -40,7 +40,7 @@ def test_early_stopping_says_which_value_and_what_is_saved(tmp_path, capsys):
     saving = LambdaCallback(on_train_batch_end=save)
     assert lines(capsys, EarlyStopping("val_loss", patience=2), saving) == [
         "Training has ended after step 9: EarlyStopping: val_loss is 1, and did not get better "
-        "than 1 in the last 2 checks (patience=2). The newest checkpoint holds step 8: "
+        "than 1 in 2 checks (patience=2, min_delta=0). The newest checkpoint holds step 8: "
         f"ckpt_path='{tmp_path}/it.ckpt' goes on from it."
     ]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from _pytest.pathlib import CouldNotResolvePathError, resolve_pkg_root_and_module_name
 
+from core import __version__
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -34,6 +36,12 @@ def test_the_trainers_public_modules_export_what_belongs_to_it(name):
     assert all(getattr(module, public) is own[public] for public in module.__all__)
     with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
         _ = module.Missing
+
+
+def test_a_trainer_of_another_release_is_named():
+    program = "import core; core.__version__ = '9.9'; from core import Trainer"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"and core-base 9.9 is installed: `pip install core-base=={__version__}`." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ NODES = {
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_260,
-    "plugins/training": 94_900,
+    "plugins/training": 94_930,
     "plugins/transformers": 10_060,
-    "plugins": 494_950,
+    "plugins": 494_990,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

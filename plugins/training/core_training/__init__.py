@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from core import __version__ as version_of_base
 from core.lazy_exports import lazy_exports
+from core_training._version import __version__
 
 if TYPE_CHECKING:
     from core_training.hooks.event_hooks import EventHooks
@@ -30,5 +32,11 @@ __all__ = [
     "Trainer",
     "warn_caller",
 ]
+
+if version_of_base != __version__:
+    raise ImportError(
+        f"core-training {__version__} is a part of core {__version__}, and core-base "
+        f"{version_of_base} is installed: `pip install core-base=={__version__}`."
+    )
 
 __getattr__, __dir__ = lazy_exports(__name__)

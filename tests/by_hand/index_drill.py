@@ -22,8 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIGHT = [
-    *("bagua", "ddp", "finetuning", "fsdp", "monitors", "neighbour", "parallel"),
-    *("predictions", "profilers", "report", "transformers"),
+    *("bagua", "ddp", "fsdp", "neighbour", "parallel", "report", "training", "transformers"),
 ]
 """Plugins whose README's program needs neither a device nor a library that they don't require."""
 
@@ -264,6 +263,7 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         *squatted,
         "-c",
         constraints,
+        "core-base",
         "core-training",
         "core-ddp",
     )
@@ -274,7 +274,7 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         expect="DDPStrategy core-ddp 0.1.0 ok",
     )
     drill.step(f"{tool}: plugins", *install, *(f"core-{name}" for name in LIGHT), "core-testing")
-    for name in LIGHT if tool == "pip" else ("ddp", "finetuning", "report"):
+    for name in LIGHT if tool == "pip" else ("ddp", "report", "training"):
         page = ROOT / "plugins" / name / "README.md"
         drill.step(
             f"{tool}: program of core-{name}",
@@ -288,14 +288,14 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         f"{tool}: ... by an import too", python, "-c", "import core.strategies", **overwritten
     )
     drill.step(f"{tool}: ... is uninstalled", *remove, "core")
-    drill.step(f"{tool}: ... and ours comes back", *squatted, "-c", constraints, "core-training")
+    drill.step(f"{tool}: ... and ours comes back", *squatted, "-c", constraints, "core-base")
     drill.step(
         f"{tool}: ... whole",
         core,
         "doctor",
         "--verify",
         release,
-        expect=r"core-training ok its \d+ files",
+        expect=r"core-base ok its \d+ files",
     )
     drill.step(f"{tool}: uninstall core-ddp", *remove, "core-ddp")
     drill.step(
@@ -307,7 +307,7 @@ def use(drill: Drill, tool: str, url: str, squat: str) -> None:
         fails=True,
         expect="pip install core-ddp",
     )
-    drill.step(f"{tool}: uninstall core-training", *remove, "core-training")
+    drill.step(f"{tool}: uninstall core-training", *remove, "core-training", "core-base")
     drill.step(
         f"{tool}: ... leaves nothing",
         python,
@@ -335,7 +335,7 @@ def main() -> None:
     newer(drill)
     drill.make_wheel("core-future", "1.0", '["core-training>=9"]', drill.index)
     squatter = drill.folder / "squatter"
-    for name in ("core-training", "core-ddp", "core"):
+    for name in ("core-base", "core-training", "core-ddp", "core"):
         drill.make_wheel(name, "99.0", "[]", squatter)
     try:
         url, squat = (

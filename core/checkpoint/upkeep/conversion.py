@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint.any_form import formats
@@ -36,7 +36,7 @@ def convert_checkpoint(
         raise CheckpointError(
             f"Something is at {os.fspath(target)!r} already. Name a place that is free."
         )
-    alone = _PassedOn(_writer_of(source) if reader is None else {})
+    alone = _PassedOn(source if reader is None else None)
     try:
         writer.convert_checkpoint(
             source, target, reader=reader or DistributedCheckpointIO(), collectives=alone
@@ -45,21 +45,26 @@ def convert_checkpoint(
         writer.teardown()
 
 
-def _writer_of(path: PathLike) -> Mapping[str, Any]:
-    """The writer of a checkpoint of one of the core's forms."""
-    folder = formats.open_folder(path)
-    if folder.is_file():
-        return {}
-    return formats.with_folder(folder, lambda reader: reader.manifest.writer)
-
-
-@dataclass
 class _PassedOn:
     """One process, which passes on the writer of the original."""
 
-    writer: Mapping[str, Any]
     rank = 0
     size = 1
+
+    def __init__(self, source: PathLike | None) -> None:
+        self._source = source
+
+    @cached_property
+    def writer(self) -> Mapping[str, Any]:
+        """The writer of the original, if it is of one of the core's forms. A CheckpointIO that
+        reads others' folders by itself never asks.
+        """
+        if self._source is None:
+            return {}
+        folder = formats.open_folder(self._source)
+        if folder.is_file():
+            return {}
+        return formats.with_folder(folder, lambda reader: reader.manifest.writer)
 
     def barrier(self) -> None:
         """Return at once: there is no other rank to wait for."""

@@ -263,7 +263,6 @@ class ByCall:
         {"param": 3},
         torch.zeros(4),
         torch.arange(3),
-        torch.zeros(1).expand(3),
         ByCall(os.system, ("exit 1",)),
     ],
 )

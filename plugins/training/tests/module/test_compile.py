@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 import torch
+from spawned_net import SpawnedNet
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
@@ -158,13 +159,6 @@ def test_spawned_workers_compile_too():
     module = torch.compile(SpawnedNet(), backend="eager")
     trainer = fit(module, batches(2), strategy="ddp_spawn", devices=1)
     assert trainer.global_step == 2
-
-
-class SpawnedNet(Net):
-    validation_step = None
-
-    def training_step(self, batch):
-        return self(batch).mean()
 
 
 # units --------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from core import (
 from core.strategies import ParallelStrategy
 from core_testing.conformance import Conformance
 from core_testing.ranks import Backend
+from core_testing.waiting import slowness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -347,7 +348,7 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
 
 def _wait_until_empty(folder: Path) -> None:
     """Wait for files that are removed in the background, for a limited time."""
-    end = time.monotonic() + _REMOVAL_S
+    end = time.monotonic() + _REMOVAL_S * slowness()
     while _files(folder) and time.monotonic() < end:
         time.sleep(0.01)
 

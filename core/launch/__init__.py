@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from core.launch.call import LaunchedCall, read_result, write_result
     from core.launch.connections import hang_up
     from core.launch.in_place import InPlaceLauncher
-    from core.launch.messages import has_listener, on_message, send_to_main
     from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
     from core.launch.rank import known_rank
     from core.launch.signal_forwarder import SignalForwarder
@@ -38,12 +37,9 @@ __all__ = [
     "fork",
     "forkserver",
     "hang_up",
-    "has_listener",
     "known_rank",
-    "on_message",
     "rank_variables",
     "read_result",
-    "send_to_main",
     "spawn",
     "worker_error",
     "write_result",

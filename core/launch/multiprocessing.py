@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,6 @@ from core.contract import ConfigurationError, Launcher, LaunchError
 from core.contract.rank_variables import rank_variables
 from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, name_of, open_channel, signal_process
-from core.launch.messages import MessageReceiver, begin_to_send
 from core.launch.rank import STARTING
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested
 from core.launch.signal_forwarder import SignalForwarder
@@ -111,24 +110,20 @@ class MultiprocessingLauncher(Launcher):
             )
             payload = directory / "call"
             call.write(payload, who=f"The start method {self.start_method!r}", cure=cure)
-        with SignalForwarder() as signals, closing(MessageReceiver()) as receiver:
+        with SignalForwarder() as signals:
             group: WorkerGroup | None = None
             try:
                 with signals.held():
                     node_rank, indices = call.environment.node_rank(), range(self.num_processes)
                     workers = start_all(
-                        self._start(payload, directory, node_rank, each, receiver)
-                        for each in indices
+                        self._start(payload, directory, node_rank, each) for each in indices
                     )
                     group = WorkerGroup(workers, lambda failure: None)
                     signals.to(group)
                 # Each worker runs the one function to its end; one that ends before has failed,
                 # whatever its exit code.
                 group.need(1)
-                while not group.wait(0):
-                    receiver.receive()  # in this thread, where a notebook expects what is drawn
-                while receiver.receive():
-                    pass
+                group.wait()
             finally:
                 if group is not None:
                     group.stop("The main process was interrupted, and its workers end too.", 0)
@@ -145,7 +140,6 @@ class MultiprocessingLauncher(Launcher):
         directory: Path,
         node_rank: int,
         local_rank: int,
-        receiver: MessageReceiver,
     ) -> Worker:
         import torch.multiprocessing
 
@@ -169,7 +163,6 @@ class MultiprocessingLauncher(Launcher):
                 target=_work,
                 args=(
                     end,
-                    receiver.theirs,
                     payload,
                     world,
                     variables,
@@ -212,7 +205,6 @@ def _signals_blocked() -> Iterator[set[int]]:
 
 def _work(
     end: socket.socket,
-    messages: socket.socket,
     payload: Path | LaunchedCall,
     world: dict[str, int],
     variables: dict[str, str],
@@ -231,7 +223,6 @@ def _work(
     signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
-    begin_to_send(messages, world["global_rank"])
     if num_sharing:
         share_cores(num_sharing)
     else:

@@ -166,10 +166,6 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_torchs(kind: type) -> bool:
-    return kind.__module__.startswith("torch.")
-
-
 def _is_same(own: type, saved: str) -> bool:
     """True of the class itself; one of the user's may have moved to another module, as from a
     script to a package.

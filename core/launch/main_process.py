@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract import HangError, WorkerError
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
-from core.launch.forked_copies import call_in_copies
+from core.launch.forked_copies import ForkedCopies
 from core.launch.signal_listener import SignalListener, call_main_thread
 from core.launch.stop_others import Worker, WorkerGroup
 from core.launch.timeouts import GRACE_S
@@ -60,7 +60,7 @@ class MainProcess:
         self._group = WorkerGroup(workers, self._interrupt)
         self._watch = SignalListener(self._free_main_thread)
         atexit.register(self.close)
-        call_in_copies(self._forget)
+        ForkedCopies(self._forget)
 
     def check(self) -> None:
         """Raise what a worker has failed with since the last launch.

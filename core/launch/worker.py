@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from core.contract import WorkerError
-from core.launch.forked_copies import call_in_copies
+from core.launch.forked_copies import ForkedCopies
 from core.launch.timeouts import ECHO_S, GRACE_S
 from core.launch.worker_failure import WorkerFailure
 
@@ -43,7 +43,7 @@ class Membership:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, exit_on_signal)
         atexit.register(self._end)
-        call_in_copies(self._forget)
+        ForkedCopies(self._forget)
         # From here on the kernel sends this process SIGIO when there is news.
         self._channel.claim()
         # News that came before the handler was there has sent no signal.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from core.contract.errors import CheckpointError
 from core.session import nested, state_objects
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from core.session.session import Session
 
-_MARKS: WeakKeyDictionary[object, tuple[str, list[tuple[int, int]]]] = WeakKeyDictionary()
-"""By module or optimizer: the checkpoint, and the identities and versions of its tensors then."""
+_MARKS: WeakKeyDictionary[object, tuple[str, list[tuple[ref[Any], int]]]] = WeakKeyDictionary()
+"""By module or optimizer: the checkpoint, and its tensors with their versions then."""
 
 
 def mark(session: Session, state: object, path: str) -> None:
     """This rank. Remember what a failed load of the checkpoint `path` may have overwritten."""
     for owner in _owners(session, state):
-        _MARKS[owner] = (path, _versions(owner))
+        _MARKS[owner] = (path, [(ref(tensor), tensor._version) for tensor in _tensors_of(owner)])
 
 
 def unmark(session: Session, target: object) -> None:
@@ -46,13 +46,17 @@ def refuse_half_loaded(session: Session, purpose: str, state: object = None) -> 
     if state is None:
         state = [*(handle.module for handle in session.handles), *session.strategy.optimizers]
     for owner in _owners(session, state):
-        path, versions = _MARKS.get(owner, ("", None))
-        # What was changed since has been made good by other means, such as `load_state_dict`.
-        if versions == _versions(owner):
-            raise CheckpointError(
-                f"{type(owner).__name__} can't be {purpose}: the load of {path!r} failed when it "
-                "had overwritten it in part. Load another checkpoint into it, or make it anew."
-            )
+        path, tensors = _MARKS.get(owner, ("", []))
+        # Tensors that are gone, or were changed since, have been made good by other means, such as
+        # `load_state_dict`.
+        for own, version in tensors:
+            tensor = own()
+            if tensor is not None and tensor._version == version:
+                raise CheckpointError(
+                    f"{type(owner).__name__} can't be {purpose}: the load of {path!r} failed when "
+                    "it had overwritten it in part. Load another checkpoint into it, or make it "
+                    "anew."
+                )
 
 
 def _owners(session: Session, value: Any) -> Iterator[object]:
@@ -65,12 +69,11 @@ def _owners(session: Session, value: Any) -> Iterator[object]:
             yield from _owners(session, item)
 
 
-def _versions(owner: Any) -> list[tuple[int, int]]:
-    """Identity of each tensor, and the number of changes that it has seen."""
+def _tensors_of(owner: Any) -> list[Any]:
+    """Its tensors that count their changes."""
     if hasattr(owner, "parameters"):
         tensors = [*owner.parameters(), *owner.buffers()]
     else:
         entries = [entry for entry in owner.state.values() if isinstance(entry, dict)]
         tensors = [value for entry in entries for value in entry.values()]
-    known = (value for value in tensors if hasattr(value, "_version") and not value.is_inference())
-    return [(id(value), value._version) for value in known]
+    return [each for each in tensors if hasattr(each, "_version") and not each.is_inference()]

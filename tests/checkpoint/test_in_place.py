@@ -214,6 +214,10 @@ def test_what_a_failed_load_has_overwritten_may_be_made_good_by_other_means_than
         fabric.load(path, model)
     with pytest.raises(CheckpointError, match="can't be saved"):
         fabric.save(path.with_name("next.ckpt"), model)
+    with torch.no_grad():  # as a forward changes the statistics of a batch norm
+        next(model["model"].parameters()).mul_(1)
+    with pytest.raises(CheckpointError, match="can't be saved"):
+        fabric.save(path.with_name("next.ckpt"), model)
     model["model"].module.load_state_dict(weights)
     fabric.save(path.with_name("next.ckpt"), model)
 

@@ -23,6 +23,7 @@ from core.checkpoint import (
 from core.checkpoint.any_form import dates
 from core.checkpoint.format import manifest as manifest_module
 from core.checkpoint.storage import locks
+from core.checkpoint.storage.place import LocalPlace
 from core.cli.commands import command
 from support.checkpoint_collectives import save_state
 from support.tiny import Tiny, loader, make_trainer
@@ -187,6 +188,27 @@ def test_ls(run, tmp_path):
         "best.ckpt": "link",
         "c.ckpt": "damaged",
     }
+
+
+def test_ls_shows_a_link_that_leads_nowhere(run, tmp_path):
+    (tmp_path / "newest").symlink_to("gone.ckpt")
+    assert cells(run("ls", tmp_path))[1][-1] == "link"
+
+
+def test_a_save_while_ls_looks_is_no_damage(run, tmp_path, monkeypatch):
+    save(tmp_path / "last.ckpt", 1)
+    real = LocalPlace.entries
+
+    def entries(self):
+        found = real(self)
+        if self.name == "last.ckpt":
+            monkeypatch.undo()
+            save(tmp_path / "last.ckpt", 2)
+        return found
+
+    monkeypatch.setattr(LocalPlace, "entries", entries)
+    _, step, *_, state = cells(run("ls", tmp_path))[1]
+    assert (step, state) == ("2", "complete")
 
 
 def test_ls_of_a_run_and_where_none_are(run, tmp_path):

@@ -76,9 +76,11 @@ def _candidates(folder: PathLike) -> Iterator[Place]:
 
 
 def _is_one(place: Place, entry: PlaceEntry) -> bool:
-    if not entry.is_folder:
+    path = str(place)
+    is_link = os.path.islink(path)
+    if not entry.is_folder and (not is_link or os.path.exists(path)):
         return entry.name.endswith(FILE_SUFFIXES)
-    if os.path.islink(str(place)) or folder_at(place).exists():
+    if is_link or folder_at(place).exists():
         return True
     names = names_in(place) or [""]
     return all(map(manifest.OWN_FILE.fullmatch, names))
@@ -96,9 +98,8 @@ def _listed(place: Place, verify: bool, progress: Callable[[int, int], None] | N
             beside = {entry.name: entry for entry in place.parent.entries()}
             _, _, size_bytes, saved_at_s = beside[place.name]
         else:
-            sizes = {entry.name: entry.size_bytes for entry in place.entries()}
-            size_bytes = sum(sizes.values())
-            saved_at_s, step = formats.with_folder(folder, lambda reader: _facts(reader, sizes))
+            size_bytes = sum(_sizes(place).values())
+            saved_at_s, step = formats.with_folder(folder, lambda reader: _facts(place, reader))
         if verify:
             formats.verify_checkpoint(path, progress)
             state = "verified"
@@ -107,8 +108,14 @@ def _listed(place: Place, verify: bool, progress: Callable[[int, int], None] | N
     return Listed(path, saved_at_s, size_bytes, step, state, detail)
 
 
-def _facts(reader: FolderReader, sizes: dict[str, int]) -> tuple[float, int | None]:
+def _sizes(place: Place) -> dict[str, int]:
+    return {entry.name: entry.size_bytes for entry in place.entries()}
+
+
+def _facts(place: Place, reader: FolderReader) -> tuple[float, int | None]:
     """The time at which it was saved, and the step, once all of its files have been found."""
+    # Now, and so after the manifest was read: a save may have replaced both before.
+    sizes = _sizes(place)
     for name, entry in reader.manifest.files.items():
         if name not in sizes:
             raise FileNotFoundError(2, "is missing", name)

@@ -301,6 +301,12 @@ def test_gc_behind_a_url(run, store):
     ]
 
 
+def test_checkpoints_at_the_root_of_a_store(run, store):
+    save("memory://last.ckpt", 2)
+    (found,) = json.loads(run("ls", "memory://", "--json").output)
+    assert newest_valid("memory://") == found["path"] == "memory://last.ckpt"
+
+
 def test_gc_leaves_what_the_store_tells_no_age_of(run, store, monkeypatch):
     """Files that are listed without a time may be of a save that goes on."""
     real = MemoryFileSystem.ls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from posixpath import dirname, join
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from core.checkpoint.storage import disk, messages
@@ -106,6 +107,8 @@ class RemotePlace:
         self.path = path.rstrip("/")
         self.name = self.path.rpartition("/")[2]
         self.url = url.rstrip("/")
+        if self.url.endswith(":"):  # the root of a file system
+            self.url += "//"
 
     def __str__(self) -> str:
         return self.url
@@ -113,13 +116,11 @@ class RemotePlace:
     @property
     def parent(self) -> RemotePlace:
         """The folder that it is in."""
-        return RemotePlace(
-            self.filesystem, self.path.rpartition("/")[0], self.url.rpartition("/")[0]
-        )
+        return RemotePlace(self.filesystem, dirname(self.path), dirname(self.url))
 
     def child(self, name: str) -> RemotePlace:
         """The place of this name in it."""
-        return RemotePlace(self.filesystem, f"{self.path}/{name}", f"{self.url}/{name}")
+        return RemotePlace(self.filesystem, f"{self.path}/{name}", join(self.url, name))
 
     def entries(self) -> list[PlaceEntry]:
         """The contents of the folder, now: fsspec remembers listings, also after a change.

@@ -85,6 +85,20 @@ def test_a_save_that_can_not_be_told_to_have_happened_does_not_claim_that_it_has
     assert load_checkpoint(path) == {"step": 2}, "what the manifest names was deleted"
 
 
+def test_what_can_not_be_put_back_is_not_said_to_be_as_it_was(lossy, monkeypatch):
+    path, real = "memory://run/last.ckpt", MemoryFileSystem.pipe_file
+    save_state(path, {"step": 1})
+
+    def damage(self, path, value, **options):
+        lossy()
+        real(self, path, value[:-5], **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", damage)
+    lossy("cat_file")
+    with pytest.raises(CheckpointError, match="is in its place, and its manifest is damaged: File"):
+        save_state(path, {"step": 2})
+
+
 @pytest.mark.slow
 def test_on_a_server_that_speaks_s3(tmp_path):
     """Whose answers fail: `benchmarks/s3_faults.py`."""

@@ -93,8 +93,10 @@ class RemoteFolder(AnyFolder):
         try:
             if before is None:
                 self._manifest.delete()
-            else:
+            elif before:
                 self._manifest.write(before)
+            else:
+                raise FileNotFoundError("the one before could not be read")
         except Exception as error:
             raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
 

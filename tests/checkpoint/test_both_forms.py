@@ -130,6 +130,7 @@ ENDLESS.append(ENDLESS)
         (1 << 5000, "an int of 5001 bits"),
         ((1, -(1 << 3000), 2), "state['a'][1] is an int of 3001 bits; at most 2039 can be"),
         ({Foo(): 1}, "the key <"),
+        ({Foo(): torch.ones(1)}, "the key <"),
         (type("Number", (int,), {})(3), "Number, which a checkpoint can't hold"),
         (type("Pair", (tuple,), {})((1, 2)), "Pair, which a checkpoint can't hold"),
         (ENDLESS, "nested too deeply to be saved"),

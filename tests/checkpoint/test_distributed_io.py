@@ -96,6 +96,14 @@ def test_a_state_that_is_no_dict_is_refused(path):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+def test_a_description_is_no_part_of_what_is_loaded_after_it(path):
+    storage, state = DistributedCheckpointIO(), {"epochs": [1, 2, 3]}
+    save_state(path, state, storage)
+    storage.describe_checkpoint(path, collectives=Alone())["epochs"].append(4)
+    assert storage.load_checkpoint(path, collectives=Alone()) == state
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize(
     ("make", "told"),
     [

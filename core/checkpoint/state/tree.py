@@ -159,18 +159,17 @@ class Encoder:
 
     def mapping(self, values: Mapping[Any, Any], key_path: KeyPath) -> dict[str, Json]:
         """The items of a dict."""
+        in_pairs = False
+        if not are_names(values):
+            for key in values:
+                check_key(key, key_path)
+            in_pairs = any(type(key) is not str or key.startswith("$") for key in values)
         encoded = {key: self.encode(value, (*key_path, key)) for key, value in values.items()}
-        if are_names(encoded):
+        if not in_pairs:
             return encoded
-        for key in encoded:
-            check_key(key, key_path)
         # Keys that aren't text, or look like one of our tags, stand in pairs.
-        if any(type(key) is not str or key.startswith("$") for key in encoded):
-            pairs: list[Json] = [
-                [self.encode(key, key_path), value] for key, value in encoded.items()
-            ]
-            return {"$dict": pairs}
-        return encoded
+        pairs: list[Json] = [[self.encode(key, key_path), value] for key, value in encoded.items()]
+        return {"$dict": pairs}
 
     def items(self, values: list[Any] | tuple[Any, ...], key_path: KeyPath) -> list[Json]:
         """The items of a list or tuple."""
@@ -272,7 +271,7 @@ class Decoder:
     def items(self, nodes: list[Json], key_path: KeyPath, target: Any = None) -> list[Any]:
         """The items of a list."""
         if {dict, list}.isdisjoint(map(type, nodes)):  # a random state has 625 numbers
-            return nodes
+            return [*nodes]
         targets = dict(enumerate(target)) if isinstance(target, list | tuple) else {}
         return [
             self.decode(node, (*key_path, index), targets.get(index))

@@ -138,12 +138,10 @@ def _remote(place: RemotePlace, stopped: bool) -> Iterator[Removable]:
     for name, entries in contents.items():
         folder = RemoteFolder(place.child(name))
         names = [entry.name for entry in entries]
-        unnamed, why = _unnamed(folder, names), _UNNAMED
         if all(map(manifest.OWN_FILE.fullmatch, names)):
-            unnamed, why = (
-                names,
-                "a file of a save that did not end, in a folder without a manifest",
-            )
+            unnamed, why = names, _UNFINISHED
+        else:
+            unnamed, why = _unnamed(folder, names), _UNNAMED
         for entry in entries:
             if entry.name in unnamed:
                 yield from removable(entry, folder.place.child(entry.name), why)

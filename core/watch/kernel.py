@@ -68,6 +68,12 @@ def thread_state(thread: int) -> str:
     return (_stat(f"{PROC}/self/task/{thread}/stat") or [""])[_STATE]
 
 
+def is_traced() -> bool:
+    """True if another process traces this one, as gdb and strace do."""
+    _, _, tracer = _text(f"{PROC}/self/status").partition("TracerPid:\t")
+    return tracer[:1] not in ("", "0")
+
+
 def is_gone(pid: int) -> bool:
     """True if a process has ended."""
     return process_state(pid) in ("Z", "X")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from core.contract import ConfigurationError
+from core.watch import kernel
 
 VARIABLE = "CORE_WATCH"
 
@@ -78,7 +79,12 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
 
 def is_debugged() -> bool:
     """True under a debugger, where to stand still is what is wanted."""
-    return sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules
+    return (
+        sys.gettrace() is not None
+        or "debugpy" in sys.modules
+        or "pydevd" in sys.modules
+        or kernel.is_traced()
+    )
 
 
 def _seconds(setting: str) -> float:

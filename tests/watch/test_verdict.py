@@ -543,3 +543,18 @@ def test_a_debugger_turns_the_watch_off():
     finally:
         sys.settrace(before)
     assert not options.is_debugged() or before is not None
+
+
+def test_a_tracer_turns_the_watch_off():
+    program = (
+        "import ctypes; from core.watch import options\n"
+        "refused = ctypes.CDLL(None).ptrace(0, 0, None, None)\n"  # the parent is the tracer now
+        "print(refused, options.is_debugged())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    refused, is_debugged = done.stdout.split()
+    if refused != "0":
+        pytest.skip("no process may be traced here")
+    assert is_debugged == "True"

@@ -105,8 +105,9 @@ class Membership:
                 "The main process is gone, so its workers end too.", rank=0
             )
         # An exception that is being handled already ends this worker; a second one would hide it.
-        # Nor is a `finally` left where an error is shown, or the interpreter waits for threads.
-        is_over = self._is_shown or not threading.main_thread().is_alive()
+        # Nor is a `finally` left where an error is shown, or the interpreter waits for threads:
+        # the main thread is alive in a part of that wait.
+        is_over = self._is_shown or threading._SHUTTING_DOWN  # type: ignore[attr-defined]
         if error is not None and sys.exception() is None and not is_over:
             raise error
 

@@ -10,8 +10,10 @@ ENDS = {
     "of a global": "fabric = Fabric(accelerator='cpu', devices=1, "
     "plugins=checkpoint_io)\nsave(fabric)",
     "of a function": "main()",
-    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, "
-    "plugins=checkpoint_io)\nsave(fabric)",
+    # Rank 0's failure comes while the interpreter of rank 1 waits for a thread.
+    "of two ranks": "import concurrent.futures, time\n"
+    "fabric = Fabric(accelerator='cpu', devices=2, plugins=checkpoint_io)\nsave(fabric)\n"
+    "if fabric.global_rank: concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 5)",
 }
 
 

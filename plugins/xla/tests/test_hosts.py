@@ -94,5 +94,6 @@ def test_what_hosts_do_not_have_in_common_is_an_error_on_all(told):
         assert "the hosts have [1, 0] of them" in host["collectives"]["alone"]
         assert "The hosts' loaders give different first batches" in host["unlike batches"]
         assert (
-            "'weight': (2, 2) float32 on rank 0; (3, 2) float32 on rank 1" in host["unlike modules"]
+            "'weight', (2, 2) float32 on rank 0\n  'weight', (3, 2) float32 on rank 1"
+            in host["unlike modules"]
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from core_training.logging.scalar_widths import read
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -45,16 +47,17 @@ class LoggerPublisher:
 
     def publish_step(self, metrics: MetricCollector, output: object, module: nn.Module) -> None:
         """All ranks. Hand the newest step values to the loggers, and look at the last output of
-        `training_step`. Waits for the device.
+        `training_step`. Waits for the device once.
         """
-        names = metrics.logger_names()
+        names, losses = metrics.logger_names(), self._logged.losses
         values = {name: value for name, value in metrics.step_values().items() if name in names}
+        *numbers, loss = read([*values.values(), losses.scalar_of(output)])
         if values:
-            logged = {name: float(value) for name, value in values.items()}
+            logged = dict(zip(values, numbers, strict=True))
             self._check_losses(logged)
             self.log_metrics(logged)
             self.has_published_step = True
-        self._logged.losses.look_at_output(output, module, self._strategy)
+        losses.look_at_output(output, module, self._strategy, loss)
 
     def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
         """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to

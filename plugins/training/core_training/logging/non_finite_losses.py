@@ -77,18 +77,29 @@ class NonFiniteLossCheck:
             "come of it are useless."
         )
 
-    def look_at_output(self, output: Any, module: nn.Module, strategy: Strategy) -> None:
-        """Check the last output of the module's `training_step` on this rank. Waits for the device.
+    @staticmethod
+    def scalar_of(output: object) -> Tensor | None:
+        """The plain loss, of one element, in an output of `training_step`; None if there is
+        none.
+        """
+        loss = loss_in(output)
+        return loss.detach() if type(loss) is Tensor and loss.numel() == 1 else None
+
+    def look_at_output(
+        self, output: Any, module: nn.Module, strategy: Strategy, value: float | None = None
+    ) -> None:
+        """Check the last output of the module's `training_step` on this rank.
 
         Args:
             output: a loss, or a dict with one.
             module: whose step it is.
             strategy: has the rank.
+            value: of the loss, where it was read already; None to wait for it here.
         """
         loss = loss_in(output)
         if not isinstance(loss, Tensor):
             return
-        if _is_finite(loss):
+        if _is_finite(loss) if value is None else math.isfinite(value):
             self._last_finite, self.since = self._progress.global_step, None
         elif weight_in(output) != 0:
             self.since = self.since or self._progress.global_step

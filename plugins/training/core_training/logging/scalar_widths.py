@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -47,6 +47,19 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
         dtype = widest_float(value.device.type)
     wide = value.to(dtype)
     return wide.reshape(())
+
+
+def read(values: Sequence[Any]) -> list[Any]:
+    """Numbers, and tensors of one element, as floats; None stays. Waits for a device once, however
+    many it has.
+    """
+    on_device = [value for value in values if type(value) is Tensor and not value.is_cpu]
+    if on_device:
+        device = on_device[0].device
+        rows = [widen(value.detach().to(device), is_float=True) for value in on_device]
+        found = dict(zip(map(id, on_device), torch.stack(rows).tolist(), strict=True))
+        values = [found.get(id(value), value) for value in values]
+    return [None if value is None else float(value) for value in values]
 
 
 def narrow_for(device: torch.device, value: Tensor) -> Tensor:

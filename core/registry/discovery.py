@@ -8,6 +8,7 @@ a bad file becomes a `Problem`, and the others stand.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,9 +118,14 @@ def describe(cause: BaseException) -> str:
 
 def _scan(*, refresh: bool) -> Discovery:
     """First every metadata folder is read, then the copies of one distribution are told apart."""
+    import importlib_metadata
+
+    if refresh:
+        importlib.invalidate_caches()
+        importlib_metadata.MetadataPathFinder.invalidate_caches()
     problems: list[Problem] = []
     copies: dict[str, list[Provider]] = {}
-    for distribution in relevant_distributions(_distributions(refresh=refresh)):
+    for distribution in relevant_distributions(list(importlib_metadata.distributions())):
         path = folder_of(distribution)
         location, folder = os.path.split(path)
         name, _, version = folder.rpartition(".")[0].partition("-")
@@ -140,17 +146,6 @@ def _scan(*, refresh: bool) -> Discovery:
         if provider.specs and provider.name not in (DISTRIBUTION, TRAINING)
     ]
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
-
-
-def _distributions(*, refresh: bool) -> list[Distribution]:
-    import importlib_metadata
-
-    if refresh:
-        import importlib
-
-        importlib.invalidate_caches()
-        importlib_metadata.MetadataPathFinder.invalidate_caches()
-    return list(importlib_metadata.distributions())
 
 
 def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[str]]:

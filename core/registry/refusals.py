@@ -46,7 +46,13 @@ def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
     if provider is not None:
         sentences.append(_about_provider(kind, provider, alias, manager))
     else:
-        sentences.append(_about_alias(kind, alias, manager) or _did_you_mean(kind, near, manager))
+        owner = known_aliases(kind).get(alias)
+        if (kind, alias) in RESERVED_WORDS:
+            sentences.append(f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin.")
+        elif owner is not None:
+            sentences.append(f"It comes with {owner}. {_install(owner, manager)}")
+        else:
+            sentences.append(_did_you_mean(kind, near, manager))
         sentences.append(_available(kind, manager))
     return UnknownAliasError(" ".join(filter(None, sentences)), kind=kind, alias=name, near=near)
 
@@ -162,15 +168,6 @@ def _next_step(offer: Offer, cause: BaseException | None) -> str:
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
         f"`{list_command(offer.spec.kind)} --all` shows what else is there."
     )
-
-
-def _about_alias(kind: str, alias: str, manager: PluginManager) -> str:
-    if (kind, alias) in RESERVED_WORDS:
-        return f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
-    owner = known_aliases(kind).get(alias)
-    if owner is None:
-        return ""
-    return f"It comes with {owner}. {_install(owner, manager)}"
 
 
 def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> str:

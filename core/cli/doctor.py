@@ -25,9 +25,7 @@ from core.cli.layout import say_all, say_json, styled, table
 from core.contract import Broken, Found
 from core.namesakes import namesakes
 from core.registry import (
-    ACCELERATOR_REGISTRY,
-    CLUSTER_ENVIRONMENT_REGISTRY,
-    Registry,
+    REGISTRIES,
     Row,
     Status,
     listing,
@@ -41,8 +39,6 @@ from core.resolve.time_limit import time_limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
-
-    from core.contract.accelerator import Detection
 
     State: TypeAlias = Literal["ok", "absent", "note", "broken"]
 
@@ -247,30 +243,29 @@ def _backends() -> Iterator[Finding]:
 
 
 def _found_here() -> Iterator[Finding]:
-    yield from _detections("accelerator", ACCELERATOR_REGISTRY, "device", "devices")
-    yield from _detections("cluster", CLUSTER_ENVIRONMENT_REGISTRY, "process", "processes")
-
-
-def _detections(title: str, registry: Registry, *nouns: str) -> Iterator[Finding]:  # type: ignore[type-arg]  # any kind
-    for name in registry.names():
-        try:
-            with time_limit(DETECTION_TIMEOUT_S):
-                detection = detect(registry.create(name))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
-            yield Finding(f"{title} {name}", "broken", failure(cause))
-        else:
-            yield Finding(f"{title} {name}", *_seen(detection, nouns))
-
-
-def _seen(detection: Detection, nouns: Sequence[str]) -> tuple[State, str]:
-    if isinstance(detection, Found):
-        noun = nouns[detection.count != 1]
-        return "ok", f"{detection.count} {noun}, priority {detection.priority}"
-    if isinstance(detection, Broken):
-        return "broken", detection.reason
-    return "absent", detection.reason
+    for kind, *nouns in (
+        ("accelerator", "device", "devices"),
+        ("cluster environment", "process", "processes"),
+    ):
+        registry = REGISTRIES[kind]
+        for name in registry.names():
+            subject = f"{kind.removesuffix(' environment')} {name}"
+            try:
+                with time_limit(DETECTION_TIMEOUT_S):
+                    detection = detect(registry.create(name))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as cause:  # a plugin can call sys.exit(), or never come to an end
+                yield Finding(subject, "broken", failure(cause))
+                continue
+            if isinstance(detection, Found):
+                noun = nouns[detection.count != 1]
+                detail = f"{detection.count} {noun}, priority {detection.priority}"
+                yield Finding(subject, "ok", detail)
+            elif isinstance(detection, Broken):
+                yield Finding(subject, "broken", detection.reason)
+            else:
+                yield Finding(subject, "absent", detection.reason)
 
 
 def _selection() -> Iterator[Finding]:

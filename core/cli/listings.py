@@ -298,9 +298,9 @@ def _provider_as_json(provider: Provider, rows: Iterable[Row]) -> dict[str, Any]
 
 
 def _counted(kind: str, number: int) -> str:
-    one = kind.removesuffix("s")
-    if number == 1:
-        return f"1 {one}"
-    if kind in KINDS:
-        return f"{number} {KINDS[kind].plural.replace('-', ' ')}"
-    return f"{number} {one}s"
+    word = kind.removesuffix("s")
+    if number > 1:
+        word = f"{word}s"
+        if kind in KINDS:
+            word = KINDS[kind].plural.replace("-", " ")
+    return f"{number} {word}"

@@ -139,12 +139,18 @@ def _scan(*, refresh: bool) -> Discovery:
             ]
         problems += [Problem(found.name or path, detail, location) for detail in details]
         copies.setdefault(found.name, []).append(found)
-    effective = [_effective(same, problems) for same in copies.values()]
-    providers = [
-        provider
-        for provider in effective
-        if provider.specs and provider.name not in (DISTRIBUTION, TRAINING)
-    ]
+    providers = []
+    for first, *others in copies.values():
+        # Python imports the code of the first copy on `sys.path`.
+        for copy in others:
+            if (copy.specs or first.specs) and _place(copy) != _place(first):
+                detail = (
+                    f"{copy.version} in {copy.location} is hidden by {first.version} in "
+                    f"{first.location}; uninstall one of them"
+                )
+                problems.append(Problem(copy.name, detail, copy.location, shadowed=True))
+        if first.specs and first.name not in (DISTRIBUTION, TRAINING):
+            providers.append(first)
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
 
 
@@ -179,19 +185,6 @@ def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[s
     return Provider(
         name, version, tuple(specs), about_core(requires or ()), found.location, summary
     ), details
-
-
-def _effective(copies: list[Provider], problems: list[Problem]) -> Provider:
-    """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
-    first = copies[0]
-    for copy in copies[1:]:
-        if (copy.specs or first.specs) and _place(copy) != _place(first):
-            detail = (
-                f"{copy.version} in {copy.location} is hidden by {first.version} in "
-                f"{first.location}; uninstall one of them"
-            )
-            problems.append(Problem(copy.name, detail, copy.location, shadowed=True))
-    return first
 
 
 def _place(copy: Provider) -> tuple[str, str]:

@@ -201,21 +201,18 @@ class PluginManager(pluggy.PluginManager):
                 found += plugin.specs(kind)
         if kind in KINDS:
             self._hook_problems[kind] = []
-            for implementation in getattr(self.hook, KINDS[kind].hook).get_hookimpls():
-                found += self._ask(kind, implementation)
+            hook = KINDS[kind].hook
+            for implementation in getattr(self.hook, hook).get_hookimpls():
+                name = implementation.plugin_name
+                try:
+                    offered: Any = implementation.function()
+                    found += [_checked(spec, kind, name) for spec in offered]
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as cause:  # a hook can also call sys.exit()
+                    detail = f"its hook {hook} raised {describe(cause)}"
+                    self._hook_problems[kind].append(Problem(name, detail))
         return found
-
-    def _ask(self, kind: str, implementation: pluggy.HookImpl) -> list[Spec]:
-        name = implementation.plugin_name
-        try:
-            offered: Any = implementation.function()
-            return [_checked(spec, kind, name) for spec in offered]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as cause:  # a hook can also call sys.exit()
-            detail = f"its hook {KINDS[kind].hook} raised {describe(cause)}"
-            self._hook_problems[kind].append(Problem(name, detail))
-            return []
 
     # What the running process has registered.
 

@@ -72,9 +72,9 @@ class Registry(Generic[T]):
         """All offers of one alias."""
         return self._manager().offers(self.kind, normalize_alias(alias))
 
-    def offer(self, name: str) -> Offer:
-        """Choose the offer that a name stands for, without an import. `get` and `create` take it in
-        the name's place.
+    def offer(self, name: str | Offer) -> Offer:
+        """Choose the offer that a name stands for, without an import. An offer, which `get` and
+        `create` take in the name's place too, is returned as it is.
 
         Raises:
             UnknownAliasError: no provider offers it; says what looks alike, and what to install.
@@ -83,6 +83,8 @@ class Registry(Generic[T]):
             IncompatiblePluginError: it was made for another release of core.
             PluginLoadError: its metadata doesn't say what to import.
         """
+        if isinstance(name, Offer):
+            return name
         with _shown_short():
             return choose(self.kind, name, self._manager())
 
@@ -125,7 +127,7 @@ class Registry(Generic[T]):
                 says.
         """
         with _shown_short():
-            plugin: Callable[..., T] = self._load(self._chosen(name))
+            plugin: Callable[..., T] = self._load(self.offer(name))
         return plugin
 
     def create(self, name: str | Offer, /, **options: Any) -> T:
@@ -140,7 +142,7 @@ class Registry(Generic[T]):
             CoreError: as for `get`; and PluginLoadError if it raises, or returns something else.
         """
         with _shown_short():
-            offer = self._chosen(name)
+            offer = self.offer(name)
             instance: T = call_target(offer, self._load(offer), options)
         return instance
 
@@ -163,11 +165,6 @@ class Registry(Generic[T]):
         # Chosen by name, and not taken from the list, so that one that is blocked or incompatible
         # is refused.
         return self._load(self.offer(offers[0].spec.qualified_name))
-
-    def _chosen(self, name: str | Offer) -> Offer:
-        if isinstance(name, Offer):
-            return name
-        return self.offer(name)
 
     def _load(self, offer: Offer) -> Any:
         import logging

@@ -18,9 +18,6 @@ class AnyFormCheckpointIO(CheckpointIO):
     deletes the other.
     """
 
-    writes_folder = True
-    """Which of the two it writes: neither takes the place of the other."""
-
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
         """Delete the checkpoint at `path`, whole, and its digest. Nothing happens if it is not
         there.

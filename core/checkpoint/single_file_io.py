@@ -20,7 +20,7 @@ class SingleFileCheckpointIO(AnyFormCheckpointIO):
     differs.
     """
 
-    layout, writes_folder = "full", False
+    layout = "full"
 
     @abc.abstractmethod
     def write_file(self, state: dict[str, Any], path: PathLike) -> None:

@@ -75,30 +75,24 @@ def proof(row: Row) -> str:
     folder = package_folder(row.target)
     if folder is None:
         return "nothing"
-    others: list[str] = []
+    newest = "nothing"
     for path, by in ((own_card(row.provider), "rerun here"), (folder / NAME, "by its author")):
         for each in _results(path):
             if (each.get("kind"), each.get("alias")) == (row.kind, row.alias):
+                outcomes = each.get("outcomes", {})
+                passed = outcomes.get("passed", 0)
+                total = passed + outcomes.get("failed", 0) + outcomes.get("xfailed", 0)
+                text = printable(f"{passed} of {total}, {by}, {each.get('date')}")
                 if each.get("files") == files_digest(folder):
-                    return _text(each, by)
-                others.append(_text(each, by))
-    if not others:
-        return "nothing"
-    return f"not of these files, {others[-1]}"
+                    return text
+                newest = f"not of these files, {text}"
+    return newest
 
 
-def _text(result: dict[str, object], by: str) -> str:
-    outcomes: Any = result.get("outcomes", {})
-    passed, failed, known = (outcomes.get(key, 0) for key in ("passed", "failed", "xfailed"))
-    return printable(f"{passed} of {passed + failed + known}, {by}, {result.get('date')}")
-
-
-def _results(path: Path) -> list[dict[str, object]]:
+def _results(path: Path) -> list[dict[str, Any]]:
     """The results in a card; none if it is missing or isn't one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["results"]
+        return [each for each in found if isinstance(each, dict)]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    if not isinstance(found, list):
-        return []
-    return [each for each in found if isinstance(each, dict)]

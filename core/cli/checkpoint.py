@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from core.checkpoint.upkeep.listing import Listed
     from core.checkpoint.upkeep.stale import Removable
-    from core.checkpoint.upkeep.summary import Summary, TensorRow
+    from core.checkpoint.upkeep.summary import Summary
 
 _EXAMPLES = """\b
 Examples:
@@ -194,12 +194,31 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 
     summary = summarize(path)
     if as_json:
-        say_json(_as_json(path, summary))
+        tensors_in_it = [
+            {"name": row.name, "shape": row.shape, "dtype": row.dtype, "size_bytes": row.size_bytes}
+            for row in summary.tensors
+        ]
+        facts = ("world_size", "writer", "versions", "saved_at_ns")
+        say_json(
+            {
+                "path": path,
+                "form": summary.form,
+                **{name: getattr(summary.manifest, name, None) for name in facts},
+                "sections": list(summary.sections),
+                "tensors": tensors_in_it,
+            }
+        )
         return
     say_all([*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))])
     if tensors:
         rows = [
-            [row.name, row.dtype, size_text(row.size_bytes), _shape(row)] for row in summary.tensors
+            [
+                row.name,
+                row.dtype,
+                size_text(row.size_bytes),
+                " x ".join(map(str, row.shape)) or "scalar",
+            ]
+            for row in summary.tensors
         ]
         say_all(["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)])
 
@@ -243,7 +262,9 @@ def convert(source: str, target: str, to: str | None, reader: str | None) -> Non
     any other a folder: --to safetensors, torch and distributed. `core list checkpoint-ios` lists
     all forms, those of plugins too.
     """
-    _convert(source, target, to or _form_of(target), reader)
+    forms = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch"}
+    by_name = forms.get(os.path.splitext(target)[1], "distributed")
+    _convert(source, target, to or by_name, reader)
 
 
 @checkpoint.command(short_help="Write a checkpoint to one file.")
@@ -267,11 +288,6 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
     with working(f"Writing {target}"):
         convert_checkpoint(source, target, create(form), reader=reads)
     say(f"{target}: {form}")
-
-
-def _form_of(target: str) -> str:
-    forms = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch"}
-    return forms.get(os.path.splitext(target)[1], "distributed")
 
 
 def _facts(summary: Summary) -> list[list[str]]:
@@ -313,22 +329,3 @@ def _provided(part: object) -> str:
     if not isinstance(part, dict):
         return str(part)
     return f"{part.get('alias')} ({part.get('provider')} {part.get('version')})"
-
-
-def _shape(row: TensorRow) -> str:
-    return " x ".join(map(str, row.shape)) or "scalar"
-
-
-def _as_json(path: str, summary: Summary) -> dict[str, object]:
-    found = summary.manifest
-    facts = ("world_size", "writer", "versions", "saved_at_ns")
-    return {
-        "path": path,
-        "form": summary.form,
-        **{name: getattr(found, name, None) for name in facts},
-        "sections": list(summary.sections),
-        "tensors": [
-            {"name": row.name, "shape": row.shape, "dtype": row.dtype, "size_bytes": row.size_bytes}
-            for row in summary.tensors
-        ],
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,9 +20,6 @@ from core.contract.spec import normalize_alias
 from core.registry import COMMAND_REGISTRY, Offer, Status, known_aliases
 from core.registry.builtins import CORE
 from core.text.spelling import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -48,14 +45,18 @@ class _Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the summaries of all commands without importing any."""
-        _write_section(
-            formatter, "Commands", (each for each in _usable() if each.spec.provider == CORE)
-        )
-        _write_section(
-            formatter,
-            "Of other packages",
-            (each for each in _usable() if each.spec.provider != CORE),
-        )
+        for title, is_of_core in (("Commands", True), ("Of other packages", False)):
+            # commands with one summary, that of their package, share a row
+            named: dict[str, list[str]] = {}
+            for each in _usable():
+                if (each.spec.provider == CORE) is is_of_core:
+                    summary = each.summary
+                    if not is_of_core:
+                        summary += f" ({each})"
+                    named.setdefault(summary, []).append(_shown(each))
+            if named:
+                with formatter.section(title):
+                    formatter.write_dl([(", ".join(row), text) for text, row in named.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -82,17 +83,6 @@ def _usable() -> list[Offer]:
 def _shown(offer: Offer) -> str:
     """The alias as a user of the command line writes it."""
     return offer.spec.alias.replace("_", "-")
-
-
-def _write_section(formatter: click.HelpFormatter, title: str, offers: Iterable[Offer]) -> None:
-    # commands with one summary, that of their package, share a row
-    named: dict[str, list[str]] = {}
-    for each in offers:
-        summary = each.summary if each.spec.provider == CORE else f"{each.summary} ({each})"
-        named.setdefault(summary, []).append(_shown(each))
-    if named:
-        with formatter.section(title):
-            formatter.write_dl([(", ".join(names), summary) for summary, names in named.items()])
 
 
 _EXAMPLES = """\b

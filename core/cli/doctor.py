@@ -10,12 +10,11 @@ import os
 import platform
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 from packaging.requirements import Requirement
@@ -26,9 +25,7 @@ from core.cli.layout import say_all, say_json, styled, table
 from core.contract import Broken, Found
 from core.namesakes import namesakes
 from core.registry import (
-    ACCELERATOR_REGISTRY,
-    CLUSTER_ENVIRONMENT_REGISTRY,
-    Registry,
+    REGISTRIES,
     Row,
     Status,
     listing,
@@ -42,8 +39,6 @@ from core.resolve.time_limit import time_limit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeAlias
-
-    from core.contract.accelerator import Detection
 
     State: TypeAlias = Literal["ok", "absent", "note", "broken"]
 
@@ -71,8 +66,7 @@ _TORCH_ADVICE = (
 _FOLDER = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report.
 
     Attributes:
@@ -104,37 +98,28 @@ def doctor(as_json: bool, release: Path | None) -> None:
     findings = list(examine())
     if release is not None:
         findings += _guarded(partial(examine_release, release))
-    if as_json:
-        say_json([asdict(finding) for finding in findings])
-    else:
-        say_all(_lines(findings))
-    if any(finding.state == "broken" for finding in findings):
-        raise SystemExit(1)
-
-
-def _lines(findings: list[Finding]) -> Iterator[str]:
-    cells = [
-        [one.subject, styled(one.state, fg=_COLORS[one.state]), one.detail] for one in findings
-    ]
-    yield from table(["What", "State", "Detail"], cells)
     broken = [finding.subject for finding in findings if finding.state == "broken"]
-    yield ""
-    if broken:
-        yield f"Broken: {', '.join(broken)}."
+    if as_json:
+        say_json([finding._asdict() for finding in findings])
     else:
-        yield "Everything is in order."
+        cells = [
+            [one.subject, styled(one.state, fg=_COLORS[one.state]), one.detail] for one in findings
+        ]
+        summary = "Everything is in order."
+        if broken:
+            summary = f"Broken: {', '.join(broken)}."
+        say_all([*table(["What", "State", "Detail"], cells), "", summary])
+    if broken:
+        raise SystemExit(1)
 
 
 def examine() -> Iterator[Finding]:
     """Look at everything, in the order of the report."""
-    for examination in (_versions, _other_cores, _torch):
-        yield from _guarded(examination)
-    # A second attempt to import a torch that has failed can end the interpreter.
-    if "torch" in sys.modules:
-        for examination in (_backends, _found_here):
+    of_torch = (_backends, _found_here)
+    for examination in (_versions, _other_cores, _torch, *of_torch, _selection, _plugins):
+        # A second attempt to import a torch that has failed can end the interpreter.
+        if "torch" in sys.modules or examination not in of_torch:
             yield from _guarded(examination)
-    for examination in (_selection, _plugins):
-        yield from _guarded(examination)
 
 
 def _guarded(examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -258,30 +243,29 @@ def _backends() -> Iterator[Finding]:
 
 
 def _found_here() -> Iterator[Finding]:
-    yield from _detections("accelerator", ACCELERATOR_REGISTRY, "device", "devices")
-    yield from _detections("cluster", CLUSTER_ENVIRONMENT_REGISTRY, "process", "processes")
-
-
-def _detections(title: str, registry: Registry, *nouns: str) -> Iterator[Finding]:  # type: ignore[type-arg]  # any kind
-    for name in registry.names():
-        try:
-            with time_limit(DETECTION_TIMEOUT_S):
-                detection = detect(registry.create(name))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
-            yield Finding(f"{title} {name}", "broken", failure(cause))
-        else:
-            yield Finding(f"{title} {name}", *_seen(detection, nouns))
-
-
-def _seen(detection: Detection, nouns: Sequence[str]) -> tuple[State, str]:
-    if isinstance(detection, Found):
-        noun = nouns[detection.count != 1]
-        return "ok", f"{detection.count} {noun}, priority {detection.priority}"
-    if isinstance(detection, Broken):
-        return "broken", detection.reason
-    return "absent", detection.reason
+    for kind, *nouns in (
+        ("accelerator", "device", "devices"),
+        ("cluster environment", "process", "processes"),
+    ):
+        registry = REGISTRIES[kind]
+        for name in registry.names():
+            subject = f"{kind.removesuffix(' environment')} {name}"
+            try:
+                with time_limit(DETECTION_TIMEOUT_S):
+                    detection = detect(registry.create(name))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as cause:  # a plugin can call sys.exit(), or never come to an end
+                yield Finding(subject, "broken", failure(cause))
+                continue
+            if isinstance(detection, Found):
+                noun = nouns[detection.count != 1]
+                detail = f"{detection.count} {noun}, priority {detection.priority}"
+                yield Finding(subject, "ok", detail)
+            elif isinstance(detection, Broken):
+                yield Finding(subject, "broken", detection.reason)
+            else:
+                yield Finding(subject, "absent", detection.reason)
 
 
 def _selection() -> Iterator[Finding]:
@@ -337,13 +321,10 @@ def examine_release(path: Path) -> Iterator[Finding]:
             problems.append(f"not as released: {_few(changed)}. Install it again.")
         if added:
             problems.append(f"the release doesn't have {_few(added)}. Delete it.")
-        imported = [
-            spec.origin
-            for spec in map(PathFinder.find_spec, folders)
-            if spec is not None and spec.origin
-        ]
-        hiding = [each for each in imported if site.resolve() not in Path(each).resolve().parents]
-        problems += [f"{each} hides it. Rename or delete that." for each in hiding]
+        for spec in map(PathFinder.find_spec, folders):
+            file = spec is not None and spec.origin
+            if file and site.resolve() not in Path(file).resolve().parents:
+                problems.append(f"{file} hides it. Rename or delete that.")
         if installed.version != released:
             problems = [f"it has {released}, and {installed.version} is installed"]
         if problems:
@@ -353,24 +334,29 @@ def examine_release(path: Path) -> Iterator[Finding]:
                 f"release {name}", "ok", f"its {len(files)} files are those of {released}"
             )
     for site in {Path(str(one.locate_file(""))) for one in found.values()}:
-        yield from _started_beside(site)
-    lines = {
-        line: name
+        # Code that Python runs at each start, and no package has brought; virtual environments have
+        # one such file.
+        lists = [each.read_text(encoding="utf-8") for each in site.glob("*.dist-info/RECORD")]
+        records = "\n".join(["", *lists])
+        for path in sorted(site.glob("*.pth")):
+            lines = path.read_text(errors="replace").splitlines()
+            runs = any(line.startswith(("import ", "import\t")) for line in lines)
+            if runs and path.name != "_virtualenv.pth" and f"\n{path.name}," not in records:
+                detail = f"no package has brought {path}, which Python runs. Delete it."
+                yield Finding("release", "broken", detail)
+    required = {
+        Requirement(line).name: name
         for name, one in found.items()
         for line in one.requires or ()
         if "; extra" not in line
     }
-    required = {Requirement(line).name: name for line, name in lines.items()}
-    missing = [name for name in release if name not in found]
-    for name in missing:
+    absent = [name for name in release if name not in found]
+    for name in absent:
         if name in required:
-            yield Finding(
-                f"release {name}",
-                "broken",
-                f"not installed, and {required[name]} requires it. Install it.",
-            )
-    if missing:
-        yield Finding("release", "absent", f"not installed: {', '.join(missing)}")
+            detail = f"not installed, and {required[name]} requires it. Install it."
+            yield Finding(f"release {name}", "broken", detail)
+    if absent:
+        yield Finding("release", "absent", f"not installed: {', '.join(absent)}")
 
 
 def _few(files: Sequence[str]) -> str:
@@ -378,21 +364,3 @@ def _few(files: Sequence[str]) -> str:
     if len(files) > 3:
         listed += f" and {len(files) - 3} more"
     return listed
-
-
-def _started_beside(site: Path) -> Iterator[Finding]:
-    """Code that Python runs at each start, and no package has brought; virtual environments have
-    one such file.
-    """
-    records = "\n".join(
-        ["", *(each.read_text(encoding="utf-8") for each in site.glob("*.dist-info/RECORD"))]
-    )
-    for path in sorted(site.glob("*.pth")):
-        runs = any(
-            line.startswith(("import ", "import\t"))
-            for line in path.read_text(errors="replace").splitlines()
-        )
-        if runs and path.name != "_virtualenv.pth" and f"\n{path.name}," not in records:
-            yield Finding(
-                "release", "broken", f"no package has brought {path}, which Python runs. Delete it."
-            )

@@ -107,15 +107,14 @@ def table(
     cells = [[shown(cell) for cell in row] for row in rows]
     lengths = [max(map(_length, column)) for column in zip(headers, *cells, strict=True)]
     widths = _column_widths(lengths, width)
-    if widths is None:
-        for row, note in zip(cells, notes, strict=True):
+    if widths is not None:
+        yield from _row([styled(header, bold=True) for header in headers], widths)
+    for row, note in zip(cells, notes, strict=True):
+        if widths is not None:
+            yield from _row(row, widths)
+        else:
             yield row[0]
             yield from paragraph(Shown(_GAP.join(filter(None, row[1:]))), width, indent=_INDENT)
-            yield from paragraph(note, width, indent=_INDENT)
-        return
-    yield from _row([styled(header, bold=True) for header in headers], widths)
-    for row, note in zip(cells, notes, strict=True):
-        yield from _row(row, widths)
         yield from paragraph(note, width, indent=_INDENT)
 
 

@@ -132,7 +132,15 @@ def _list_kind(kind: str, everything: bool, check: bool, proven: bool, as_json: 
     if as_json:
         say_json([_as_json(row, outcomes, proofs) for row in shown])
     else:
-        _print(shown, outcomes, presets, proofs)
+        headers = ["Alias", "Class", "Package", "Version", "Status"]
+        if outcomes:
+            headers.append("Import")
+        cells = [_cells(row, outcomes) for row in shown]
+        notes = [_note(row, outcomes, presets, proofs) for row in shown]
+        if shown:
+            say_all(table(headers, cells, notes))
+        else:
+            say("None.")
         _print_hints(kind, rows, everything)
     if any(outcome.error for outcome in outcomes.values()):
         raise SystemExit(1)
@@ -146,7 +154,24 @@ def _list_packages(everything: bool, as_json: bool) -> None:
     if as_json:
         say_json([*shown, *(_as_json(row, {}, {}) | {"offers": {}} for row in problems)])
     else:
-        _print_providers(shown, problems)
+        lines = [
+            [
+                entry["provider"],
+                entry["version"],
+                _styled(Status(entry["status"])),
+                ", ".join(starmap(_counted, entry["offers"].items())) or "nothing",
+            ]
+            for entry in shown
+        ]
+        notes = [entry["detail"] for entry in shown]
+        say_all(table(["Package", "Version", "Status", "Offers"], lines, notes))
+        if problems:
+            say()
+            say(styled("Problems", bold=True))
+        for problem in problems:
+            say(f"{problem.provider}  ", _styled(problem.status))
+            where = f"{problem.detail} ({problem.location})".removesuffix(" ()")
+            say_all(paragraph(where, indent="    "))
 
 
 def _check(rows: Iterable[Row]) -> dict[Row, Outcome]:
@@ -180,22 +205,6 @@ def _remove_presets(rows: list[Row]) -> dict[Row, list[str]]:
             presets.setdefault(owner, []).append(row.alias)
             rows.remove(row)
     return presets
-
-
-def _print(
-    rows: Sequence[Row],
-    outcomes: dict[Row, Outcome],
-    presets: dict[Row, list[str]],
-    proofs: dict[Row, str],
-) -> None:
-    if not rows:
-        say("None.")
-        return
-    headers = ["Alias", "Class", "Package", "Version", "Status"]
-    if outcomes:
-        headers.append("Import")
-    cells = [_cells(row, outcomes) for row in rows]
-    say_all(table(headers, cells, [_note(row, outcomes, presets, proofs) for row in rows]))
 
 
 def _note(
@@ -257,10 +266,8 @@ def _print_hints(kind: str, rows: Sequence[Row], everything: bool) -> None:
         say_all(paragraph(f"Not shown: {counts}. See `{list_command(kind)} --all`."), err=True)
     usable = [row for row in rows if row.status is Status.OK]
     if kind == "strategy" and all(row.provider == CORE for row in usable):
-        package = known_aliases(kind)[DEFAULT_PARALLEL_STRATEGY]
-        hint = (
-            f"Strategies for several devices come in packages of their own: {pip_install(package)}."
-        )
+        command = pip_install(known_aliases(kind)[DEFAULT_PARALLEL_STRATEGY])
+        hint = f"Strategies for several devices come in packages of their own: {command}."
         say_all(paragraph(hint), err=True)
 
 
@@ -290,31 +297,10 @@ def _provider_as_json(provider: Provider, rows: Iterable[Row]) -> dict[str, Any]
     }
 
 
-def _print_providers(providers: Sequence[dict[str, Any]], problems: Sequence[Row]) -> None:
-    rows = [
-        [
-            entry["provider"],
-            entry["version"],
-            _styled(Status(entry["status"])),
-            ", ".join(starmap(_counted, entry["offers"].items())) or "nothing",
-        ]
-        for entry in providers
-    ]
-    notes = [entry["detail"] for entry in providers]
-    say_all(table(["Package", "Version", "Status", "Offers"], rows, notes))
-    if problems:
-        say()
-        say(styled("Problems", bold=True))
-    for problem in problems:
-        say(f"{problem.provider}  ", _styled(problem.status))
-        where = f"{problem.detail} ({problem.location})".removesuffix(" ()")
-        say_all(paragraph(where, indent="    "))
-
-
 def _counted(kind: str, number: int) -> str:
-    one = kind.removesuffix("s")
-    if number == 1:
-        return f"1 {one}"
-    if kind in KINDS:
-        return f"{number} {KINDS[kind].plural.replace('-', ' ')}"
-    return f"{number} {one}s"
+    word = kind.removesuffix("s")
+    if number > 1:
+        word = f"{word}s"
+        if kind in KINDS:
+            word = KINDS[kind].plural.replace("-", " ")
+    return f"{number} {word}"

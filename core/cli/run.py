@@ -205,12 +205,11 @@ def _explain(names: list[str], script: str) -> NoReturn:
     there.
     """
     explains = (getattr(load_prelude(name), "explain", None) for name in names)
-    reports = [explain for explain in explains if explain is not None]
-    if not reports:
+    found = [explain(Path(script)) for explain in explains if explain is not None]
+    if not found:
         raise click.UsageError(
             "--explain needs a prelude that reports on scripts, such as --lightning."
         )
-    found = [report(Path(script)) for report in reports]
     for text, _ in found:
         say_all(text.splitlines())
     sys.exit(not all(is_whole for _, is_whole in found))

@@ -30,7 +30,11 @@ def show_once_per_node(text: str) -> None:
     Ranks that write to files of their own show all of it, each in its own.
     """
     try:
-        with open(_mark_of(text), "x", encoding="utf-8") as mark:
+        place = os.fstat(sys.stderr.fileno())
+        written = f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")
+        # By this file ranks of a node know that this text was written to this stderr.
+        name = f"{_MARK}{hashlib.sha256(written).hexdigest()[:32]}"
+        with open(os.path.join(_folder(), name), "x", encoding="utf-8") as mark:
             mark.write(os.environ["RANK"])
     except FileExistsError:
         return
@@ -85,12 +89,3 @@ def _names() -> list[str]:
     with contextlib.suppress(OSError):
         return os.listdir(_folder())
     return []
-
-
-def _mark_of(text: str) -> str:
-    """The file by which ranks of a node know that this text was written to this stderr."""
-    place = os.fstat(sys.stderr.fileno())
-    digest = hashlib.sha256(
-        f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")
-    ).hexdigest()
-    return os.path.join(_folder(), f"{_MARK}{digest[:32]}")

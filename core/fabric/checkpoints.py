@@ -100,9 +100,11 @@ class Checkpoints(Setup):
             rest = load_checkpoint(self.session, path, targets, strict=strict, renamed=renamed)
         # Objects were restored in place. What is left are plain values: those that `state` names go
         # into it, the others are returned.
-        values = [name for name in state if name in rest and not holds_objects(state[name])]
-        nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
-        copy_values(state, nested | {name: rest.pop(name) for name in values})
+        copied = {name: value for name, value in targets.items() if isinstance(value, dict)}
+        for name in state:
+            if name in rest and not holds_objects(state[name]):
+                copied[name] = rest.pop(name)
+        copy_values(state, copied)
         return rest
 
     def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:

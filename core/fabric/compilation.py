@@ -48,7 +48,13 @@ def make_compilers(
             f"{', '.join(_OPTIONS)}."
         )
     options = {name: value for name, value in compile.items() if name != "region"}
-    _check_options(options)
+    for name in options:
+        if name not in _OPTIONS:
+            hint = did_you_mean(str(name), (*_OPTIONS, "region"))
+            raise ConfigurationError(
+                f"compile has {name!r}, which torch.compile doesn't take.{hint} It takes "
+                f"{', '.join(_OPTIONS)}; and core takes 'region'."
+            )
     region: Any = compile.get("region")
     if region is None:
         return partial(torch.compile, **options), None
@@ -66,16 +72,6 @@ def make_compilers(
             capability=Capability.COMPILED_STEP,
         )
     return None, partial(compile_units, region=region, options=options)
-
-
-def _check_options(options: Mapping[str, object]) -> None:
-    for name in options:
-        if name not in _OPTIONS:
-            hint = did_you_mean(str(name), (*_OPTIONS, "region"))
-            raise ConfigurationError(
-                f"compile has {name!r}, which torch.compile doesn't take.{hint} It takes "
-                f"{', '.join(_OPTIONS)}; and core takes 'region'."
-            )
 
 
 def split_compiled(module: nn.Module) -> tuple[nn.Module, Callable[[Any], Any] | None]:

@@ -22,7 +22,6 @@ from core.contract import (
 from core.display import install_for
 from core.fabric.checkpoints import Checkpoints
 from core.fabric.state import unwrap, unwrap_module
-from core.lazy_exports import import_home
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
 
@@ -319,9 +318,12 @@ class Fabric(Checkpoints):
             ConfigurationError: the module wasn't set up.
             ImportError: core-weights, which has the stream, isn't installed.
         """
-        made: type[WeightStream] = import_home("core_weights", "Fabric.weights").WeightStream
+        from core.fabric import WeightStream
+
         self._set_up()
-        return made(self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version)
+        return WeightStream(
+            self.strategy, unwrap_module(module), dtype=dtype, names=names, version=version
+        )
 
     # callbacks and loggers ------------------------------------------------------------------------
 

@@ -185,7 +185,18 @@ class LoaderSetup:
             )
         divided = transfer = None
         if num_samples is not None:
-            divided = self._divide(num_samples, loader, shard, stage)
+            if type(num_samples) is not int or num_samples < 1:
+                raise ConfigurationError(
+                    f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of "
+                    "samples of at least 1."
+                )
+            if stage != "fit":
+                raise ConfigurationError(
+                    f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only "
+                    "training makes optimizer steps. Leave it out for this loader."
+                )
+            num_shards = self._strategy.data_parallel_size
+            divided = divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard)
         if shard:
             loader = self._sharder.shard(loader, stage, divided)
         if move:
@@ -193,19 +204,3 @@ class LoaderSetup:
         return FabricDataLoader(
             self._strategy.setup_dataloader(loader, stage), loader, transfer, divided
         )
-
-    def _divide(
-        self, num_samples: object, loader: object, shard: bool, stage: Stage
-    ) -> GlobalBatch:
-        if type(num_samples) is not int or num_samples < 1:
-            raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of "
-                "samples of at least 1."
-            )
-        if stage != "fit":
-            raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only "
-                "training makes optimizer steps. Leave it out for this loader."
-            )
-        num_shards = self._strategy.data_parallel_size
-        return divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard)

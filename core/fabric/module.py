@@ -48,14 +48,15 @@ class FabricModule(nn.Module):
         # Without nn.Module's own state: there is one set of parameters, and it is the user's
         # module's. It holds Fabric, since a Fabric that is gone lets go of its models.
         vars(self).update(
-            module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS)
-        )
-        # A DTensor has placements: the strategy shards in place, without a wrapper.
-        vars(self)["_is_in_parts"] = any(
-            hasattr(parameter, "placements") for parameter in module.parameters()
+            module=module,
+            wrapped=wrapped,
+            taken=set(),
+            _fabric=fabric,
+            _forward_methods=set(_STEPS),
+            # A DTensor has placements: the strategy shards in place, without a wrapper.
+            _is_in_parts=any(hasattr(each, "placements") for each in module.parameters()),
         )
         vars(self)["_run"] = self._prepare("forward")
-        vars(self)["taken"] = set()
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the user's `forward`, with its hooks."""

@@ -46,9 +46,12 @@ class FabricOptimizer(Optimizer):
         # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped
         # optimizer's.
         vars(self).update(
-            optimizer=optimizer, _step=strategy.optimizer_step, _session=strategy.session
+            optimizer=optimizer,
+            _step=strategy.optimizer_step,
+            _session=strategy.session,
+            _on_step=on_step,
+            _before_step=before_step,
         )
-        vars(self).update(_on_step=on_step, _before_step=before_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update parameters, unless the precision skips the step because gradients overflowed.
@@ -95,7 +98,7 @@ class FabricOptimizer(Optimizer):
         over all items.
         """
         weights = self._session.weights
-        return weights is None or not weights.by_hand or weights.close(self.optimizer)
+        return not weights.by_hand or weights.close(self.optimizer)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""

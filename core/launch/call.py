@@ -53,7 +53,13 @@ class LaunchedCall(NamedTuple):
         kwargs: dict[str, Any],
     ) -> LaunchedCall:
         """Main process. The call, with the state of the generators as it is now."""
-        return cls(environment, function, args, kwargs, _random_state())
+        import torch
+
+        state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            state["numpy"] = numpy.random.get_state()
+        return cls(environment, function, args, kwargs, state)
 
     def write(
         self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: ModuleType = pickle
@@ -84,9 +90,7 @@ class LaunchedCall(NamedTuple):
         """A rank. The call that its own main process has written: it is trusted, as any pickle has
         to be.
         """
-        import torch
-
-        call: LaunchedCall = torch.load(file, map_location="cpu", weights_only=False)
+        call: LaunchedCall = read_result(file)
         return call
 
     def run(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> Any:
@@ -131,16 +135,6 @@ def read_result(file: Path | IO[bytes]) -> Any:
 
     # written by a process of our own
     return torch.load(file, map_location="cpu", weights_only=False)
-
-
-def _random_state() -> dict[str, Any]:
-    import torch
-
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        state["numpy"] = numpy.random.get_state()
-    return state
 
 
 def _save(

@@ -50,20 +50,18 @@ class SignalListener:
         numbers = self._heard.recv(64)
         while numbers:
             for number in numbers:
-                if number in (signal.SIGTERM, signal.SIGINT):
-                    self._see_to(number)
+                if number not in (signal.SIGTERM, signal.SIGINT):
+                    continue
+                self._answered.clear()
+                call_main_thread()
+                if self._answered.wait(GRACE_S):
+                    continue
+                # No answer: free the main thread, which then comes to its handlers. One that
+                # doesn't is stuck for good.
+                self._on_unanswered(number)
+                if not self._answered.wait(GRACE_S):
+                    os._exit(128 + number)
             numbers = self._heard.recv(64)
-
-    def _see_to(self, number: int) -> None:
-        self._answered.clear()
-        call_main_thread()
-        if self._answered.wait(GRACE_S):
-            return
-        # No answer: free the main thread, which then comes to its handlers. One that doesn't is
-        # stuck for good.
-        self._on_unanswered(number)
-        if not self._answered.wait(GRACE_S):
-            os._exit(128 + number)
 
 
 def call_main_thread() -> None:

@@ -237,20 +237,21 @@ class WorkerGroup:
         """Workers that have ended otherwise than expected, and those that have said why they
         will.
         """
-        return [worker for worker in self._over if self._is_unexpected(worker)]
-
-    def _is_unexpected(self, worker: Worker) -> bool:
-        forwarded = self._forwarded
-        if worker.has_left:
-            # Code 0 is a failure while others still need this rank, or have lost their connection
-            # to it.
-            is_missed = worker.num_done < self._num_needed or self._has_main_lost
-            have_lost = any(each.exit_code and not each.is_cause for each in self._over)
-            return forwarded is None and (is_missed or have_lost)
-        # A forwarded SIGTERM ends a worker by the signal itself, or by SystemExit(128 + 15).
-        return worker.has_failed and (
-            forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded)
-        )
+        failed, forwarded = [], self._forwarded
+        for worker in self._over:
+            # A forwarded SIGTERM ends a worker by the signal itself, or by SystemExit(128 + 15).
+            is_unexpected = worker.has_failed and (
+                forwarded is None or worker.exit_code not in (128 + forwarded, -forwarded)
+            )
+            if worker.has_left:
+                # Code 0 is a failure while others still need this rank, or have lost their
+                # connection to it.
+                is_missed = worker.num_done < self._num_needed or self._has_main_lost
+                have_lost = any(each.exit_code and not each.is_cause for each in self._over)
+                is_unexpected = forwarded is None and (is_missed or have_lost)
+            if is_unexpected:
+                failed.append(worker)
+        return failed
 
     def _is_over(self) -> bool:
         is_known = self.failure is not None or self._is_stopping or not self._failed()
@@ -267,17 +268,14 @@ class WorkerGroup:
             )
             failed = self._failed()
             if failed and not self._is_stopping:
-                self._end_by(min(failed, key=lambda each: (not each.is_cause, not each.has_left)))
-
-    def _end_by(self, first: Worker) -> None:
-        if first.has_left:
-            failure = left_early(first.rank, first.num_begun, first.num_done, self._num_needed)
-        else:
-            exit_code = 1 if first.exit_code is None else first.exit_code
-            failure = worker_error(first.rank, exit_code, first.report)
-        self.failure = failure
-        self._on_failure(failure)
-        self.stop(
-            f"Rank {first.rank} ended first, and this rank stops because of it. {failure}",
-            first.rank,
-        )
+                first = min(failed, key=lambda each: (not each.is_cause, not each.has_left))
+                rank, exit_code = first.rank, first.exit_code
+                if exit_code == 0:
+                    failure = left_early(rank, first.num_begun, first.num_done, self._num_needed)
+                else:
+                    failure = worker_error(rank, exit_code or 1, first.report)
+                self.failure = failure
+                self._on_failure(failure)
+                self.stop(
+                    f"Rank {rank} ended first, and this rank stops because of it. {failure}", rank
+                )

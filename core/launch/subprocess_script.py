@@ -164,10 +164,13 @@ class _Process:
         """The world that the main process has written into the environment, if this is its
         worker.
         """
-        end = _inherited_channel()
-        if end is None:
+        channel = os.environ.get("CORE_CHANNEL", "")
+        # A process that a worker starts has the variable only.
+        if not is_inherited(channel):
             return None
-        self.membership = Membership(Channel(end))
+        number = int(channel.partition(":")[0])
+        os.set_inheritable(number, False)
+        self.membership = Membership(Channel(socket.socket(fileno=number)))
         self.membership.report_uncaught()
         self.membership.begin()
         names = (
@@ -200,20 +203,8 @@ class _Process:
                 raise LaunchError(
                     f"{' '.join(command)!r} can't be started again: {error}"
                 ) from error
-            self.main = MainProcess(workers, first_rank, launcher.environment.main_port)
+            self.main = MainProcess(workers, first_rank, environment.main_port)
         return worlds[0]
-
-
-def _inherited_channel() -> socket.socket | None:
-    """The worker's end, if this process itself inherited it. A process that a worker starts has the
-    variable only.
-    """
-    channel = os.environ.get("CORE_CHANNEL", "")
-    if not is_inherited(channel):
-        return None
-    number = int(channel.partition(":")[0])
-    os.set_inheritable(number, False)
-    return socket.socket(fileno=number)
 
 
 def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:

@@ -29,20 +29,17 @@ def import_target(offer: Offer) -> Any:
     parts = split_target(offer.spec.target)
     assert parts is not None, "the offer's status says so"
     module_name, attribute = parts
+    step = "its import raised "
     try:
         module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as cause:
-        # a module can also call sys.exit(), and torch has errors outside Exception
-        raise refusals.not_loaded(offer, f"its import raised {describe(cause)}", cause) from cause
-    try:
+        step = ""
         # A dotted attribute, `module:Class.method`, is walked as importlib.metadata does.
         return functools.reduce(getattr, filter(None, attribute.split(".")), module)
     except KeyboardInterrupt:
         raise
     except BaseException as cause:
-        raise refusals.not_loaded(offer, describe(cause), cause) from cause
+        # a module can also call sys.exit(), and torch has errors outside Exception
+        raise refusals.not_loaded(offer, f"{step}{describe(cause)}", cause) from cause
 
 
 @functools.cache
@@ -126,15 +123,12 @@ def _check_options(offer: Offer, target: Any, options: dict[str, Any], raised: T
             raise raised
     except TypeError as cause:
         unknown = next((name for name in options if name not in signature.parameters), "")
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise ConfigurationError(
             f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with "
-            f"{_call(options)}: {cause}."
+            f"({given}): {cause}."
             f"{did_you_mean(unknown, signature.parameters)} It takes {signature}."
         ) from None
-
-
-def _call(options: dict[str, object]) -> str:
-    return f"({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
 
 def _shown(value: object) -> str:

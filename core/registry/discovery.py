@@ -8,6 +8,7 @@ a bad file becomes a `Problem`, and the others stand.
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,9 +118,14 @@ def describe(cause: BaseException) -> str:
 
 def _scan(*, refresh: bool) -> Discovery:
     """First every metadata folder is read, then the copies of one distribution are told apart."""
+    import importlib_metadata
+
+    if refresh:
+        importlib.invalidate_caches()
+        importlib_metadata.MetadataPathFinder.invalidate_caches()
     problems: list[Problem] = []
     copies: dict[str, list[Provider]] = {}
-    for distribution in relevant_distributions(_distributions(refresh=refresh)):
+    for distribution in relevant_distributions(list(importlib_metadata.distributions())):
         path = folder_of(distribution)
         location, folder = os.path.split(path)
         name, _, version = folder.rpartition(".")[0].partition("-")
@@ -133,24 +139,19 @@ def _scan(*, refresh: bool) -> Discovery:
             ]
         problems += [Problem(found.name or path, detail, location) for detail in details]
         copies.setdefault(found.name, []).append(found)
-    effective = [_effective(same, problems) for same in copies.values()]
-    providers = [
-        provider
-        for provider in effective
-        if provider.specs and provider.name not in (DISTRIBUTION, TRAINING)
-    ]
+    providers = []
+    for first, *others in copies.values():
+        # Python imports the code of the first copy on `sys.path`.
+        for copy in others:
+            if (copy.specs or first.specs) and _place(copy) != _place(first):
+                detail = (
+                    f"{copy.version} in {copy.location} is hidden by {first.version} in "
+                    f"{first.location}; uninstall one of them"
+                )
+                problems.append(Problem(copy.name, detail, copy.location, shadowed=True))
+        if first.specs and first.name not in (DISTRIBUTION, TRAINING):
+            providers.append(first)
     return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(problems))
-
-
-def _distributions(*, refresh: bool) -> list[Distribution]:
-    import importlib_metadata
-
-    if refresh:
-        import importlib
-
-        importlib.invalidate_caches()
-        importlib_metadata.MetadataPathFinder.invalidate_caches()
-    return list(importlib_metadata.distributions())
 
 
 def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[str]]:
@@ -184,19 +185,6 @@ def _read(distribution: Distribution, found: Provider) -> tuple[Provider, list[s
     return Provider(
         name, version, tuple(specs), about_core(requires or ()), found.location, summary
     ), details
-
-
-def _effective(copies: list[Provider], problems: list[Problem]) -> Provider:
-    """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
-    first = copies[0]
-    for copy in copies[1:]:
-        if (copy.specs or first.specs) and _place(copy) != _place(first):
-            detail = (
-                f"{copy.version} in {copy.location} is hidden by {first.version} in "
-                f"{first.location}; uninstall one of them"
-            )
-            problems.append(Problem(copy.name, detail, copy.location, shadowed=True))
-    return first
 
 
 def _place(copy: Provider) -> tuple[str, str]:

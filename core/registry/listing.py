@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.contract.kinds import KINDS
-from core.registry.discovery import BY_NAME_ONLY, Problem
+from core.registry.discovery import BY_NAME_ONLY
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.offers import Status
 
@@ -57,11 +57,9 @@ def listing(kind: str | None = None, *, manager: PluginManager | None = None) ->
         spec = offer.spec
         what = Row(spec.kind, spec.alias, spec.target, spec.provider, *offer[1:])
         rows.append(what._replace(location=locations.get(spec.provider, "")))
-    return rows + list(map(_problem_row, manager.problems))
-
-
-def _problem_row(problem: Problem) -> Row:
-    status = Status.BROKEN
-    if problem.shadowed:
-        status = Status.SHADOWED
-    return Row("", "", "", problem.source, "", status, problem.detail, location=problem.location)
+    for source, detail, location, is_shadowed in manager.problems:
+        status = Status.BROKEN
+        if is_shadowed:
+            status = Status.SHADOWED
+        rows.append(Row("", "", "", source, "", status, detail, location=location))
+    return rows

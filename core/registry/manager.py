@@ -144,9 +144,6 @@ class PluginManager(pluggy.PluginManager):
             # by hand, or registered in code under this name
             if not (self.is_blocked(name) or self.has_plugin(name)):
                 self.register(ProviderPlugin(provider), name)
-        self._warn_of_unmatched_names()
-
-    def _warn_of_unmatched_names(self) -> None:
         known = [spec for provider in self._written_down.values() for spec in provider.specs]
         known += [spec for spec, _ in self._in_process.registered.values()]
         for sentence in self._selection.unmatched(known):
@@ -171,7 +168,16 @@ class PluginManager(pluggy.PluginManager):
         if kind not in self._specs:
             self._specs[kind] = self._collect(kind)
         let_in, blocked = [], []
-        for spec in self._specs[kind] + self._out_of_reach(kind):
+        out_of_reach = [
+            spec
+            for name, provider in self._written_down.items()
+            if self.is_blocked(name)
+            for spec in provider.specs
+            if spec.kind == kind
+        ]
+        if self.is_blocked(IN_PROCESS):
+            out_of_reach += self._in_process.specs(kind)
+        for spec in self._specs[kind] + out_of_reach:
             # Reading requirements takes time, so only the alias that was asked for is judged.
             if alias in (None, spec.alias):
                 reason = self._selection.refusal(
@@ -195,30 +201,17 @@ class PluginManager(pluggy.PluginManager):
                 found += plugin.specs(kind)
         if kind in KINDS:
             self._hook_problems[kind] = []
-            for implementation in getattr(self.hook, KINDS[kind].hook).get_hookimpls():
-                found += self._ask(kind, implementation)
-        return found
-
-    def _ask(self, kind: str, implementation: pluggy.HookImpl) -> list[Spec]:
-        name = implementation.plugin_name
-        try:
-            offered: Any = implementation.function()
-            return [_checked(spec, kind, name) for spec in offered]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as cause:  # a hook can also call sys.exit()
-            detail = f"its hook {KINDS[kind].hook} raised {describe(cause)}"
-            self._hook_problems[kind].append(Problem(name, detail))
-            return []
-
-    def _out_of_reach(self, kind: str) -> list[Spec]:
-        """All specs of blocked providers."""
-        providers = [
-            provider for name, provider in self._written_down.items() if self.is_blocked(name)
-        ]
-        found = [spec for provider in providers for spec in provider.specs if spec.kind == kind]
-        if self.is_blocked(IN_PROCESS):
-            found += self._in_process.specs(kind)
+            hook = KINDS[kind].hook
+            for implementation in getattr(self.hook, hook).get_hookimpls():
+                name = implementation.plugin_name
+                try:
+                    offered: Any = implementation.function()
+                    found += [_checked(spec, kind, name) for spec in offered]
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as cause:  # a hook can also call sys.exit()
+                    detail = f"its hook {hook} raised {describe(cause)}"
+                    self._hook_problems[kind].append(Problem(name, detail))
         return found
 
     # What the running process has registered.

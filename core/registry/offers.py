@@ -113,32 +113,24 @@ def _judge(
     spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str
 ) -> tuple[Status, str]:
     # In the order of `Status`.
-    bad = _bad_target(spec)
-    if bad:
-        return Status.BROKEN, bad
-    if provider is not None:
-        reason = exclusion(provider.requires, core_version)
-        if reason:
-            return Status.INCOMPATIBLE, printable(reason)
-    if spec not in rivals:
-        return Status.RESERVED, "the alias belongs to core"
-    if len(rivals) > 1:
-        return Status.CONFLICT, _conflict(spec, rivals)
-    return Status.OK, ""
-
-
-def _bad_target(spec: Spec) -> str:
     parts = split_target(spec.target)
     if spec.provider != IN_PROCESS and (parts is None or (not parts[1] and spec.kind in KINDS)):
-        return f"its target is {spec.target!r}, where 'module:attribute' was expected"
-    return ""
-
-
-def _conflict(spec: Spec, rivals: list[Spec]) -> str:
-    others = sorted({rival.provider for rival in rivals} - {spec.provider})
-    if not others:
-        return f"{spec.provider} offers this alias more than once"
-    return f"also offered by {', '.join(others)}; {spec.qualified_name!r} chooses this one"
+        detail = f"its target is {spec.target!r}, where 'module:attribute' was expected"
+        return Status.BROKEN, detail
+    if provider is not None:
+        for line in provider.requires:
+            reason = _exclusion(line, core_version)
+            if reason:
+                return Status.INCOMPATIBLE, printable(reason)
+    if spec not in rivals:
+        return Status.RESERVED, "the alias belongs to core"
+    if len(rivals) == 1:
+        return Status.OK, ""
+    others = ", ".join(sorted({rival.provider for rival in rivals} - {spec.provider}))
+    detail = f"{spec.provider} offers this alias more than once"
+    if others:
+        detail = f"also offered by {others}; {spec.qualified_name!r} chooses this one"
+    return Status.CONFLICT, detail
 
 
 def _offer(spec: Spec, status: Status, detail: str, provider: Provider | None) -> Offer:
@@ -147,18 +139,11 @@ def _offer(spec: Spec, status: Status, detail: str, provider: Provider | None) -
     return Offer(spec, provider.version, status, detail, spec.summary or provider.summary)
 
 
-def exclusion(requires: Iterable[str], core_version: str) -> str:
-    """The reason why a provider can't be used with this release; empty if it can.
-
-    Args:
-        requires: its `Requires-Dist` lines about core.
-        core_version: the release that runs.
-    """
-    return next(filter(None, (_exclusion(line, core_version) for line in requires)), "")
-
-
 @functools.cache
 def _exclusion(line: str, core_version: str) -> str:
+    """The reason why a provider with this line about core among its `Requires-Dist` can't be used
+    with this release; empty if it can.
+    """
     from packaging.specifiers import InvalidSpecifier
     from packaging.version import Version
 

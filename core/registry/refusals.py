@@ -46,7 +46,13 @@ def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
     if provider is not None:
         sentences.append(_about_provider(kind, provider, alias, manager))
     else:
-        sentences.append(_about_alias(kind, alias, manager) or _did_you_mean(kind, near, manager))
+        owner = known_aliases(kind).get(alias)
+        if (kind, alias) in RESERVED_WORDS:
+            sentences.append(f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin.")
+        elif owner is not None:
+            sentences.append(f"It comes with {owner}. {_install(owner, manager)}")
+        else:
+            sentences.append(_did_you_mean(kind, near, manager))
         sentences.append(_available(kind, manager))
     return UnknownAliasError(" ".join(filter(None, sentences)), kind=kind, alias=name, near=near)
 
@@ -127,9 +133,24 @@ def incompatible(offer: Offer) -> IncompatiblePluginError:
 def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) -> PluginLoadError:
     """The error for a plugin that was asked for, and can't be imported or isn't what it says."""
     spec = offer.spec
+    provider = spec.provider
+    advice = (
+        f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
+        f"`{list_command(spec.kind)} --all` shows what else is there."
+    )
+    if provider == IN_PROCESS:
+        advice = "This program has registered it: mend it there."
+    elif isinstance(cause, ModuleNotFoundError) and cause.name:
+        advice = (
+            f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
+        )
+        module = spec.target.partition(":")[0]
+        if f"{module}.".startswith(f"{cause.name}."):
+            again = pip_install(provider, "--force-reinstall")
+            advice = f"The installation is incomplete: try {again}."
     return PluginLoadError(
         f"The {spec.kind} {spec.alias!r} of {offer} can't be loaded from {spec.target!r}: "
-        f"{detail}. {_next_step(offer, cause)}",
+        f"{detail}. {advice}",
         spec=spec,
     )
 
@@ -144,33 +165,6 @@ def missing_class(kind: str, name: str, distribution: str, manager: PluginManage
 
 def _reserved_word(kind: str, alias: str) -> str:
     return f"The word {alias!r} {RESERVED_WORDS[kind, alias]}; no {kind} can take it."
-
-
-def _next_step(offer: Offer, cause: BaseException | None) -> str:
-    module = offer.spec.target.partition(":")[0]
-    provider = offer.spec.provider
-    if provider == IN_PROCESS:
-        return "This program has registered it: mend it there."
-    if isinstance(cause, ModuleNotFoundError) and cause.name:
-        if f"{module}.".startswith(f"{cause.name}."):
-            again = pip_install(provider, "--force-reinstall")
-            return f"The installation is incomplete: try {again}."
-        return (
-            f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
-        )
-    return (
-        f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
-        f"`{list_command(offer.spec.kind)} --all` shows what else is there."
-    )
-
-
-def _about_alias(kind: str, alias: str, manager: PluginManager) -> str:
-    if (kind, alias) in RESERVED_WORDS:
-        return f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
-    owner = known_aliases(kind).get(alias)
-    if owner is None:
-        return ""
-    return f"It comes with {owner}. {_install(owner, manager)}"
 
 
 def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> str:

@@ -72,9 +72,9 @@ class Registry(Generic[T]):
         """All offers of one alias."""
         return self._manager().offers(self.kind, normalize_alias(alias))
 
-    def offer(self, name: str) -> Offer:
-        """Choose the offer that a name stands for, without an import. `get` and `create` take it in
-        the name's place.
+    def offer(self, name: str | Offer) -> Offer:
+        """Choose the offer that a name stands for, without an import. An offer, which `get` and
+        `create` take in the name's place too, is returned as it is.
 
         Raises:
             UnknownAliasError: no provider offers it; says what looks alike, and what to install.
@@ -83,6 +83,8 @@ class Registry(Generic[T]):
             IncompatiblePluginError: it was made for another release of core.
             PluginLoadError: its metadata doesn't say what to import.
         """
+        if isinstance(name, Offer):
+            return name
         with _shown_short():
             return choose(self.kind, name, self._manager())
 
@@ -125,7 +127,7 @@ class Registry(Generic[T]):
                 says.
         """
         with _shown_short():
-            plugin: Callable[..., T] = self._load(self._chosen(name))
+            plugin: Callable[..., T] = self._load(self.offer(name))
         return plugin
 
     def create(self, name: str | Offer, /, **options: Any) -> T:
@@ -140,7 +142,7 @@ class Registry(Generic[T]):
             CoreError: as for `get`; and PluginLoadError if it raises, or returns something else.
         """
         with _shown_short():
-            offer = self._chosen(name)
+            offer = self.offer(name)
             instance: T = call_target(offer, self._load(offer), options)
         return instance
 
@@ -163,11 +165,6 @@ class Registry(Generic[T]):
         # Chosen by name, and not taken from the list, so that one that is blocked or incompatible
         # is refused.
         return self._load(self.offer(offers[0].spec.qualified_name))
-
-    def _chosen(self, name: str | Offer) -> Offer:
-        if isinstance(name, Offer):
-            return name
-        return self.offer(name)
 
     def _load(self, offer: Offer) -> Any:
         import logging
@@ -212,13 +209,25 @@ class Registry(Generic[T]):
                 return decorated
 
             return decorate
-        alias = _fit_alias(name, self.kind)
-        reason = unfit(target, self.kind)
+        reason = unfit_alias(name.strip())
+        if reason:
+            raise ConfigurationError(f"{name!r} can't be the alias of a {self.kind}: {reason}.")
+        alias, reason = normalize_alias(name), unfit(target, self.kind)
         if reason:
             raise ConfigurationError(f"The {self.kind} {alias!r} can't be registered: {reason}.")
-        self._refuse_if_taken(alias, override=override)
+        offers = [offer for offer in self.providers_of(alias) if offer.status is not Status.BLOCKED]
+        installed = [offer for offer in offers if offer.spec.provider != IN_PROCESS]
+        if installed or is_reserved(self.kind, alias):
+            raise refusals.taken(self.kind, alias, installed)
+        earlier = self._manager().registered(self.kind, alias)
+        if earlier and not override:
+            raise refusals.registered_already(earlier[0])
         summary = description or first_paragraph(getattr(target, "__doc__", None))
-        self._manager().add(Spec(self.kind, alias, _where(target), IN_PROCESS, summary), target)
+        inner: Any = getattr(target, "func", target)  # a functools.partial has no name of its own
+        if not hasattr(inner, "__qualname__"):
+            inner = type(inner)
+        where = f"{inner.__module__}:{inner.__qualname__}"
+        self._manager().add(Spec(self.kind, alias, where, IN_PROCESS, summary), target)
         return None
 
     def remove(self, name: str) -> None:
@@ -228,27 +237,18 @@ class Registry(Generic[T]):
             UnknownAliasError: no provider offers it.
             ConfigurationError: it is a built-in, or comes with an installed package.
         """
-        alias = normalize_alias(name.removeprefix(f"{IN_PROCESS}:"))
-        if self._manager().registered(self.kind, alias):
-            self._manager().discard(self.kind, alias)
+        manager, alias = self._manager(), normalize_alias(name.removeprefix(f"{IN_PROCESS}:"))
+        if manager.registered(self.kind, alias):
+            manager.discard(self.kind, alias)
             return
         offer = next(iter(self.providers_of(alias)), None)
         if offer is None:
-            raise refusals.unknown(self.kind, name, self._manager())
+            raise refusals.unknown(self.kind, name, manager)
         raise ConfigurationError(
             f"The {self.kind} {alias!r} comes with {offer}, and only what this process has "
             f"registered can be removed. CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves "
             "it out."
         )
-
-    def _refuse_if_taken(self, alias: str, *, override: bool) -> None:
-        offers = [offer for offer in self.providers_of(alias) if offer.status is not Status.BLOCKED]
-        installed = [offer for offer in offers if offer.spec.provider != IN_PROCESS]
-        if installed or is_reserved(self.kind, alias):
-            raise refusals.taken(self.kind, alias, installed)
-        earlier = self._manager().registered(self.kind, alias)
-        if earlier and not override:
-            raise refusals.registered_already(earlier[0])
 
 
 class StrategyRegistry(Registry["Strategy"]):
@@ -302,20 +302,6 @@ def _shown_short() -> Iterator[None]:
         raise
 
 
-def _fit_alias(name: str, kind: str) -> str:
-    reason = unfit_alias(name.strip())
-    if reason:
-        raise ConfigurationError(f"{name!r} can't be the alias of a {kind}: {reason}.")
-    return normalize_alias(name)
-
-
-def _where(target: object) -> str:
-    inner: Any = getattr(target, "func", target)  # a functools.partial has no name of its own
-    if not hasattr(inner, "__qualname__"):
-        inner = type(inner)
-    return f"{inner.__module__}:{inner.__qualname__}"
-
-
 STRATEGY_REGISTRY = StrategyRegistry("strategy")
 """The strategies."""
 ACCELERATOR_REGISTRY: Registry[Accelerator] = Registry("accelerator")
@@ -346,7 +332,5 @@ _ALL: tuple[Registry[Any], ...] = (
     LOGGER_REGISTRY,
     COMMAND_REGISTRY,
 )
-REGISTRIES: MappingProxyType[str, Registry[Any]] = MappingProxyType(
-    {registry.kind: registry for registry in _ALL}
-)
+REGISTRIES = MappingProxyType({registry.kind: registry for registry in _ALL})
 """Every registry, by its kind."""

@@ -65,12 +65,16 @@ class Selection(NamedTuple):
         specs = tuple(specs)
         for variable, names in ((ALLOW, self.allowed or ()), (BLOCK, self.blocked)):
             for name in names:
-                if not any(matches(name, spec) for spec in specs):
-                    problem = (
-                        f"{variable} names {name!r}, which is neither an installed plugin "
-                        "nor an alias of one."
-                    )
-                    yield problem + _near(name, specs)
+                if any(matches(name, spec) for spec in specs):
+                    continue
+                forms = {form for spec in specs for form in (spec.provider, spec.alias)}
+                if ":" in name:
+                    forms = {spec.qualified_name for spec in specs}
+                near = did_you_mean(name.lower(), forms - {CORE}, count=3)
+                yield (
+                    f"{variable} names {name!r}, which is neither an installed plugin nor an "
+                    f"alias of one.{near}"
+                )
 
 
 def matches(name: str, spec: Spec) -> bool:
@@ -82,11 +86,3 @@ def matches(name: str, spec: Spec) -> bool:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, re.split(r"[,;\s]+", text))))
-
-
-def _near(name: str, specs: tuple[Spec, ...]) -> str:
-    if ":" in name:
-        forms = {spec.qualified_name for spec in specs}
-    else:
-        forms = {form for spec in specs for form in (spec.provider, spec.alias)}
-    return did_you_mean(name.lower(), forms - {CORE}, count=3)

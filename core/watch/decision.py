@@ -164,17 +164,14 @@ class StandstillWarnings:
         )
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            path = self._stacks_path or _new_file(folder)
+            path = self._stacks_path
+            if not path:
+                # by a name that no other user of the machine could have taken before
+                begin = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
+                descriptor, path = tempfile.mkstemp(".txt", begin, folder)
+                os.close(descriptor)
             Path(path).write_text(message + stacks, encoding="utf-8", errors="backslashreplace")
             self._stacks_path = path
-
-
-def _new_file(folder: Path) -> str:
-    """A file for stacks, by a name that no other user of the machine could have taken before."""
-    begin = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
-    descriptor, path = tempfile.mkstemp(".txt", begin, folder)
-    os.close(descriptor)
-    return path
 
 
 def _write(text: str) -> None:

@@ -34,7 +34,12 @@ def newest() -> Collective:
     entries = _entries()
     if not entries or entries[-1].get("retired", True):
         return Collective()
-    return _made(entries)
+    steps, entry = list(pairwise(map(_key, entries))), entries[-1]
+    formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
+    shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
+    return Collective(
+        shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0))
+    )
 
 
 def num_begun() -> int:
@@ -58,7 +63,7 @@ def run_on_device() -> bool:
     return False
 
 
-def _entries() -> list[dict[str, object]]:
+def _entries() -> list[dict[str, Any]]:
     import torch._C._distributed_c10d as c10d
 
     # The recorder of NCCL is one of its own, in builds that have it.
@@ -90,15 +95,6 @@ def _without_imports() -> Iterator[None]:
         yield
     finally:
         lazy |= kept
-
-
-def _made(entries: list[dict[str, Any]]) -> Collective:
-    steps, entry = list(pairwise(map(_key, entries))), entries[-1]
-    formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
-    shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
-    return Collective(
-        shown, bool(steps) and steps[-1] in steps[:-1], int(entry.get("collective_seq_id", 0))
-    )
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
-
     from core.contract import Strategy
     from core.watch.options import WatchdogOptions
     from core.watch.watchdog import Watchdog
@@ -39,8 +37,15 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
         or (_watchdogs and _watchdogs[0].pid == os.getpid())
     ):
         return
-    store = _own_connection(strategy)
-    if store is None:
+    import torch.distributed as dist
+
+    store: Any = strategy.watch_store  # torch's types lack `clone`
+    if store is None and dist.is_available() and dist.is_initialized():
+        # The one that the group was made with, which has no public name.
+        store = dist.distributed_c10d._get_default_store()
+    try:
+        own = store.clone()
+    except (AttributeError, RuntimeError):  # a kind of store that has no second connection
         return
     from core.watch.watchdog import Watchdog
 
@@ -48,7 +53,7 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
     port, is_hosted = 0, False
     if environment is not None:
         port, is_hosted = environment.main_port, environment.store_is_hosted
-    _watchdogs[:] = [Watchdog(options, store, strategy, port, is_store_hosted=is_hosted)]
+    _watchdogs[:] = [Watchdog(options, own, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
 
 
@@ -62,20 +67,6 @@ def warn_of_late_ranks(given: bool | WatchdogOptions | None) -> None:
     options = chosen(given)
     if options is not None:
         timeout.WARN_AFTER_S = options.limit.total_seconds()
-
-
-def _own_connection(strategy: Strategy) -> Store | None:
-    """A second connection to a store that all ranks reach; None if there is no such store."""
-    import torch.distributed as dist
-
-    store: Any = strategy.watch_store  # torch's types lack `clone`
-    if store is None and dist.is_available() and dist.is_initialized():
-        # The one that the group was made with, which has no public name.
-        store = dist.distributed_c10d._get_default_store()
-    with suppress(AttributeError, RuntimeError):  # a kind of store that has no second connection
-        own: Store = store.clone()
-        return own
-    return None
 
 
 def end() -> None:

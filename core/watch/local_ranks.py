@@ -28,16 +28,16 @@ _FRAME = re.compile(
 
 
 class LocalRanks:
-    """Examines other ranks of this machine, again and again."""
+    """Examines other ranks of this machine, again and again.
+
+    Attributes:
+        longest_s: seconds for which a rank that can't be examined may stand still.
+    """
 
     def __init__(self, end_after_s: float) -> None:
         self._end_after_s = end_after_s
         self._seen: dict[int, tuple[float, float, int]] = {}
-
-    @property
-    def longest_s(self) -> float:
-        """Seconds for which a rank that can't be examined may stand still."""
-        return end_after(self._end_after_s, float("inf"))
+        self.longest_s = end_after(end_after_s, float("inf"))
 
     def forget(self, rank: int) -> None:
         """Drop the history of a rank that has answered."""

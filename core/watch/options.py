@@ -72,7 +72,15 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
     if setting == "report":
         return replace(options, ends_run=False)
     if setting not in ("", "on", "1", "true"):
-        end_after = timedelta(seconds=_seconds(setting))
+        try:
+            seconds = float(setting)
+        except ValueError:
+            seconds = math.nan
+        if not 1 < seconds < math.inf:
+            raise ConfigurationError(
+                f"{VARIABLE}={setting!r}: expected off, report, or a number of seconds above 1."
+            )
+        end_after = timedelta(seconds=seconds)
         return replace(options, limit=min(options.limit, end_after), end_after=end_after)
     return options
 
@@ -85,15 +93,3 @@ def is_debugged() -> bool:
         or "pydevd" in sys.modules
         or kernel.is_traced()
     )
-
-
-def _seconds(setting: str) -> float:
-    try:
-        seconds = float(setting)
-    except ValueError:
-        seconds = math.nan
-    if not 1 < seconds < math.inf:
-        raise ConfigurationError(
-            f"{VARIABLE}={setting!r}: expected off, report, or a number of seconds above 1."
-        )
-    return seconds

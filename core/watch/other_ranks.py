@@ -38,12 +38,8 @@ class OtherRanks:
             machine: of this process.
             looks_every: rounds after which a rank is silent.
         """
-        self._rank, self._world_size, self._machine, self._looks_every = (
-            rank,
-            world_size,
-            machine,
-            looks_every,
-        )
+        self._rank, self._world_size = rank, world_size
+        self._machine, self._looks_every = machine, looks_every
         self._local_ranks = LocalRanks(max(options.limit, options.end_after).total_seconds())
         self._heard: dict[int, tuple[int, int, float]] = {}
         """By rank: the number of its last status, and the round and the time at which that was
@@ -95,7 +91,23 @@ class OtherRanks:
         """
         silent = [rank for rank in range(self._world_size) if self._is_silent(rank)]
         for rank in silent:
-            self._report(board, rank, own)
+            last = self.statuses.get(rank)
+            if last is None:
+                continue
+            # From `/proc` on this machine, else as a rank of its own reports it.
+            if last.machine == self._machine:
+                found = self._local_ranks.examine(last, own)
+                board.write(f"peer/{rank}", found.to_text())
+            else:
+                said = board.read([f"peer/{rank}"])[0]
+                # Where no rank can look, it may be at work.
+                end_after_s = self._local_ranks.longest_s
+                found = replace(
+                    last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s
+                )
+                if said:
+                    found = RankStatus.from_text(said)
+            self.statuses[rank] = replace(found, since_s=max(found.since_s, own.since_s))
         left = (
             rank for rank, each in self.statuses.items() if rank not in silent and not each.is_lost
         )
@@ -107,24 +119,3 @@ class OtherRanks:
             return False
         heard = max(self._heard.get(rank, (0, 0, 0.0))[1], self._call_began_round)
         return self.is_gone(rank) or self._num_rounds - heard > self._looks_every + 2
-
-    def _report(self, board: Board, rank: int, own: RankStatus) -> None:
-        """Publish the status of a silent rank: from `/proc` on this machine, else as a rank of its
-        own reports it.
-        """
-        last = self.statuses.get(rank)
-        if last is None:
-            return
-        if last.machine != self._machine:
-            said = board.read([f"peer/{rank}"])[0]
-            # Where no rank can look, it may be at work.
-            end_after_s = self._local_ranks.longest_s
-            found = replace(
-                last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s
-            )
-            if said:
-                found = RankStatus.from_text(said)
-        else:
-            found = self._local_ranks.examine(last, own)
-            board.write(f"peer/{rank}", found.to_text())
-        self.statuses[rank] = replace(found, since_s=max(found.since_s, own.since_s))

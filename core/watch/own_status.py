@@ -77,7 +77,13 @@ class OwnStatus:
         """The status at a look."""
         state, recorded, awaited = sample.state, Collective(), Awaited("", ())
         if state == "waits" or (self.since_s > _MOVES_S and run_on_device()):
-            recorded = self._newest_collective(sample.line)
+            # Reading torch's record takes a while, and it doesn't change while the rank stands
+            # still.
+            if self._collective[:2] != (heartbeat.count, sample.line):
+                # what torch records is for debugging, and differs between releases
+                with suppress(Exception):
+                    self._collective = (heartbeat.count, sample.line, newest())
+            recorded = self._collective[2]
         if recorded.name:
             state = "waits"
         if sys.gettrace() is not None:
@@ -117,14 +123,6 @@ class OwnStatus:
             watcher=self.watcher,
             stacks=self._stacks.path,
         )
-
-    def _newest_collective(self, line: str) -> Collective:
-        # Reading torch's record takes a while, and it doesn't change while the rank stands still.
-        if self._collective[:2] != (heartbeat.count, line):
-            # what torch records is for debugging, and differs between releases
-            with suppress(Exception):
-                self._collective = (heartbeat.count, line, newest())
-        return self._collective[2]
 
     def _awaited(self) -> Awaited:
         """The messages for which this rank waits, if its strategy knows that."""

@@ -25,11 +25,8 @@ class Standstill:
     """
 
     def __init__(self, heartbeat: Heartbeat, limit_s: float, end_after_s: float) -> None:
-        self._heartbeat, self._limit_s, self._end_after_s = (
-            heartbeat,
-            limit_s,
-            max(limit_s, end_after_s),
-        )
+        self._heartbeat, self._limit_s = heartbeat, limit_s
+        self._end_after_s = max(limit_s, end_after_s)
         self._longest_s: dict[str, float] = {}
         self._seen: tuple[int, str, int] = (heartbeat.count, heartbeat.phase, 0)
         self._moved_s = self._looked_s = time.monotonic()
@@ -67,7 +64,8 @@ class Standstill:
             is_at_work: it, its threads or its children compute, read or write; while it waits, data
                 arrives.
         """
-        self._waited_s += self._passed_s if is_waiting else 0.0
+        if is_waiting:
+            self._waited_s += self._passed_s
         if is_at_work:
             self._worked_s = self.since_s
 

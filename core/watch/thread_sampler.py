@@ -67,7 +67,9 @@ class ThreadSampler:
         self._thread, self._native = thread, native_thread
         self._waits_in = ("torch.distributed", *waits_in)
         self._can_see = kernel.can_see()
-        self._clock = _clock(thread)
+        self._clock: int | None = None
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(thread)
         self._last = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._runs = self._children_run = 0
 
@@ -102,9 +104,13 @@ class ThreadSampler:
             return "debugged"
         if computes or by_kernel == "R":
             return "computes"
-        if _is_bounded(inner):
+        names = [str(each.f_globals.get("__name__")) for each in inner]
+        # In core it waits for other ranks with a limit of its own, and a better error.
+        if any(name.startswith("core.strategies.rendezvous.polling") for name in names):
             return "works"
-        if self._is_collective(inner):
+        # It waits for other ranks: in known modules, or in backward, where that happens in C.
+        is_backward = bool(inner) and inner[0].f_code.co_name == "_engine_run_backward"
+        if is_backward or any(name.startswith(self._waits_in) for name in names):
             return "waits"
         if is_working or by_kernel == "D":
             return "works"
@@ -119,17 +125,6 @@ class ThreadSampler:
             return ""
         return "".join(traceback.format_stack(frame))
 
-    def _is_collective(self, inner: list[FrameType]) -> bool:
-        """True if the thread waits for other ranks: in known modules, or in backward, where that
-        happens in C.
-        """
-        if not inner:
-            return False
-        is_backward = inner[0].f_code.co_name == "_engine_run_backward"
-        return is_backward or any(
-            str(each.f_globals.get("__name__")).startswith(self._waits_in) for each in inner
-        )
-
     def _spent(self, children_s: float) -> tuple[float, float, float, float, float]:
         """Time; CPU time of this thread, of the process's others, and of its children; and bytes of
         storage.
@@ -140,13 +135,6 @@ class ThreadSampler:
                 own_s = time.clock_gettime(self._clock)
         others_s = time.process_time() - own_s - time.thread_time()
         return time.monotonic(), own_s, others_s, children_s, kernel.stored_bytes()
-
-
-def _clock(thread: int) -> int | None:
-    """The clock of a running thread, where the system has it."""
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return None
-    return time.pthread_getcpuclockid(thread)
 
 
 def callers_line() -> str:
@@ -169,13 +157,3 @@ def _line(frames: list[FrameType]) -> str:
     for frame in frames:
         return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
     return ""
-
-
-def _is_bounded(inner: list[FrameType]) -> bool:
-    """True if the thread waits for other ranks in core, where it has a limit of its own and a
-    better error.
-    """
-    return any(
-        str(each.f_globals.get("__name__")).startswith("core.strategies.rendezvous.polling")
-        for each in inner
-    )

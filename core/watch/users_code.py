@@ -48,21 +48,14 @@ def _uses_core(package: str, num_modules: int) -> bool:
     """True if a module of an installed package imports a name from core: it is the program, and no
     library.
     """
-    own = [
-        each
-        for name, each in sys.modules.copy().items()
-        if name == package or name.startswith(f"{package}.")
-    ]
-    return any(
-        _is_of_core(value) for each in own for value in [*getattr(each, "__dict__", {}).values()]
-    )
-
-
-def _is_of_core(value: object) -> bool:
-    if isinstance(value, ModuleType):
-        name = value.__name__
-    elif isinstance(value, type | FunctionType):
-        name = value.__module__
-    else:
-        return False
-    return is_of_core(str(name).partition(".")[0])
+    for name, module in sys.modules.copy().items():
+        if name == package or name.startswith(f"{package}."):
+            for value in [*getattr(module, "__dict__", {}).values()]:
+                home: object = ""
+                if isinstance(value, ModuleType):
+                    home = value.__name__
+                elif isinstance(value, type | FunctionType):
+                    home = value.__module__
+                if is_of_core(str(home).partition(".")[0]):
+                    return True
+    return False

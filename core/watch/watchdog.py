@@ -21,7 +21,6 @@ from core.watch.termination import Termination, continue_process, end_by_force, 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from core.contract import HangError
     from core.contract.world import World
     from core.watch.options import WatchdogOptions
 
@@ -132,7 +131,15 @@ class Watchdog:
     def _end(self) -> None:
         """End this process by the verdict, and the absent processes of this machine."""
         error = self.termination.error or self._decision.error()
-        absent = self._absent_here(error)
+        own = self._own
+        here = [each for each in error.ranks if each.host == own.host]
+        present = [each.rank for each in here if each.rank not in error.absent]
+        absent = []
+        # The first rank of this machine that is present ends those of it that are absent.
+        if min(present, default=own.rank) == own.rank:
+            absent = [
+                each.pid for each in here if each.rank in error.absent and each.pid != own.pid
+            ]
         for pid in absent:
             continue_process(pid)
         self.termination.end(error, self._options.grace.total_seconds())
@@ -141,12 +148,3 @@ class Watchdog:
         if not self._is_closed.is_set():
             self._stacks.close()
             leave_at_once(error)
-
-    def _absent_here(self, error: HangError) -> list[int]:
-        """The absent processes of this machine; none if another rank of it is to end them."""
-        own = self._own
-        here = [each for each in error.ranks if each.host == own.host]
-        present = [each.rank for each in here if each.rank not in error.absent]
-        if present and min(present) != own.rank:
-            return []
-        return [each.pid for each in here if each.rank in error.absent and each.pid != own.pid]

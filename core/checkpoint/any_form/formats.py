@@ -16,7 +16,7 @@ from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from core.checkpoint.folder.folder import Folder
     from core.contract.checkpoint_io import PathLike
@@ -208,10 +208,20 @@ def _read_manifest(folder: Folder) -> bytes:
     try:
         return folder.read_manifest()
     except FileNotFoundError:
-        names = names_in(folder.place)
+        names = names_in(folder.place) or []
         if not names and not os.path.isdir(path):
             raise messages.not_found(path, folder.place) from None
-        raise unfinished_or_foreign(path, names or []) from None
+        where = f"{path!r} is a folder without {manifest.NAME}:"
+        if any(map(manifest.OWN_FILE.fullmatch, names)):
+            raise CheckpointCorruptedError(
+                f"{where} a checkpoint that was never completed. Load an earlier checkpoint."
+            ) from None
+        from core.registry.checkpoint_readers import what_reads
+
+        advice = what_reads(path, names) or "If something in it was meant, name that."
+        raise CheckpointCorruptedError(
+            f"{where} no checkpoint of core, and nothing of it was damaged. {advice}"
+        ) from None
     except NotADirectoryError as error:
         raise CheckpointCorruptedError(f"{path!r} is neither a folder nor a file.") from error
     except Exception as error:
@@ -222,18 +232,3 @@ def _parse(file: BinaryIO, path: str) -> dict[str, object]:
     if path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file):
         return safetensors_file.load(file, path)
     return torch_file.load(file, path)
-
-
-def unfinished_or_foreign(path: str, names: Collection[str]) -> CheckpointCorruptedError:
-    """The error for a folder that can't be read as a checkpoint, by what lies in it."""
-    from core.registry.checkpoint_readers import what_reads
-
-    where = f"{path!r} is a folder without {manifest.NAME}:"
-    if any(manifest.OWN_FILE.fullmatch(name) for name in names):
-        return CheckpointCorruptedError(
-            f"{where} a checkpoint that was never completed. Load an earlier checkpoint."
-        )
-    advice = what_reads(path, names) or "If something in it was meant, name that."
-    return CheckpointCorruptedError(
-        f"{where} no checkpoint of core, and nothing of it was damaged. {advice}"
-    )

@@ -72,9 +72,22 @@ class DeviceCopies:
         Raises:
             CheckpointError: there is no memory for them that a device can write to.
         """
-        self._batches = list(_by_device(copies, {_address(tensor) for tensor in stepped}))
-        sums = [batch.sums for batch in self._batches if batch.sums is not None]
-        self._arena.lay_out([*copies, *sums])
+        addresses = {_address(tensor) for tensor in stepped}
+        batches: dict[torch.device, _Batch] = {}
+        for copy in copies:
+            batch = batches.setdefault(copy[1].device, _Batch(copy[1].device))
+            if _address(copy[1]) in addresses:
+                batch.later.append(copy)
+            else:
+                batch.at_once.append(copy)
+        laid_out = [*copies]
+        for batch in batches.values():
+            if batch.later:
+                sums = torch.stack([_sum(source) for _, source in batch.later])
+                batch.sums = torch.empty(0, dtype=sums.dtype), sums
+                laid_out.append(batch.sums)
+        self._batches = list(batches.values())
+        self._arena.lay_out(laid_out)
         for batch in self._batches:
             self._begin(batch)
         self._is_held_up = False
@@ -176,21 +189,6 @@ class _Arena:
 
 def _unlock(runtime: Any, memory: torch.Tensor) -> None:
     runtime.cudaHostUnregister(memory.data_ptr())
-
-
-def _by_device(copies: Sequence[Copy], stepped: set[int]) -> Iterable[_Batch]:
-    batches: dict[torch.device, _Batch] = {}
-    for copy in copies:
-        batch = batches.setdefault(copy[1].device, _Batch(copy[1].device))
-        if _address(copy[1]) in stepped:
-            batch.later.append(copy)
-        else:
-            batch.at_once.append(copy)
-    for batch in batches.values():
-        if batch.later:
-            sums = torch.stack([_sum(source) for _, source in batch.later])
-            batch.sums = torch.empty(0, dtype=sums.dtype), sums
-        yield batch
 
 
 def _copy(copies: Sequence[Copy]) -> None:

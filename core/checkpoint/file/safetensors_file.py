@@ -13,7 +13,6 @@ from core.checkpoint.state.tree import Decoder, Encoder, leaves_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import ModuleType
 
     from core.checkpoint.format.digest import HashingWriter
@@ -51,10 +50,15 @@ def write(state: dict[str, Any], path: PathLike) -> None:
         )
     # A single entry keeps the names that other programs look for.
     prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
-    named = {
-        prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()
-    }
-    tensors = _apart(named)
+    # Tensors that share memory are separated, as the format can't say that.
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for key, part in entries.items():
+        for name, tensor in part.items():
+            pointer = tensor.untyped_storage().data_ptr()
+            apart = tensor.clone() if pointer in seen else tensor.contiguous()
+            tensors[prefixes[key] + name] = apart
+            seen.add(pointer)
     metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode_state(rest)})}
 
     def fill(file: HashingWriter) -> None:
@@ -73,11 +77,14 @@ def weights_in(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _with_tensors(state: dict[str, Any]) -> list[str]:
     """Keys of a dict below which tensors or arrays are."""
-    return [key for key, item in state.items() if any(map(_is_array, leaves_of(item)))]
-
-
-def _is_array(leaf: tuple[object, Any]) -> bool:
-    return isinstance(leaf[1], torch.Tensor) or type(leaf[1]).__name__ == "ndarray"
+    return [
+        key
+        for key, item in state.items()
+        if any(
+            isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray"
+            for _, leaf in leaves_of(item)
+        )
+    ]
 
 
 def begins(file: BinaryIO) -> bool:
@@ -101,7 +108,13 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         tensors = library.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         ours = json.loads(header.get("__metadata__", {}).get(_OURS, '{"prefixes": {"model": ""}}'))
-        state = _apart_by(ours["prefixes"], tensors)
+        prefixes = ours["prefixes"]
+        state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
+        for name, tensor in tensors.items():
+            # one entry's name may begin as another's
+            fitting = [key for key, prefix in prefixes.items() if name.startswith(prefix)]
+            key = max(fitting, key=lambda key: len(prefixes[key]))
+            state[key][name.removeprefix(prefixes[key])] = tensor
         rest = Decoder(_no_tensor, _no_tensor).decode(ours.get("rest", {}))
         return {**state, **rest}
     except Exception as error:
@@ -110,35 +123,12 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         ) from error
 
 
-def _apart_by(
-    prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Group them by the entries that they came from; one entry's name may begin as another's."""
-    state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
-    for name, tensor in tensors.items():
-        fitting = [key for key, prefix in prefixes.items() if name.startswith(prefix)]
-        key = max(fitting, key=lambda key: len(prefixes[key]))
-        state[key][name.removeprefix(prefixes[key])] = tensor
-    return state
-
-
 def _is_weights(value: object) -> bool:
     if not isinstance(value, dict) or not value:
         return False
     return all(type(name) is str for name in value) and all(
         isinstance(item, torch.Tensor) for item in value.values()
     )
-
-
-def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Separate the tensors that share memory, as the format can't say that."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        pointer = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if pointer in seen else tensor.contiguous()
-        seen.add(pointer)
-    return apart
 
 
 def _library() -> ModuleType:

@@ -114,22 +114,19 @@ def _verified(
                 file.seek(0)
                 return parse(file, path)
         # Another process may have replaced both between the two reads.
-        if within is not None or location.read_digest() == content:
-            raise _damaged(path, within, content)
-
-
-def _damaged(path: str, within: str | None, content: bytes | None) -> CheckpointCorruptedError:
-    if within is not None:
-        return CheckpointCorruptedError(
-            f"{path!r} is damaged: its content does not have the digest at its end. Load an "
-            "earlier checkpoint."
+        if within is not None:
+            raise CheckpointCorruptedError(
+                f"{path!r} is damaged: its content does not have the digest at its end. Load an "
+                "earlier checkpoint."
+            )
+        if location.read_digest() != content:
+            continue
+        if not digest.from_text(content or b""):
+            raise CheckpointCorruptedError(
+                f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load "
+                f"{path!r} unverified."
+            )
+        raise CheckpointCorruptedError(
+            f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load "
+            "an earlier checkpoint. If you replaced the file yourself, delete that digest."
         )
-    if not digest.from_text(content or b""):
-        return CheckpointCorruptedError(
-            f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} "
-            "unverified."
-        )
-    return CheckpointCorruptedError(
-        f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load an "
-        "earlier checkpoint. If you replaced the file yourself, delete that digest."
-    )

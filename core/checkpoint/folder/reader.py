@@ -134,22 +134,20 @@ class FolderReader:
             # The index of rank 0 alone has it.
             self.tree = index.get("tree", self.tree)
             if index["leaves"]:
-                self._take_chunks(name.replace(".json", ".data"), index["leaves"], index["blocks"])
+                # The file that has the bytes of these leaves.
+                data = name.replace(".json", ".data")
+                blocks = digest.Blocks(index["blocks"], self.manifest.block_bytes)
+                file = self.folder.open(data, self.manifest.files[data].size_bytes, blocks)
+                self.files[data] = file
+                for leaf, chunks in index["leaves"].items():
+                    known = self.chunks.setdefault(leaf, {})
+                    for offsets, sizes, position in chunks:
+                        chunk = SavedChunk(tuple(offsets), tuple(sizes), file, position)
+                        known[chunk.offsets, chunk.sizes] = chunk
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointCorruptedError(
                 f"{path!r} is not an index that core has written: {error!r}."
             ) from None
-
-    def _take_chunks(self, name: str, leaves: dict[str, list[Any]], digests: list[str]) -> None:
-        """Open the file that has the bytes of these leaves."""
-        blocks = digest.Blocks(digests, self.manifest.block_bytes)
-        file = self.folder.open(name, self.manifest.files[name].size_bytes, blocks)
-        self.files[name] = file
-        for leaf, chunks in leaves.items():
-            known = self.chunks.setdefault(leaf, {})
-            for offsets, sizes, position in chunks:
-                chunk = SavedChunk(tuple(offsets), tuple(sizes), file, position)
-                known[chunk.offsets, chunk.sizes] = chunk
 
     # reading --------------------------------------------------------------------------------------
 
@@ -216,12 +214,25 @@ class FolderReader:
             # Leaves that shared memory when they were saved share it again.
             key = (dtype, shape, frozenset(saved.values()))
             if not saved or key not in wholes:
-                wholes[key] = _empty(dtype, shape)
+                try:
+                    wholes[key] = torch.empty(shape, dtype=dtype)
+                except RuntimeError as error:
+                    raise MemoryError(
+                        f"a tensor of type {dtype} and shape {shape} can't be made: {error}"
+                    ) from None
                 reads.extend(reads_of(saved, dtype, {place: wholes[key]}))
             return wholes[key]
 
         state = self._decode(take, targets)
-        return Plan(state, _distinct(reads), has_targets)
+        # Without repetitions: what is tied here and was tied then is read once.
+        distinct: dict[Any, ChunkRead] = {}
+        for read in reads:
+            key: Any = id(read)
+            # Only where there is memory: other tensors may all have the address 0.
+            if read.memory is not None:
+                key = (id(read.saved.file), read.start, read.stop, read.target.data_ptr())
+            distinct[key] = read
+        return Plan(state, list(distinct.values()), has_targets)
 
     def verify(
         self,
@@ -301,24 +312,3 @@ def _mapped(saved: SavedChunk, dtype: torch.dtype, shape: Shape) -> torch.Tensor
     """A tensor on the memory that is mapped from the file, where it lies as in memory."""
     stop = saved.position + math.prod(shape) * dtype.itemsize
     return torch.frombuffer(saved.file.view(saved.position, stop), dtype=dtype).view(shape)
-
-
-def _empty(dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    try:
-        return torch.empty(shape, dtype=dtype)
-    except RuntimeError as error:
-        raise MemoryError(
-            f"a tensor of type {dtype} and shape {shape} can't be made: {error}"
-        ) from None
-
-
-def _distinct(reads: list[ChunkRead]) -> list[ChunkRead]:
-    """The same reads without repetitions: what is tied here and was tied then is read once."""
-    places: dict[Any, ChunkRead] = {}
-    for read in reads:
-        place: Any = id(read)
-        # Only where there is memory: other tensors may all have the address 0.
-        if read.memory is not None:
-            place = (id(read.saved.file), read.start, read.stop, read.target.data_ptr())
-        places[place] = read
-    return list(places.values())

@@ -133,9 +133,7 @@ class _Stream:
             self._position += size
             memory = memory[size:]
             if size == left or self._position == self._file.size_bytes:
-                self._check_block((self._position - 1) // self._block_bytes)
-
-    def _check_block(self, index: int) -> None:
-        if self._hash.hexdigest() != self._file.blocks.digests[index]:
-            raise damaged(self._file.path, index * self._block_bytes, self._position)
-        self._hash.reset()
+                index = (self._position - 1) // self._block_bytes
+                if self._hash.hexdigest() != self._file.blocks.digests[index]:
+                    raise damaged(self._file.path, index * self._block_bytes, self._position)
+                self._hash.reset()

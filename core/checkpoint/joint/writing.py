@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Written = tuple[dict[str, FileEntry], int]
     """The files of a part, and the number of elements that were written."""
 
-_CURE = "Save DTensors, or ShardedLeafs whose chunks lie side by side."
-
 
 def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> None:
     """All ranks. Each writes its part, and rank 0 what makes the parts a checkpoint.
@@ -58,8 +56,18 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
             return entries, part.num_written
 
         def commit() -> None:
+            total = sum(number for _, number in written)
+            files = {name: entry for entries, _ in written for name, entry in entries.items()}
             with _explained(folder):
-                _commit(folder, token, part, written, collectives)
+                if total != part.num_elements:
+                    raise CheckpointError(
+                        f"The ranks have {total} elements of tensors to save, and the state has "
+                        f"{part.num_elements}. The chunks of all ranks must cover each tensor, and "
+                        "each of its elements once. Save DTensors, or ShardedLeafs whose chunks "
+                        "lie side by side."
+                    )
+                manifest = Manifest(files, collectives.size, dict(collectives.writer))
+                folder.commit(token, manifest.to_bytes(), files)
 
         try:
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
@@ -69,26 +77,6 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         finally:
             if collectives.rank == 0 and not committed:
                 folder.discard(token)
-
-
-def _commit(
-    folder: Folder,
-    token: str,
-    part: PartWriter,
-    written: list[Written],
-    collectives: Collectives,
-) -> None:
-    """Rank 0. Check that nothing is missing, and make it a checkpoint."""
-    expected = "The chunks of all ranks must cover each tensor, and each of its elements once."
-    total = sum(number for _, number in written)
-    if total != part.num_elements:
-        raise CheckpointError(
-            f"The ranks have {total} elements of tensors to save, and the state has "
-            f"{part.num_elements}. {expected} {_CURE}"
-        )
-    files = {name: entry for entries, _ in written for name, entry in entries.items()}
-    content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
-    folder.commit(token, content, files)
 
 
 @contextmanager

@@ -143,10 +143,10 @@ class Encoder:
             return check_text(value, key_path)
         if kind is int:
             return check_int(value, key_path)
-        if kind is float:
-            return _number(value)
-        if kind is bool or value is None:
+        if kind is bool or value is None or (kind is float and math.isfinite(value)):
             return value
+        if kind is float:
+            return {"$float": str(value)}
         form = _BY_KIND.get(kind)
         if form is None:
             return self._other(value, key_path)
@@ -327,10 +327,6 @@ class Form(NamedTuple):
     tag: str
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
-
-
-def _number(value: float) -> Json:
-    return value if math.isfinite(value) else {"$float": str(value)}
 
 
 def _text(content: bytes | bytearray) -> str:

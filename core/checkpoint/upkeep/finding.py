@@ -17,7 +17,6 @@ from core.checkpoint.upkeep.stale import Removable
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 
 if TYPE_CHECKING:
-    from core.checkpoint.upkeep.listing import Listed
     from core.contract.checkpoint_io import CheckpointIO, PathLike
 
 
@@ -84,9 +83,11 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
     for listed in found:
         if listed.state == "link" or os.path.realpath(listed.path) in linked:
             continue
-        if num_kept < keep and _verifies(listed):
-            num_kept += 1
-            continue
+        if num_kept < keep and listed.state == "complete":
+            with suppress(CheckpointError):
+                formats.verify_checkpoint(listed.path)
+                num_kept += 1
+                continue
         why = "damaged"
         if num_kept >= keep:
             why = f"older than the {keep} newest that verify"
@@ -95,11 +96,3 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
     if num_kept < keep:
         return []
     return removable
-
-
-def _verifies(listed: Listed) -> bool:
-    with suppress(CheckpointError):
-        if listed.state == "complete":
-            formats.verify_checkpoint(listed.path)
-            return True
-    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.checkpoint.any_form import formats
 from core.checkpoint.folder.folder import folder_at
@@ -121,13 +121,9 @@ def _facts(place: Place, reader: FolderReader) -> tuple[float, int | None]:
             raise FileNotFoundError(2, "is missing", name)
         if sizes[name] != entry.size_bytes:
             raise wrong_size(reader.folder.name_of(name), entry.size_bytes)
-    return reader.manifest.saved_at_ns / 1e9, _step_of(reader.describe())
-
-
-def _step_of(state: dict[str, Any]) -> int | None:
-    progress = state.get("progress")
-    for place in (progress, state):
+    saved_at_s, state = reader.manifest.saved_at_ns / 1e9, reader.describe()
+    for values in (state.get("progress"), state):
         for name in ("global_step", "step"):
-            if isinstance(place, dict) and type(place.get(name)) is int:
-                return int(place[name])
-    return None
+            if isinstance(values, dict) and type(values.get(name)) is int:
+                return saved_at_s, int(values[name])
+    return saved_at_s, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -48,14 +48,12 @@ class Summary:
         form: `"folder"` or `"file"`.
         manifest: of a folder; None for a file.
         sections: names of the top level.
-        values: the state, with descriptions in the place of tensors.
         tensors: all of them.
     """
 
     form: str
     manifest: Manifest | None
     sections: tuple[str, ...]
-    values: dict[str, Any]
     tensors: tuple[TensorRow, ...]
 
     def dtypes(self, section: str) -> dict[str, int]:
@@ -91,4 +89,4 @@ def summarize(path: PathLike) -> Summary:
         for key_path, leaf in leaves_of(state)
         if isinstance(leaf, torch.Tensor | TensorDescription)
     )
-    return Summary("folder" if found else "file", found, tuple(map(str, state)), state, rows)
+    return Summary("folder" if found else "file", found, tuple(map(str, state)), rows)

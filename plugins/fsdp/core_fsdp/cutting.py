@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from core_fsdp import wrapping
+from core_fsdp import forward, wrapping
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from core_fsdp.options import Sharding
 
+_RELEASED = (
+    "Parameters of a unit are released after its backward, and can't be read then. Leave them "
+    "whole: strategy='ddp', or auto_wrap_policy=None."
+)
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
@@ -56,6 +60,7 @@ def cut(
     for unit in units:
         if not isinstance(unit, FSDPModule) and unit not in roots:
             fully_shard(unit, **within)
+            forward.refuse_second_derivatives(unit, _RELEASED)
     for root in roots:
         if root is module or not isinstance(root, FSDPModule):
             fully_shard(root, **options, reshard_after_forward=sharding.reshard_after_forward)

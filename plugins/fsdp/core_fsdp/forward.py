@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 
@@ -15,6 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
+
+
+_EXPLAINED = {
+    "mixed torch.Tensor and DTensor": "A parameter was used where its unit isn't gathered ({}): it "
+    "is whole while the forward of its unit runs. Call the blocks by their forward, and compute "
+    "penalties of their parameters there; or gather the model as one unit by "
+    "auto_wrap_policy=None, or other units by a policy of your own.",
+    "not have been used in the graph": "torch.autograd.grad was asked for a gradient that isn't "
+    "there. A unit uses the gathered copy of its parameters, and not the shards that "
+    "parameters() names: call backward, after which .grad is that of the shards.",
+}
+"""What torch says in an error, and what it means here."""
 
 
 def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,14 +84,39 @@ def without_inference_mode(
 
 def mixed_use(error: RuntimeError) -> ModuleError | None:
     """An error that explains torch's over a parameter that lies in shards; None for another one."""
-    if "mixed torch.Tensor and DTensor" not in str(error):
-        return None
-    return ModuleError(
-        f"A parameter was used where its unit isn't gathered ({str(error).partition(',')[0]}): it "
-        "is whole while the forward of its unit runs. Call the blocks by their forward, and "
-        "compute penalties of their parameters there; or gather the model as one unit by "
-        "auto_wrap_policy=None, or other units by a policy of your own."
-    )
+    text = str(error)
+    for part, explained in _EXPLAINED.items():
+        if part in text:
+            return ModuleError(explained.format(text.partition(",")[0]))
+    return None
+
+
+def refuse_second_derivatives(module: nn.Module, reason: str) -> None:
+    """Make it an error to differentiate gradients that went through a module again.
+
+    Args:
+        module: in whose results they come.
+        reason: why, and what to do.
+    """
+    module.register_forward_hook(partial(_watch_gradients, partial(_refuse_graph, reason)))
+
+
+def _watch_gradients(
+    watch: Callable[[Tensor], None], module: nn.Module, args: Any, output: Any
+) -> None:
+    if torch.compiler.is_compiling():  # which refuses second derivatives itself
+        return
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(watch)
+
+
+def _refuse_graph(reason: str, gradient: Tensor) -> None:
+    if torch.is_grad_enabled():  # in a backward: a graph of it is made
+        raise ModuleError(
+            "A gradient was to be differentiated again (create_graph=True), as in a gradient "
+            f"penalty or MAML. {reason}"
+        )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Exchanges between the ranks of a group, with gradients."""
+"""Exchanges between the ranks of a group, with gradients that can be differentiated again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
@@ -81,7 +82,7 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The whole gradient: parts are `size` times too large by `_Join`."""
-        return _gathered(gradients[0], ctx.dim, ctx.group) / ctx.group.size(), None, None
+        return join(gradients[0], ctx.dim, ctx.group) / ctx.group.size(), None, None
 
 
 class _Join(torch.autograd.Function):
@@ -94,20 +95,30 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The own part, so large that the average over ranks is the sum of their parts."""
-        size = ctx.group.size()
-        return gradients[0].chunk(size, ctx.dim)[ctx.group.rank()] * size, None, None
+        return cut(gradients[0], ctx.dim, ctx.group) * ctx.group.size(), None, None
 
 
 class _Gather(_Join):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The sum of what all ranks give to this part."""
-        parts = torch.stack(
-            [part.contiguous() for part in gradients[0].chunk(ctx.group.size(), ctx.dim)]
-        )
+        return _SumOfParts.apply(gradients[0], ctx.dim, ctx.group), None, None  # type: ignore[no-untyped-call]  # torch's
+
+
+class _SumOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, dim: int, group: Any) -> Tensor:
+        """Send each rank what this one has of its part, and add up what comes."""
+        ctx.dim, ctx.group = dim, group
+        parts = torch.stack([part.contiguous() for part in whole.chunk(group.size(), dim)])
         received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=ctx.group)
-        return received.sum(0), None, None
+        dist.all_to_all_single(received, parts, group=group)
+        return received.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradients of all parts."""
+        return gather(gradients[0], ctx.dim, ctx.group), None, None
 
 
 class _AddUp(torch.autograd.Function):
@@ -122,11 +133,25 @@ class _AddUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The term's own, so large that the average over ranks is the sum of all."""
-        return gradients[0] * ctx.group.size(), None
+        return _ToTerms.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]  # torch's
+
+
+class _ToTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, group: Any) -> Tensor:
+        """Enlarge."""
+        ctx.group = group
+        return gradient * group.size()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The sum over all ranks, which have the same loss."""
+        return add_up(gradients[0], ctx.group), None
 
 
 class _SumAlike(_AddUp):
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """As it is: every rank has the gradient of the whole."""
         return gradients[0], None
@@ -137,12 +162,15 @@ class _Swap(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
         """Swap."""
         ctx.cut_dim, ctx.joined_dim, ctx.group = cut_dim, joined_dim, group
-        return _swapped(tensor, cut_dim, joined_dim, group)
+        sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), cut_dim)])
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return torch.cat(list(received), joined_dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Swap back."""
-        return _swapped(gradients[0], ctx.joined_dim, ctx.cut_dim, ctx.group), None, None, None
+        return swap(gradients[0], ctx.joined_dim, ctx.cut_dim, ctx.group), None, None, None
 
 
 class _SendRows(torch.autograd.Function):
@@ -150,18 +178,14 @@ class _SendRows(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
         """Send."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _sent(rows, sent, received, group)
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Send back."""
-        return _sent(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _sent(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
+        return send_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:
@@ -170,10 +194,3 @@ def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:
     ]
     dist.all_gather(parts, part.contiguous(), group=group)
     return torch.cat(parts, dim)
-
-
-def _swapped(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
-    sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), cut_dim)])
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return torch.cat(list(received), joined_dim)

@@ -362,27 +362,29 @@ class Chain:
 
     # backward -------------------------------------------------------------------------------------
 
-    def backward(self, made: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor]:
-        """All ranks of the pipeline. Compute the gradients of parameters, and of the arguments that
-        want some.
+    def backward(
+        self, made: _Pass, gradients: Sequence[Tensor | None], *, accumulates: bool
+    ) -> list[Tensor]:
+        """All ranks of the pipeline. Compute the gradients of the arguments that want some.
 
         Args:
             made: the forward pass.
             gradients: of the tensors that the model returned; those on the rank of the last stage
                 count.
+            accumulates: those of parameters are added to their `grad`, as `backward()` does and
+                `torch.autograd.grad` doesn't.
 
         Returns:
             A gradient for each of the arguments that want one.
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
-        with self.added_up(), self._reduced():
+        with self._accumulating() if accumulates else self._reduced(accumulates=False):
             for stage in reversed(self.layout.own_stages):
                 found = {}
                 for index in reversed(range(len(made.sizes))):
-                    found[index] = self._backward(
-                        made, stage, index, [column[index] for column in cut]
-                    )
+                    incoming = [column[index] for column in cut]
+                    found[index] = self._backward(made, stage, index, incoming, accumulates)
                     if not waits:
                         self._give_back(made, stage, index, found.pop(index))
                 for index, gradients_of_inputs in found.items():
@@ -391,7 +393,12 @@ class Chain:
         return self._share_gradients(made)
 
     @contextmanager
-    def _reduced(self) -> Iterator[None]:
+    def _accumulating(self) -> Iterator[None]:
+        with self.added_up(), self._reduced(accumulates=True):
+            yield
+
+    @contextmanager
+    def _reduced(self, *, accumulates: bool) -> Iterator[None]:
         """All ranks of the pipeline. Reduce gradients of what is in shards after all
         microbatches.
         """
@@ -400,12 +407,17 @@ class Chain:
             return
         with self.shards.held() as reduces:
             yield
-        if reduces:
+        if reduces and accumulates:
             self.shards.reduce()
         self.shards.reshard()
 
     def _backward(
-        self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]
+        self,
+        made: _Pass,
+        stage: int,
+        index: int,
+        incoming: list[Tensor | None],
+        accumulates: bool,
     ) -> list[Tensor]:
         """The gradients of what the stage was given."""
         done = made.computed.pop((stage, index))
@@ -416,11 +428,15 @@ class Chain:
             for output, gradient in zip(done.outputs, incoming, strict=True)
             if output.requires_grad and gradient is not None
         ]
-        if pairs:
-            torch.autograd.backward(
-                [output for output, _ in pairs], [gradient for _, gradient in pairs]
-            )
+        outputs = [output for output, _ in pairs]
+        gradients = [gradient for _, gradient in pairs]
         given = [one for one in done.inputs if isinstance(one, Tensor) and one.requires_grad]
+        if pairs and accumulates:
+            torch.autograd.backward(outputs, gradients)
+        elif pairs and given:
+            found = torch.autograd.grad(outputs, given, gradients, allow_unused=True)
+            for one, gradient in zip(given, found, strict=True):
+                one.grad = gradient
         return [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
 
     def _give_back(self, made: _Pass, stage: int, index: int, found: list[Tensor]) -> None:
@@ -505,7 +521,15 @@ class _Answer(torch.autograd.Function):
                 "backward was called twice on one result of the model, whose graph over the ranks "
                 "of a pipeline is gone by then. Add up the losses, and call it once."
             )
-        found = ctx.chain.backward(ctx.made, gradients)
+        if torch.is_grad_enabled():
+            raise ModuleError(
+                "A gradient was to be differentiated again (create_graph=True), as in a gradient "
+                "penalty or MAML. Over the ranks of a pipeline there is no graph of it. Compute it "
+                "in a part of the model, or leave pipeline out."
+            )
+        # the anchor's own node, which `torch.autograd.grad` of something else leaves out
+        accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # type: ignore[attr-defined]
+        found = ctx.chain.backward(ctx.made, gradients, accumulates=accumulates)
         return (None, None, None, None, *([None] * ctx.num_outputs), *found)
 
 

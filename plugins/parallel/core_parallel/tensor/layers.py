@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from core import ConfigurationError, ModuleError
+from core_fsdp.forward import refuse_second_derivatives
 from core_parallel.modules import plans
 from core_parallel.modules.absent import AbsentTensor
 from core_parallel.modules.local_parameters import use_local
@@ -97,6 +98,10 @@ _WORDS: dict[str, Any] = {
 }
 _GATHERED, _LOGITS = ("colwise_gather_output", "colwise_rep"), "colwise_logits"
 _OF_EXPERTS, _OF_LATENT, _WHOLE = "moe_tp_experts", "mla_kv_a_proj", "replicate"
+_WITHOUT_SECOND = (
+    "torch's exchanges of layers that are cut under tensor= have no second derivative: numbers "
+    "would be wrong. Leave the layers that it goes through out of the plan, or leave tensor out."
+)
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
@@ -169,6 +174,7 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
         part = module.get_submodule(name)
         if not any(isinstance(one, AbsentTensor) for one in part.parameters()):
             parallelize_module(part, mesh, style, src_data_rank=None)
+            refuse_second_derivatives(part, _WITHOUT_SECOND)
 
 
 def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:

@@ -1,0 +1,124 @@
+"""Derivatives that a step takes beside its loss are those of one device, or refused by name."""
+
+from functools import partial
+
+import pytest
+import torch
+from language import ALONE, WIDTH, Net, Step, train
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from core import ModuleError
+from core_parallel import MeshParallelStrategy
+from core_testing.ranks import Backend
+from core_testing.training import assert_equal_tensors
+
+
+class _OfVectors(Net):
+    """Without the part that takes words, which have no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Identity()
+
+    def pipeline(self):
+        return [*self.blocks, self.head]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class _Derives(Step):
+    """A step that begins with the vectors of words."""
+
+    def __init__(self):
+        super().__init__(_OfVectors)
+        self.register_buffer("vectors", torch.randn(11, WIDTH, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        # The fused kernels of attention have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            return self.derived(self.vectors[batch[0][:, :8]])
+
+    def loss(self, x):
+        return (self.net(x) * self.scale).square().mean()
+
+
+class Adversarial(_Derives):
+    """Goodfellow et al., "Explaining and Harnessing Adversarial Examples", 2015."""
+
+    def derived(self, x):
+        (gradient,) = torch.autograd.grad(self.loss(x.requires_grad_()), x)
+        return self.loss((x + 0.1 * gradient.sign()).detach())
+
+
+class Penalized(_Derives):
+    """Gulrajani et al., "Improved Training of Wasserstein GANs", 2017."""
+
+    def derived(self, x):
+        loss = self.loss(x.requires_grad_())
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + 100 * gradient.square().sum()
+
+
+class PenalizedWeight(_Derives):
+    """A penalty of a weight's gradient."""
+
+    def derived(self, x):
+        loss = self.loss(x)
+        (gradient,) = torch.autograd.grad(loss, self.net.blocks[0].up.weight, create_graph=True)
+        return loss + gradient.square().sum()
+
+
+GATHER = {"context": 2, "context_attention": "gather"}
+RIGHT = [
+    *((Adversarial, mesh) for mesh in ({"tensor": 2}, {"context": 2}, GATHER, {"pipeline": 2})),
+    *((Penalized, mesh) for mesh in ({"context": 2}, GATHER)),
+]
+REFUSED = {
+    (
+        Penalized,
+        "tensor",
+    ): "exchanges of layers that are cut under tensor= have no second derivative",
+    (Penalized, "pipeline"): "Over the ranks of a pipeline there is no graph of it",
+    (Penalized, "shard"): "Parameters of a unit are released after its backward",
+    (PenalizedWeight, "shard"): "asked for a gradient that isn't there",
+    (
+        PenalizedWeight,
+        "context",
+    ): "asked for the gradient of 'blocks.0.up.weight', of which each of 2",
+}
+
+
+def _on_meshes(rank):
+    return [_trained(rank, make, **mesh) for make, mesh in RIGHT], {
+        case: _refusal(rank, case[0], **{case[1]: 2}) for case in REFUSED
+    }
+
+
+def _trained(rank, make, **mesh):
+    return train(rank, make, max_steps=3, strategy=MeshParallelStrategy(**mesh))[0]
+
+
+def _refusal(rank, make, **mesh):
+    try:
+        _trained(rank, make, **mesh)
+    except ModuleError as error:
+        return str(error)
+    return "none"
+
+
+@pytest.mark.slow
+def test_derivatives_are_those_of_one_device_or_refused():
+    on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
+    found, refusals = on_two.run(_on_meshes)[0]
+    expected = {
+        make: ALONE.run(partial(train, make=make, max_steps=3))[0][0]
+        for make in (Adversarial, Penalized)
+    }
+    for (make, _), weights in zip(RIGHT, found, strict=True):
+        assert_equal_tensors(weights, expected[make], 1e-12)
+    for case, text in REFUSED.items():
+        assert text in refusals[case]

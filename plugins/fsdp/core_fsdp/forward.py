@@ -29,7 +29,7 @@ _EXPLAINED = {
     "there. A unit uses the gathered copy of its parameters, and not the shards that "
     "parameters() names: call backward, after which .grad is that of the shards.",
 }
-"""What torch says in an error, and what it means here."""
+"""Meanings of torch's errors here, by what they say."""
 
 
 def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

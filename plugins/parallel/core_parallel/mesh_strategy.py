@@ -32,6 +32,7 @@ from core_parallel.mesh.placements import cut_axes
 from core_parallel.microbatches import batches
 from core_parallel.modules import compiled_parts, torch_clipping
 from core_parallel.modules.check_keys import CheckKeys
+from core_parallel.stages import first_values
 from core_parallel.tensor import checks, layers
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class MeshStrategy(FSDPStrategy):
         refuse_sparse_layers(self, module)
         self.model = self.precision_plugin.convert_module(module)
         if self.world_size > 1:
-            self._begin_alike(module)
+            self._begin_alike(module, lambda tensor: True)
         self.module_to_device(module)
         return self.model
 
@@ -415,11 +416,23 @@ class MeshStrategy(FSDPStrategy):
         assert self.device_mesh is not None, "setup_environment has laid it out"
         return self.device_mesh[axis]
 
-    def _begin_alike(self, module: nn.Module) -> None:
+    def _begin_alike(
+        self, module: nn.Module, is_own: Callable[[Tensor], bool] | None = None
+    ) -> None:
+        """All ranks. Begin with rank 0's values.
+
+        Args:
+            module: the user's.
+            is_own: whether this rank is to have a tensor that was built on meta, which gets its
+                first values then; None leaves all there.
+        """
+        is_empty = is_own is not None and first_values.is_needed(module, self)
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 if not tensor.is_meta:
                     tensor.copy_(self.broadcast(tensor.detach()))
+        if is_empty and is_own is not None:
+            self._lacking += first_values.fill(module, self, is_own)
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the

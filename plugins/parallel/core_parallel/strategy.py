@@ -35,7 +35,7 @@ from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
 from core_parallel.stages import balance as balances
-from core_parallel.stages import first_values, named_parts, part_times, parts, shards
+from core_parallel.stages import named_parts, part_times, parts, shards
 from core_parallel.stages.layout import Layout, stage_owners
 from core_parallel.stages.shards import Shards
 
@@ -229,19 +229,17 @@ class MeshParallelStrategy(MeshStrategy):
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         line = Line(group, self.root_device)
-        layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
+        layout = self._lay_out(module, line)
+        owners = layout.owners()
         if self.sizes.shard > 1:
             shards.check(layout)
         is_cut = any(isinstance(one, absent.AbsentTensor) for one in module.parameters())
         found = [] if is_cut else self._planned_experts(module)
-        expert_modules.check_owners(found, layout.owners())
+        expert_modules.check_owners(found, owners)
         styles = {} if is_cut else self._planned(module, found)
         if not any(map(absent.is_absent, module.parameters())):
-            self._begin_alike(module)
-        if is_empty:
-            owners = layout.owners()
-            self._lacking += first_values.fill(
-                module, self, lambda one: owners.get(id(one), line.position) == line.position
+            self._begin_alike(
+                module, lambda one: owners.get(id(one), line.position) == line.position
             )
         self.model = self.precision_plugin.convert_module(module)
         self._cut(module, layout, line)
@@ -391,7 +389,7 @@ class MeshParallelStrategy(MeshStrategy):
                 layout.modules_around() if layout.needs_call else (),
             )
             batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
-            expert_modules.check_owners(found, layout.owners())
+            expert_modules.check_owners(found, owners)
             if one.shard > 1:
                 shards.check(layout)
         return PlacedModel(

@@ -175,7 +175,7 @@ class OnMeta(Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-@pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
+@pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline", "data"])
 def test_a_model_gives_its_own_first_values(axis, tmp_path):
     def go_on(rank, path):
         """The weights after an epoch, and after another one from its checkpoint, by a module of its

@@ -24,7 +24,7 @@ from core.launch import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from core_training.progress import Progress
 
@@ -193,12 +193,13 @@ class SignalGuard:
 
     # in the main thread, between any two of its instructions --------------------------------------
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             _answer_in_copy(number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
-            if self._is_over:
+            # The frame is that of `__exit__` before its first line has run.
+            if self._is_over or getattr(frame, "f_code", None) is SignalGuard.__exit__.__code__:
                 self._came_late = True
             else:
                 self._answer(number)

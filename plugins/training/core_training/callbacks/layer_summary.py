@@ -23,17 +23,17 @@ class Layer:
     Attributes:
         name: its path from the root; empty for the parameters that the root has besides its
             children's.
+        trains: True in training mode.
         kind: name of its class.
         num_parameters: with those of its children, but for the root; each counted once.
-        trains: True in training mode.
         flops: of one forward of the example, with those of its children; None without one.
         in_size, out_size: shapes, nested as they come; None without an example.
     """
 
     name: str
-    kind: str
-    num_parameters: int
     trains: bool
+    kind: str = ""
+    num_parameters: int = 0
     flops: int | None = None
     in_size: object = None
     out_size: object = None
@@ -89,13 +89,15 @@ def summarize(
         count: number of elements of a parameter.
     """
     summary = ModuleSummary(num_modules=len(list(module.modules())))
-    layers = {}
-    for name, child in _choose(module, max_depth):
-        own = child.parameters(recurse=child is not module)
-        layers[name] = Layer(name, class_name(child), sum(map(count, own)), child.training)
+    layers = {name: Layer(name, child.training) for name, child in _choose(module, max_depth)}
     summary.layers = list(layers.values())
     if run_example is not None:
         summary.flops = _observe(module, layers, run_example)
+    # lazy layers have their class and shapes from the example
+    for name, layer in layers.items():
+        child = module.get_submodule(name)
+        layer.kind = class_name(child)
+        layer.num_parameters = sum(map(count, child.parameters(recurse=child is not module)))
     for parameter in module.parameters():
         number = count(parameter)
         if parameter.requires_grad:

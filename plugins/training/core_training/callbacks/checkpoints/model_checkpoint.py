@@ -379,12 +379,13 @@ class ModelCheckpoint(CheckpointPaths):
         score = values[self.monitor or "step"]
         if self.monitor is not None:
             self.current_score = _tensor(score)
-        if not self._kept.accepts(score):
-            return ""
+            if not self._kept.accepts(score):
+                return ""
         path = self._path_for(trainer, self._pattern(), values, own=self._kept.next_out)
         evicted = self._kept.add(path, score)
-        self.best_model_path = self._kept.best_path
+        self.best_model_path = path  # without a monitor, also where steps begin anew
         if self.monitor is not None:
+            self.best_model_path = self._kept.best_path
             self.best_model_score = _tensor(self._kept.scores[self.best_model_path])
         self._pending.replace(path, evicted)
         return path

@@ -82,7 +82,8 @@ class CheckpointPaths(Callback):
 
     def _file(self) -> str:
         """Where its checkpoints are, before the fields of the name are filled."""
-        return os.path.join(self._given_dirpath or "", self._pattern() + self.FILE_EXTENSION)
+        folder = os.path.abspath(self._given_dirpath or "")
+        return os.path.join(folder, self._pattern() + self.FILE_EXTENSION)
 
     def _path_for(
         self, trainer: TrainerViews, pattern: str, values: dict[str, float], *, own: str

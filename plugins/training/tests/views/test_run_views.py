@@ -98,13 +98,18 @@ def test_no_model_at_all_is_an_error(tmp_path, stage):
         getattr(make_trainer(tmp_path), stage)(dataloaders=loader())
 
 
-def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path):
-    trainer, other = make_trainer(tmp_path, max_epochs=2), Recorder(tmp_path)
+@pytest.mark.parametrize(
+    ("limit", "done"),
+    [
+        ({"max_epochs": 2}, "2 epochs and 6 steps before, and was told max_epochs=2"),
+        ({"max_time": {"microseconds": 1}}, "0 epochs and . steps before, and was told max_time="),
+    ],
+)
+def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path, limit, done):
+    trainer, other = make_trainer(tmp_path, **limit), Recorder(tmp_path)
     trainer.fit(Recorder(tmp_path), loader())
     untrained = other.layer.weight.clone()
-    with pytest.warns(
-        UserWarning, match="fit trains nothing: this Trainer has done 2 epochs and 6 steps"
-    ):
+    with pytest.warns(UserWarning, match=f"fit trains nothing: this Trainer has done {done}"):
         trainer.fit(other, loader())
     assert torch.equal(other.layer.weight, untrained)
     # no warning: that is what was asked for

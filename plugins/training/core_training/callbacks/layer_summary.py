@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from core.strategies import class_name, find_units
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @dataclass(slots=True)
@@ -66,11 +67,11 @@ class ModuleSummary:
         return self.num_trainable + self.num_frozen
 
 
-def count_here(parameter: nn.Parameter) -> int:
+def count_here(parameter: Any) -> int:
     """Number of elements as far as this rank knows; 0 while there is no shape."""
-    if _is_lazy(parameter):
+    if is_lazy(parameter):
         return 0
-    return parameter.numel()
+    return int(parameter.numel())
 
 
 def summarize(
@@ -89,7 +90,12 @@ def summarize(
         count: number of elements of a parameter.
     """
     summary = ModuleSummary(num_modules=len(list(module.modules())))
-    layers = {name: Layer(name, child.training) for name, child in _choose(module, max_depth)}
+    layers = {}
+    for name, child in module.named_modules():
+        if name and (max_depth < 0 or name.count(".") < max_depth):
+            layers[name] = Layer(name, child.training)
+    if max_depth and list(module.parameters(recurse=False)):
+        layers[""] = Layer("", module.training)
     summary.layers = list(layers.values())
     if run_example is not None:
         summary.flops = _observe(module, layers, run_example)
@@ -106,23 +112,11 @@ def summarize(
             summary.num_frozen += number
         if number:
             summary.size_bytes += number * parameter.element_size()
-        summary.has_lazy |= _is_lazy(parameter)
+        summary.has_lazy |= is_lazy(parameter)
     units = find_units(module)
     if units:
         summary.units = str(units)
     return summary
-
-
-def _choose(module: nn.Module, max_depth: int) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_modules():
-        if name and (max_depth < 0 or name.count(".") < max_depth):
-            yield name, child
-    if max_depth and any(True for _ in module.parameters(recurse=False)):
-        yield "", module
-
-
-def _is_lazy(parameter: Any) -> bool:
-    return bool(nn.parameter.is_lazy(parameter))
 
 
 def _observe(

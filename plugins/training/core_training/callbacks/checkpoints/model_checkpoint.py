@@ -17,9 +17,9 @@ from core_training.callbacks.checkpoints.pending_files import PendingFiles
 from core_training.callbacks.checkpoints.top_k import TopKCheckpoints
 from core_training.callbacks.rank_zero_decisions import (
     agree_on_metrics,
+    judges_after_epochs,
     not_logged,
     origin_of,
-    validates_within_epochs,
 )
 from core_training.settings.callback_arguments import check_choice, check_int
 from core_training.settings.duration import parse_duration
@@ -253,9 +253,7 @@ class ModelCheckpoint(CheckpointPaths):
         self._pending.look_again(trainer)
         self._write(trainer)
         self._saved_s = time.monotonic()
-        self._after_epoch = self.save_on_train_epoch_end
-        if self._after_epoch is None:
-            self._after_epoch = not validates_within_epochs(trainer)
+        self._after_epoch = judges_after_epochs(trainer, self.save_on_train_epoch_end)
 
     def _save_within_epoch(
         self,

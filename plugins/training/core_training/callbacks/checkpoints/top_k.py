@@ -35,9 +35,7 @@ class TopKCheckpoints:
         evicted = self.next_out
         self.scores.pop(evicted, None)
         if math.isnan(score):
-            score = math.inf
-            if self.mode == "max":
-                score = -math.inf
+            score = {"min": math.inf, "max": -math.inf}[self.mode]
         self.scores[path] = score
         return evicted
 
@@ -62,8 +60,6 @@ class TopKCheckpoints:
         return self._rank(self.scores[path])
 
     def _rank(self, score: float) -> float:
-        if math.isnan(score):
-            return math.inf
         if self.mode == "max":
             return -score
         return score

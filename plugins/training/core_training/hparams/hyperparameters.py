@@ -31,8 +31,7 @@ class Hyperparameters(dict[str, Any]):
             f"{', '.join(map(repr, self)) or 'none'}."
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+    __setattr__ = dict.__setitem__
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,7 +108,16 @@ class HasHyperparameters:
         self.hparams.update(values)
         self.__dict__["_logs_hparams"] = logger
         self.__dict__["_hparams_initial"] = _copied(self.hparams)
-        _warn_of(type(self).__name__, unplain(values))
+        reasons = unplain(values)
+        if reasons:
+            owner = type(self).__name__
+            left_out = list(reasons)
+            what = ", ".join(f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
+            warn_caller(
+                f"The hyperparameter {what}, which a checkpoint can't hold: left out of "
+                f"checkpoints, and kept in self.hparams. Pass ignore={left_out} if that is meant, "
+                f"and pass it again as load_from_checkpoint(path, {left_out[0]}=...)."
+            )
 
     @property
     def hparams_initial(self) -> Hyperparameters:
@@ -191,7 +199,18 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
                 )
         hparams = {name: value for name, value in hparams.items() if name in parameters}
     arguments = {**hparams, **overrides}
-    _check_complete(cls, parameters, arguments, hparams)
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if is_needed and name not in arguments:
+            raise ModuleError(
+                f"{cls.__name__}.__init__ needs {name!r}, which the checkpoint's hyperparameters "
+                f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
+                f"{cls.__name__}.load_from_checkpoint(path, {name}=...), or call "
+                "save_hyperparameters in __init__."
+            )
     return cls(**arguments)
 
 
@@ -291,34 +310,6 @@ def _name_of(given: object, inits: Sequence[_RunningInit]) -> str | None:
             if value is given:
                 return name
     return None
-
-
-def _check_complete(
-    cls: type, parameters: Mapping[str, Any], arguments: Any, hparams: Mapping[str, Any]
-) -> None:
-    for name, parameter in parameters.items():
-        is_needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if is_needed and name not in arguments:
-            raise ModuleError(
-                f"{cls.__name__}.__init__ needs {name!r}, which the checkpoint's hyperparameters "
-                f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
-                f"{cls.__name__}.load_from_checkpoint(path, {name}=...), or call "
-                "save_hyperparameters in __init__."
-            )
-
-
-def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
-    if reasons:
-        names = list(reasons)
-        what = ", ".join(f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
-        warn_caller(
-            f"The hyperparameter {what}, which a checkpoint can't hold: left out of checkpoints, "
-            f"and kept in self.hparams. Pass ignore={names} if that is meant, and pass it again "
-            f"as load_from_checkpoint(path, {names[0]}=...)."
-        )
 
 
 def _copied(values: Mapping[str, Any]) -> Hyperparameters:

@@ -12,6 +12,8 @@ from argparse import Namespace
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from core.checkpoint import to_plain
 from core.contract import ModuleError, did_you_mean
 from core_training.settings.warn_at import warn_caller
@@ -59,7 +61,9 @@ class HasHyperparameters:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
+        known = [base.__init__ for base in cls.__bases__ if issubclass(base, HasHyperparameters)]  # type: ignore[misc]
+        # its own, or that of a class of another kind that it inherits from
+        if cls.__init__ not in (object.__init__, nn.Module.__init__, *known):
             cls.__init__ = _noted(cls.__init__)  # type: ignore[method-assign]
 
     @property

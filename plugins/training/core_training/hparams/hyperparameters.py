@@ -61,7 +61,7 @@ class HasHyperparameters:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        known = [base.__init__ for base in cls.__bases__ if issubclass(base, HasHyperparameters)]  # type: ignore[misc]
+        known = [base.__init__ for base in cls.__bases__ if issubclass(base, HasHyperparameters)]
         # its own, or that of a class of another kind that it inherits from
         if cls.__init__ not in (object.__init__, nn.Module.__init__, *known):
             cls.__init__ = _noted(cls.__init__)  # type: ignore[method-assign]

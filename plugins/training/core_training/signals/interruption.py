@@ -195,7 +195,14 @@ class SignalGuard:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _answer_in_copy(number)
+            # A forked copy. A daemon, such as a loader's worker, ends with its parent, which needs
+            # it for a step.
+            if number == signal.SIGTERM or not multiprocessing.current_process().daemon:
+                signal.signal(
+                    number,
+                    signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL,
+                )
+                os.kill(os.getpid(), number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
             # The frame is that of `__exit__` before its first line has run.
@@ -252,13 +259,3 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
         if error.worker_traceback is not None or number not in (signal.SIGINT, signal.SIGTERM):
             raise
         raise interruption(number) from error
-
-
-def _answer_in_copy(number: int) -> None:
-    """Answer in a forked copy. A daemon, such as a loader's worker, ends with its parent, which
-    needs it for a step.
-    """
-    if multiprocessing.current_process().daemon and number != signal.SIGTERM:
-        return
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    os.kill(os.getpid(), number)

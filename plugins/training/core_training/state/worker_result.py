@@ -61,10 +61,10 @@ class WorkerResult:
         """The outcome with the formats of the module's tensors. In the worker, once the module is
         given back.
         """
-        formats = {}
-        for name, own in _tensors(module).items():
-            formats[name] = (own.dtype, own.requires_grad)
-        return replace(self, formats=formats)
+        tensors = _tensors(module).items()
+        return replace(
+            self, formats={name: (own.dtype, own.requires_grad) for name, own in tensors}
+        )
 
     def restore(self, run: Run) -> None:
         """Copy everything into the caller's own run, module and callbacks. Called in the caller's

@@ -26,7 +26,7 @@ class TopKCheckpoints:
         """True if a checkpoint of this score would be kept."""
         if self.capacity < 0 or len(self.scores) < self.capacity:
             return True
-        return self.capacity > 0 and self._rank(score) < self._rank(self.scores[self.worst_path])
+        return self.capacity > 0 and self._rank(score) < self._rank_of(self.worst_path)
 
     def add(self, path: str, score: float) -> str:
         """Add a checkpoint. Returns the path of the one to prune for it, or nothing."""

@@ -59,7 +59,15 @@ def make_callbacks(
         if value is None:
             value = default
         if chosen or value:
-            _add_default(chosen, argument, value)
+            kind, kind_made = (getattr(known, name) for name in _DEFAULTS[argument])
+            present = [callback for callback in chosen if isinstance(callback, kind)]
+            if present and not value:
+                raise ConfigurationError(
+                    f"{argument}=False, and callbacks has a {type(present[0]).__name__}. Leave one "
+                    "of them out."
+                )
+            if value and not present:
+                chosen.append(kind_made())
     refuse_equal_keys(chosen)
     return sorted(chosen, key=lambda callback: callback.found_as == "checkpoint_callback")
 
@@ -86,18 +94,6 @@ def _make_callback(item: object) -> Callback:
         f"callbacks has {what}; expected instances of core.Callback, or names of installed event "
         "hooks."
     )
-
-
-def _add_default(chosen: list[Callback], argument: str, is_enabled: bool) -> None:
-    kind, default = (getattr(known, name) for name in _DEFAULTS[argument])
-    present = [callback for callback in chosen if isinstance(callback, kind)]
-    if present and not is_enabled:
-        name = type(present[0]).__name__
-        raise ConfigurationError(
-            f"{argument}=False, and callbacks has a {name}. Leave one of them out."
-        )
-    if is_enabled and not present:
-        chosen.append(default())
 
 
 def refuse_equal_keys(callbacks: Sequence[Callback]) -> None:
@@ -134,7 +130,11 @@ def make_loggers(
     loggers = []
     for item in given:
         if isinstance(item, str):
-            item = _make_logger(item, root)
+            offer, options = LOGGER_REGISTRY.offer(item), {}
+            parameters = inspect.signature(LOGGER_REGISTRY.get(offer)).parameters
+            if root is not None and "save_dir" in parameters:
+                options["save_dir"] = root
+            item = LOGGER_REGISTRY.create(offer, **options)
         if not isinstance(item, Logger):
             raise ConfigurationError(
                 f"logger has {item!r}; expected aliases ({', '.join(LOGGER_REGISTRY)}) or "
@@ -143,15 +143,6 @@ def make_loggers(
             )
         loggers.append(item)
     return loggers
-
-
-def _make_logger(alias: str, root: PathLike | None) -> Logger:
-    """The logger, made with the folder for everything, if it takes one."""
-    offer, options = LOGGER_REGISTRY.offer(alias), {}
-    parameters = inspect.signature(LOGGER_REGISTRY.get(offer)).parameters
-    if root is not None and "save_dir" in parameters:
-        options["save_dir"] = root
-    return LOGGER_REGISTRY.create(offer, **options)
 
 
 def make_profiler(profiler: object) -> Profiler | None:

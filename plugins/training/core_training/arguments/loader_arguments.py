@@ -16,8 +16,6 @@ from core_training.stage_data.datamodule import DataModule
 from core_training.stage_data.sources import TRAIN, VALIDATION, Source, check_loaders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
     from core_training.settings.options import TrainerOptions
@@ -35,7 +33,14 @@ def check_fit_call(
     train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule, val_dataloaders)
     train = need_source(TRAIN, train_dataloaders, datamodule, model)
     sources = [train, *find_validation(val_dataloaders, datamodule, model)]
-    check_reload(options, sources)
+    for source in sources:
+        if source.owner is None and options.reload_dataloaders_every_n_epochs:
+            raise ConfigurationError(
+                "reload_dataloaders_every_n_epochs="
+                f"{options.reload_dataloaders_every_n_epochs} asks hooks for new loaders, and "
+                f"{source.role.argument} were passed as they are. Return them from a DataModule or "
+                "hooks of the module."
+            )
     return FitCall(model, sources, datamodule)
 
 
@@ -104,21 +109,6 @@ def find_validation(
         return []
     require_method(module, "validation_step", "validation during fit")
     return [source]
-
-
-def check_reload(options: TrainerOptions, sources: Sequence[Source]) -> None:
-    """Refuse to reload loaders that no hook can make anew.
-
-    Raises:
-        ConfigurationError: with what can.
-    """
-    given = [source.role.argument for source in sources if source.owner is None]
-    if options.reload_dataloaders_every_n_epochs and given:
-        raise ConfigurationError(
-            f"reload_dataloaders_every_n_epochs={options.reload_dataloaders_every_n_epochs} asks "
-            f"hooks for new loaders, and {given[0]} were passed as they are. Return them from a "
-            "DataModule or hooks of the module."
-        )
 
 
 def split_datamodule(

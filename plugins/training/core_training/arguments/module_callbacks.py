@@ -20,38 +20,36 @@ class ModuleCallbacks:
         self._without: list[Callback] = []
 
     def join(self, callbacks: list[Callback], module: Any) -> list[Callback]:
-        """The callbacks of a stage, from those that the trainer has now; see
-        `with_module_callbacks`.
+        """The callbacks of a stage, from those that the trainer has now: those of
+        `configure_callbacks` replace others of their types.
+
+        Raises:
+            ModuleError: `configure_callbacks` returned something else.
+            ConfigurationError: two callbacks with one state key.
         """
         if callbacks is not self._joined:
             self._without = callbacks
-        self._joined = with_module_callbacks(self._without, module)
-        return self._joined
-
-
-def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callback]:
-    """The callbacks of a stage: those of `configure_callbacks` replace others of their types.
-
-    Raises:
-        ModuleError: `configure_callbacks` returned something else.
-        ConfigurationError: two callbacks with one state key.
-    """
-    if not overrides(module, "configure_callbacks"):
-        return callbacks
-    brought = module.configure_callbacks()
-    brought = [brought] if isinstance(brought, Callback) else list(brought or ())
-    for callback in brought:
-        if not isinstance(callback, Callback):
-            raise ModuleError(
-                f"{type(module).__name__}.configure_callbacks returned {type(callback).__name__} "
-                f"{callback!r:.80}; expected a core.Callback, or a list of them."
-            )
-    if not brought:
-        return callbacks
-    kept = [old for old in callbacks if not any(_replaces(new, old) for new in brought)]
-    joined = [*kept, *brought]
-    refuse_equal_keys(joined)
-    return sorted(joined, key=lambda callback: callback.found_as == "checkpoint_callback")
+        brought: Any = None
+        if overrides(module, "configure_callbacks"):
+            brought = module.configure_callbacks()
+        if isinstance(brought, Callback):
+            brought = [brought]
+        brought = list(brought or ())
+        for callback in brought:
+            if not isinstance(callback, Callback):
+                raise ModuleError(
+                    f"{type(module).__name__}.configure_callbacks returned "
+                    f"{type(callback).__name__} {callback!r:.80}; expected a core.Callback, or a "
+                    "list of them."
+                )
+        joined = self._without
+        if brought:
+            kept = [old for old in joined if not any(_replaces(new, old) for new in brought)]
+            joined = [*kept, *brought]
+            refuse_equal_keys(joined)
+            joined.sort(key=lambda callback: callback.found_as == "checkpoint_callback")
+        self._joined = joined
+        return joined
 
 
 def _replaces(new: Callback, old: Callback) -> bool:

@@ -14,8 +14,6 @@ from core_training.averaging.weight_averaging import WeightAveraging
 from core_training.settings.callback_arguments import check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from torch.optim.swa_utils import SWALR
 
@@ -118,7 +116,11 @@ class StochasticWeightAveraging(WeightAveraging):
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin, when the time has come."""
-        if trainer.current_epoch >= self._first_epoch(trainer) and not self._schedulers:
+        first = self.swa_epoch_start
+        if isinstance(first, float):
+            assert trainer.options.max_epochs is not None  # check_fit has seen to it
+            first = int(first * trainer.options.max_epochs)
+        if trainer.current_epoch >= first and not self._schedulers:
             self._begin(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
@@ -140,7 +142,12 @@ class StochasticWeightAveraging(WeightAveraging):
     ) -> None:
         """Add the average and the learning rate's course."""
         super().on_save_checkpoint(trainer, module, checkpoint)
-        checkpoint["schedulers"] = [_state_of(scheduler) for scheduler in self._schedulers]
+        # Up to torch 2.9 a state holds its function too, which a new one has from
+        # annealing_strategy.
+        checkpoint["schedulers"] = [
+            {name: value for name, value in each.state_dict().items() if not callable(value)}
+            for each in self._schedulers
+        ]
 
     def before_restore(
         self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]
@@ -155,12 +162,6 @@ class StochasticWeightAveraging(WeightAveraging):
         """Restore the average and the learning rate schedulers."""
         super().on_load_checkpoint(trainer, module, checkpoint)
         self._restored = checkpoint["schedulers"] or None
-
-    def _first_epoch(self, trainer: Trainer) -> int:
-        if isinstance(self.swa_epoch_start, float):
-            assert trainer.options.max_epochs is not None  # check_fit has seen to it
-            return int(self.swa_epoch_start * trainer.options.max_epochs)
-        return self.swa_epoch_start
 
     def _begin(self, trainer: Trainer) -> None:
         from torch.optim.swa_utils import SWALR
@@ -182,27 +183,19 @@ class StochasticWeightAveraging(WeightAveraging):
     def _compute_statistics(self, trainer: Trainer, module: nn.Module) -> None:
         from torch.optim.swa_utils import update_bn
 
+        # this rank's shard of one epoch, on the device
+        loaders = trainer.loaders
+        transfer = trainer.make_transfer() or (lambda batch: batch)
+        loaders.begin_epoch(trainer.current_epoch)
+        limit = None
+        if loaders.num_train_batches != float("inf"):
+            limit = int(loaders.num_train_batches)
+        batches = map(transfer, islice(loaders.open_train(), limit))
         with trainer.strategy.forward_context() or nullcontext():
-            update_bn(_training_batches(trainer), module)
+            update_bn(batches, module)
         for child in module.modules():
             if isinstance(child, BatchNorm):
                 for statistic in (child.running_mean, child.running_var):
                     # Each rank has the statistics of its own shard.
                     if statistic is not None:
                         statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
-
-
-def _state_of(scheduler: SWALR) -> dict[str, Any]:
-    # Up to torch 2.9 it holds its function too, which a new one has from annealing_strategy.
-    return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
-
-
-def _training_batches(trainer: Trainer) -> Iterator[Any]:
-    """This rank's shard of one epoch, on the device."""
-    loaders = trainer.loaders
-    transfer = trainer.make_transfer() or (lambda batch: batch)
-    loaders.begin_epoch(trainer.current_epoch)
-    limit = None
-    if loaders.num_train_batches != float("inf"):
-        limit = int(loaders.num_train_batches)
-    return map(transfer, islice(loaders.open_train(), limit))

@@ -8,7 +8,7 @@ import torch
 
 from core.checkpoint import await_copies
 from core.contract import Capability, CheckpointError, ConfigurationError
-from core_training.averaging.local_weights import LocalWeights, find_local_weights, own_part
+from core_training.averaging.local_weights import find_local_weights, own_part
 from core_training.callbacks import Callback
 from core_training.settings.callback_arguments import refuse_capabilities
 
@@ -59,7 +59,7 @@ class WeightAveraging(Callback):
         self._evaluates_in_fit = evaluates_in_fit
         self._evaluates = evaluates
         self._average: AveragedModel | None = None
-        self._source: LocalWeights | None = None
+        self._source: Any = None  # LocalWeights, where there is an average
         self._is_exchanged = self._is_given = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +75,6 @@ class WeightAveraging(Callback):
     def update(self) -> None:
         """All ranks. Update the average with the current weights."""
         assert self._average is not None
-        assert self._source is not None
         self._average.update_parameters(self._source)
 
     def update_after_step(self, step: int) -> None:
@@ -100,7 +99,7 @@ class WeightAveraging(Callback):
 
         For callbacks that hold weights at zero: the average would remember what they were before.
         """
-        if self._average is None or self._source is None:
+        if self._average is None:
             return
         with torch.inference_mode(False), torch.no_grad():
             tensors = _tensors_of(self._average.module)
@@ -174,7 +173,7 @@ class WeightAveraging(Callback):
                 "validation run. Save after the run, in on_validation_end of a callback that comes "
                 "later, or in a training hook."
             )
-        if self._average is not None and self._source is not None:
+        if self._average is not None:
             if not self._is_given:
                 self.update_after_step(trainer.global_step)
             checkpoint["num_averaged"] = self.num_averaged
@@ -200,7 +199,6 @@ class WeightAveraging(Callback):
         if saved is None:
             return
         average = self._average or self._build(trainer, module)
-        assert self._source is not None
         differing = saved.keys() ^ self._source.leaves.keys()
         if differing:
             raise CheckpointError(
@@ -264,7 +262,6 @@ class WeightAveraging(Callback):
         `is_agreed`.
         """
         assert self._average is not None
-        assert self._source is not None
         await_copies()
         # The hooks of a validation run are called in inference mode, whose tensors must not stay.
         with torch.inference_mode(False), torch.no_grad():

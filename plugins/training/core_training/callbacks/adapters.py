@@ -75,8 +75,9 @@ def hook_callback(name: str, plugin: object) -> Callback:
     manager = pluggy.PluginManager(hookimpl.project_name)
     manager.add_hookspecs(EventHooks)
     manager.register(plugin, name)
-    callers = manager.get_hookcallers(plugin) or []
-    methods = {caller.name: _method(caller, name) for caller in callers}
+    methods = {
+        caller.name: _method(caller, name) for caller in manager.get_hookcallers(plugin) or ()
+    }
     listener: type[HookPlugin] = type(HookPlugin.__name__, (HookPlugin,), methods)
     return listener(name, plugin)
 

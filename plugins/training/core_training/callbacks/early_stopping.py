@@ -10,9 +10,9 @@ import torch
 from core.contract import ConfigurationError
 from core_training.callbacks.rank_zero_decisions import (
     agree_on_metrics,
+    judges_after_epochs,
     not_logged,
     origin_of,
-    validates_within_epochs,
 )
 from core_training.hooks.callback import Callback
 from core_training.settings.callback_arguments import check_choice, check_int
@@ -99,9 +99,7 @@ class EarlyStopping(Callback):
         self.wait_count = 0
         self.stopped_epoch = 0
         self.stopping_reason = ""
-        self._best = math.inf
-        if self.mode == "max":
-            self._best = -math.inf
+        self._best = {"min": math.inf, "max": -math.inf}[self.mode]
         self._renewed: set[str] = set()
         self._waits = False
 
@@ -137,9 +135,7 @@ class EarlyStopping(Callback):
         """Decide when to check."""
         self._renewed = set()
         self._waits = False
-        self._after_epoch = self.check_on_train_epoch_end
-        if self._after_epoch is None:
-            self._after_epoch = not validates_within_epochs(trainer)
+        self._after_epoch = judges_after_epochs(trainer, self.check_on_train_epoch_end)
 
     def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Check, if validation has a rhythm of its own."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from core.strategies import class_name, find_units
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 @dataclass(slots=True)
@@ -23,17 +24,17 @@ class Layer:
     Attributes:
         name: its path from the root; empty for the parameters that the root has besides its
             children's.
+        trains: True in training mode.
         kind: name of its class.
         num_parameters: with those of its children, but for the root; each counted once.
-        trains: True in training mode.
         flops: of one forward of the example, with those of its children; None without one.
         in_size, out_size: shapes, nested as they come; None without an example.
     """
 
     name: str
-    kind: str
-    num_parameters: int
     trains: bool
+    kind: str = ""
+    num_parameters: int = 0
     flops: int | None = None
     in_size: object = None
     out_size: object = None
@@ -66,11 +67,11 @@ class ModuleSummary:
         return self.num_trainable + self.num_frozen
 
 
-def count_here(parameter: nn.Parameter) -> int:
+def count_here(parameter: Any) -> int:
     """Number of elements as far as this rank knows; 0 while there is no shape."""
-    if _is_lazy(parameter):
+    if is_lazy(parameter):
         return 0
-    return parameter.numel()
+    return int(parameter.numel())
 
 
 def summarize(
@@ -90,12 +91,19 @@ def summarize(
     """
     summary = ModuleSummary(num_modules=len(list(module.modules())))
     layers = {}
-    for name, child in _choose(module, max_depth):
-        own = child.parameters(recurse=child is not module)
-        layers[name] = Layer(name, class_name(child), sum(map(count, own)), child.training)
+    for name, child in module.named_modules():
+        if name and (max_depth < 0 or name.count(".") < max_depth):
+            layers[name] = Layer(name, child.training)
+    if max_depth and list(module.parameters(recurse=False)):
+        layers[""] = Layer("", module.training)
     summary.layers = list(layers.values())
     if run_example is not None:
         summary.flops = _observe(module, layers, run_example)
+    # lazy layers have their class and shapes from the example
+    for name, layer in layers.items():
+        child = module.get_submodule(name)
+        layer.kind = class_name(child)
+        layer.num_parameters = sum(map(count, child.parameters(recurse=child is not module)))
     for parameter in module.parameters():
         number = count(parameter)
         if parameter.requires_grad:
@@ -104,23 +112,11 @@ def summarize(
             summary.num_frozen += number
         if number:
             summary.size_bytes += number * parameter.element_size()
-        summary.has_lazy |= _is_lazy(parameter)
+        summary.has_lazy |= is_lazy(parameter)
     units = find_units(module)
     if units:
         summary.units = str(units)
     return summary
-
-
-def _choose(module: nn.Module, max_depth: int) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module.named_modules():
-        if name and (max_depth < 0 or name.count(".") < max_depth):
-            yield name, child
-    if max_depth and any(True for _ in module.parameters(recurse=False)):
-        yield "", module
-
-
-def _is_lazy(parameter: Any) -> bool:
-    return bool(nn.parameter.is_lazy(parameter))
 
 
 def _observe(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from core.contract import Capability
 from core_training.callbacks.layer_summary import ModuleSummary, count_here, summarize
 from core_training.hooks.callback import Callback
 from core_training.settings.callback_arguments import check_int
+from core_training.state.kept_random_state import random_state_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -76,38 +75,23 @@ def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], obje
     none.
     """
     strategy = trainer.strategy
-    with _same_random_state(strategy):  # it may be a property that draws
+    with random_state_kept(strategy):  # it may be a property that draws
         example = getattr(module, "example_input_array", None)
     if example is None:
         return None
     transfer = trainer.make_transfer() or (lambda batch: batch)
 
     def run() -> None:
-        with _same_random_state(strategy), strategy.forward_context() or nullcontext():
-            _call(module, transfer(example))
+        with random_state_kept(strategy), strategy.forward_context() or nullcontext():
+            batch = transfer(example)
+            if isinstance(batch, Mapping):
+                module(**batch)
+            elif isinstance(batch, tuple):
+                module(*batch)
+            else:
+                module(batch)
 
     return run
-
-
-@contextmanager
-def _same_random_state(strategy: Any) -> Iterator[None]:
-    """Training must not depend on whether a summary was printed."""
-    place = strategy.accelerator, strategy.root_device
-    own = torch.get_rng_state()
-    of_device = place[0].get_rng_state(place[1])
-    yield
-    torch.set_rng_state(own)
-    if of_device is not None:
-        place[0].set_rng_state(of_device, place[1])
-
-
-def _call(module: nn.Module, example: object) -> None:
-    if isinstance(example, Mapping):
-        module(**example)
-    elif isinstance(example, tuple):
-        module(*example)
-    else:
-        module(example)
 
 
 def to_text(summary: ModuleSummary) -> str:

@@ -40,9 +40,13 @@ def not_logged(who: str, name: str, logged: Collection[str]) -> ConfigurationErr
     )
 
 
-def validates_within_epochs(trainer: TrainerViews) -> bool:
-    """True if validation has another rhythm than once at the end of every epoch."""
+def judges_after_epochs(trainer: TrainerViews, wanted: bool | None) -> bool:
+    """True at the end of epochs rather than of validation runs. If the user doesn't say it: unless
+    validation has another rhythm than once at the end of every epoch.
+    """
+    if wanted is not None:
+        return wanted
     options = trainer.options
     by_epoch = is_whole(options.val_check_interval) and options.val_check_time is None
     regular = by_epoch and options.check_val_every_n_epoch == 1
-    return bool(trainer.loaders.validation) and not regular
+    return regular or not trainer.loaders.validation

@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 _EVENTS = tuple(name for name, value in vars(EventHooks).items() if isinstance(value, FunctionType))
-_STEPS = {
+_METHODS: dict[str, tuple[str, ...]] = {
     "training_step": ("batch", "batch_idx"),
     **dict.fromkeys(
         ("validation_step", "test_step", "predict_step"), ("batch", "batch_idx", "dataloader_idx")
     ),
-}
-_METHODS: dict[str, tuple[str, ...]] = {
     "configure_model": (),
     "configure_optimizers": (),
     "configure_callbacks": (),
@@ -105,13 +103,13 @@ def _check_events(listener: object, *, skip: int, least: int) -> None:
 
 
 def _check_methods(module: nn.Module) -> None:
-    for name, names in {**_METHODS, **_STEPS}.items():
+    for name, names in _METHODS.items():
         own = getattr(type(module), name, None)
         if own is not getattr(Module, name) and overrides(module, name):
             # Steps may leave out arguments at their end; the other methods get all of theirs.
-            least = 1
-            if name in _METHODS:
-                least = len(names)
+            least = len(names)
+            if names[:1] == ("batch",):
+                least = 1
             owner = f"{type(module).__name__}.{name}"
             count_accepted(getattr(module, name), names, least=least, owner=owner)
 
@@ -123,8 +121,8 @@ def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
     for other in (Callback, DataModule):
         if issubclass(kind, other):
             base = other
-    # those that a base of another package calls
-    hooks = _hooks_of(base) | frozenset(getattr(kind, "other_hooks", ()))
+    hooks = {name for name in dir(base) if not name.startswith("_")}
+    hooks.update(getattr(kind, "other_hooks", ()))  # those that a base of another package calls
     found = []
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("core", "core_training", "torch", "builtins"):
@@ -135,15 +133,8 @@ def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _meant(name: str, hooks: frozenset[str]) -> list[str]:
+def _meant(name: str, hooks: set[str]) -> list[str]:
     for candidate in (_FORMER.get(name), name.replace("val_", "validation_")):
         if candidate in hooks:
             return [candidate]
     return near_names(name, hooks, count=1, cutoff=0.88)
-
-
-@cache
-def _hooks_of(base: type) -> frozenset[str]:
-    return frozenset(name for name in dir(base) if not name.startswith("_")) - frozenset(
-        dir(object)
-    )

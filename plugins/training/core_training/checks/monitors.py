@@ -26,15 +26,13 @@ def warn_of_misspelt_monitors(run: Run, logged: Collection[str]) -> None:
     """
     if not run.strategy.is_global_zero:
         return
-    monitors = {}
-    for callback in run.callbacks:
-        monitors[getattr(callback, "monitor", None)] = type(callback).__name__
+    monitors = [(type(each).__name__, getattr(each, "monitor", None)) for each in run.callbacks]
     for item in run.strategy.lr_schedulers:
         if takes_metric(item):
-            monitors[item.monitor] = "A scheduler"
+            monitors.append(("A scheduler", item.monitor))
     known = run.logged.names()
     by_letters = {_letters(name): name for name in logged}
-    for monitor, who in monitors.items():
+    for who, monitor in monitors:
         if isinstance(monitor, str) and monitor not in known and _letters(monitor) in by_letters:
             warn_caller(
                 f"{who} monitors {monitor!r}, which nothing has logged so far. Did you mean "

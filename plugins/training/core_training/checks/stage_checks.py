@@ -16,6 +16,7 @@ from core_training.settings.callback_arguments import refuse_capabilities
 from core_training.settings.options import MAX_EPOCHS
 from core_training.settings.warn_at import warn_caller
 from core_training.stage_data.sources import VALIDATION
+from core_training.state.finished_run import limit_reached
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,18 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
             capability=Capability.CLIP_BY_VALUE,
         )
     if options.global_batch_size is not None:
-        _check_global_batch(options.global_batch_size, strategy)
+        refuse_capabilities(
+            f"global_batch_size={options.global_batch_size}",
+            strategy,
+            Capability.ELASTIC | Capability.COMPILED_STEP,
+            reason="needs a fixed number of processes, and steps of any size",
+            cure="Leave it out, and say batch_size and accumulate_grad_batches, or what the "
+            "strategy has in their place.",
+        )
+        # Where ranks have shards in common, their number isn't known yet.
+        if type(strategy).data_parallel_size is World.data_parallel_size:
+            num_shards = strategy.num_processes_per_node * strategy.num_nodes
+            check_global_batch(options.global_batch_size, num_shards)
     is_on_cpu = not strategy.parallel_devices or strategy.root_device.type == "cpu"
     if options.sync_batchnorm and is_on_cpu and Capability.COLLECTIVES in strategy.capabilities:
         raise ConfigurationError(
@@ -66,20 +78,6 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
             "torch.nn.SyncBatchNorm computes on GPUs only. Leave it out here, or use layers that "
             "don't depend on the batch, such as GroupNorm."
         )
-
-
-def _check_global_batch(num_samples: int, strategy: Strategy) -> None:
-    refuse_capabilities(
-        f"global_batch_size={num_samples}",
-        strategy,
-        Capability.ELASTIC | Capability.COMPILED_STEP,
-        reason="needs a fixed number of processes, and steps of any size",
-        cure="Leave it out, and say batch_size and accumulate_grad_batches, or what the strategy "
-        "has in their place.",
-    )
-    # Where ranks have shards in common, their number isn't known yet.
-    if type(strategy).data_parallel_size is World.data_parallel_size:
-        check_global_batch(num_samples, strategy.num_processes_per_node * strategy.num_nodes)
 
 
 def check_stage(run: Run, sources: Sequence[Source]) -> None:
@@ -134,17 +132,14 @@ def _warn_of_parts(run: Run) -> None:
 
 def _warn_of_idleness(run: Run) -> None:
     """A trainer counts on from one `fit` to the next, and may have nothing left to do."""
-    options = run.options
+    limit = limit_reached(run)
     progress = run.progress
-    is_done = 0 <= options.max_steps <= progress.global_step or (
-        options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch
-    )
-    if is_done and progress.total_batches and run.ckpt_path is None and run.strategy.is_global_zero:
+    is_again = progress.total_batches and run.ckpt_path is None
+    if limit and is_again and run.strategy.is_global_zero:
         warn_caller(
             f"fit trains nothing: this Trainer has done {progress.epoch} epochs and "
-            f"{progress.global_step} steps before, and was told max_epochs={options.max_epochs}, "
-            f"max_steps={options.max_steps}. Make a new Trainer; to go on with what was trained, "
-            "give it a larger limit and fit(..., ckpt_path=...).",
+            f"{progress.global_step} steps before, and was told {limit}. Make a new Trainer; to go "
+            "on with what was trained, give it a larger limit and fit(..., ckpt_path=...).",
         )
 
 

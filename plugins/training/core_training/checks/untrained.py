@@ -72,8 +72,11 @@ def warn_of_late(run: Run) -> None:
         return
     held = _held_in(run.strategy.optimizers)
     known = {*run.session.handles[0].original_names.values()}
-    graded = [(name, one) for name, one in run.module.named_parameters() if one.grad is not None]
-    late = [name for name, one in graded if name not in known and id(one) not in held]
+    late = [
+        name
+        for name, one in run.module.named_parameters()
+        if one.grad is not None and name not in known and id(one) not in held
+    ]
     if late:
         from core_training.module.optimizer_errors import listed  # most make all before
 

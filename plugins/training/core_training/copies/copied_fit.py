@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError
 from core_training.logging.metric_collector import NullMetricCollector
 from core_training.logging.metric_values import MetricValues
@@ -25,17 +24,17 @@ from core_training.stage_data.combined import CombinedLoader
 from core_training.stage_data.loaders import Loaders
 from core_training.stage_data.sources import Source
 from core_training.state.finished_fit import OWN_OPTIMIZERS
+from core_training.state.kept_random_state import random_state_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
     from core.contract import Strategy
     from core_training.hooks.callback import Callback
     from core_training.loops.fit_call import FitCall
-    from core_training.run import Run
-    from core_training.stage_data.datamodule import DataModule
     from core_training.views.trainer_views import TrainerViews
 
 _OWN_STEPS = (
@@ -74,7 +73,10 @@ def fit_on_copies(
     trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int
 ) -> None:
     """Run `fit` on copies; see `Trainer.fit_on_copies`."""
-    with _random_state_kept(trainer.strategy):
+    keeping: AbstractContextManager[None] = nullcontext()
+    if trainer.strategy.launcher.calls_in_place:  # else a device must not be touched here
+        keeping = random_state_kept(trainer.strategy)
+    with keeping:
         module, datamodule, given = _copied(trainer.run.fabric.uncompiled(call.module), call)
         owner = call.train.owner
         if owner is call.datamodule:
@@ -82,61 +84,48 @@ def fit_on_copies(
         elif owner is not None:
             owner = module
         source = Source(call.train.role, given, owner)
-        run = _run_with(trainer.run, module, datamodule, callback, max_steps)
-        run.loaders = Loaders(run.options, [source])
+        options = replace(
+            trainer.options,
+            max_epochs=None,
+            min_epochs=0,
+            max_steps=max_steps,
+            min_steps=0,
+            max_time=None,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            terminate_on_nan=False,
+        )
+        progress = Progress()
+        logged = MetricValues(NullMetricCollector, progress)
+        logged.losses = NonFiniteLossCheck(progress, warns=False)
         # A Trainer of the same class, which has this run and leaves that of the other one alone.
-        run.trainer = copied = copy.copy(trainer)
-        copied.run = run
-        launch(run, [source])
+        copied = copy.copy(trainer)
+        copied.run = replace(
+            trainer.run,
+            trainer=copied,
+            options=options,
+            loaders=Loaders(options, [source]),
+            callbacks=[callback],
+            loggers=[],
+            profiler=None,
+            progress=progress,
+            logged=logged,
+            stage="fit",
+            module=module,
+            datamodule=datamodule,
+            ckpt_path=None,
+            is_asked_to_stop=False,
+            described_module=module,  # its hyperparameters are for the loggers of the run itself
+        )
+        launch(copied.run, [source])
 
 
-def _run_with(
-    run: Run, module: nn.Module, datamodule: DataModule | None, callback: Callback, max_steps: int
-) -> Run:
-    """A run that has of another one the backend, and the options that aren't limits."""
-    progress = Progress()
-    logged = MetricValues(NullMetricCollector, progress)
-    logged.losses = NonFiniteLossCheck(progress, warns=False)
-    options = replace(
-        run.options,
-        max_epochs=None,
-        min_epochs=0,
-        max_steps=max_steps,
-        min_steps=0,
-        max_time=None,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        terminate_on_nan=False,
-    )
-    return replace(
-        run,
-        options=options,
-        callbacks=[callback],
-        loggers=[],
-        profiler=None,
-        progress=progress,
-        logged=logged,
-        stage="fit",
-        module=module,
-        datamodule=datamodule,
-        ckpt_path=None,
-        is_asked_to_stop=False,
-        described_module=module,  # its hyperparameters are for the loggers of the run itself
-    )
-
-
-@contextmanager
-def _random_state_kept(strategy: Strategy) -> Iterator[None]:
-    # the ranks are other processes, and a device must not be touched here
-    if not strategy.launcher.calls_in_place:
-        yield
-        return
-    place = strategy.accelerator, strategy.root_device
-    state = collect_random_state(*place)
-    try:
-        yield
-    finally:
-        restore_random_state(state, *place)
+def loaders_in(given: Any) -> list[Any]:
+    """All loaders of a collection, of a CombinedLoader, or the one that it is."""
+    leaves: Iterable[tuple[str, Any]] = leaves_of(given)
+    if isinstance(given, CombinedLoader):
+        leaves = given.leaves
+    return [leaf for _, leaf in leaves]
 
 
 def _copied(module: nn.Module, call: FitCall) -> Any:
@@ -146,10 +135,7 @@ def _copied(module: nn.Module, call: FitCall) -> Any:
     Raises:
         ConfigurationError: loaders that can be read once only, or something that can't be copied.
     """
-    given = call.train.given
-    leaves = [leaf for _, leaf in leaves_of(given)]
-    if isinstance(given, CombinedLoader):
-        leaves = [leaf for _, leaf in given.leaves]
+    leaves = loaders_in(call.train.given)
     for leaf in leaves:
         if hasattr(leaf, "__next__"):
             raise ConfigurationError(
@@ -168,7 +154,7 @@ def _copied(module: nn.Module, call: FitCall) -> Any:
     shared += [leaf for leaf in leaves if not isinstance(leaf, DataLoader)]
     memo = {id(one): one for one in shared if one is not None}
     try:
-        return copy.deepcopy((module, call.datamodule, given), memo)
+        return copy.deepcopy((module, call.datamodule, call.train.given), memo)
     except Exception as error:
         raise ConfigurationError(
             f"{type(module).__name__}, its data module or its loaders can't be copied, and a "

@@ -73,10 +73,7 @@ class BaseFinetuning(Callback):
             train_bn: go on training batch norms; False stops their statistics too.
         """
         for layer in _layers(modules):
-            if isinstance(layer, BatchNorm) and train_bn:
-                _make_trainable(layer)
-            else:
-                BaseFinetuning.freeze_module(layer)
+            _train(layer, isinstance(layer, BatchNorm) and train_bn)
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
@@ -84,14 +81,12 @@ class BaseFinetuning(Callback):
         statistics too.
         """
         _train(module, False)
-        if isinstance(module, BatchNorm):
-            module.track_running_stats = False
 
     @staticmethod
     def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
         """Train parameters, and statistics of batch norms."""
         for layer in _layers(modules):
-            _make_trainable(layer)
+            _train(layer, True)
 
     @staticmethod
     def filter_params(
@@ -138,7 +133,7 @@ class BaseFinetuning(Callback):
         """
         for layer in _layers(modules):
             if train_bn or not isinstance(layer, BatchNorm):
-                _make_trainable(layer)
+                _train(layer, True)
         trained = dict.fromkeys(self.filter_params(modules, train_bn))
         found = self.filter_on_optimizer(optimizer, trained)
         if lr is None:
@@ -259,12 +254,8 @@ def _layers(modules: nn.Module | Iterable[nn.Module]) -> Iterator[nn.Module]:
         yield from module.modules()
 
 
-def _train(layer: nn.Module, requires_grad: bool) -> None:
+def _train(layer: nn.Module, trains: bool) -> None:
     for parameter in layer.parameters(recurse=False):
-        parameter.requires_grad_(requires_grad)
-
-
-def _make_trainable(layer: nn.Module) -> None:
-    _train(layer, True)
+        parameter.requires_grad_(trains)
     if isinstance(layer, BatchNorm):
-        layer.track_running_stats = True
+        layer.track_running_stats = trains

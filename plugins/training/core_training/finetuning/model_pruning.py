@@ -202,22 +202,18 @@ class ModelPruning(Callback):
             pairs = [(holder, "weight") for holder in holders.values()]
             prune.global_unstructured(pairs, pruning_method=_GLOBAL[self.pruning_fn], amount=amount)
         else:
+            prune_one, options = self.pruning_fn, dict[str, Any]()
+            if not callable(prune_one):
+                prune_one = getattr(prune, prune_one)
+            if self.pruning_fn in _STRUCTURED:
+                options["dim"] = self.pruning_dim
+            if self.pruning_fn == "ln_structured":
+                options["n"] = self.pruning_norm
             for holder in holders.values():
-                self._prune_one(holder, amount)
+                prune_one(holder, "weight", amount, **options)
         return {
             name: holder.get_buffer("weight_mask").bool().cpu() for name, holder in holders.items()
         }
-
-    def _prune_one(self, holder: nn.Module, amount: int | float) -> None:
-        if callable(self.pruning_fn):
-            self.pruning_fn(holder, "weight", amount)
-            return
-        options: dict[str, Any] = {}
-        if self.pruning_fn in _STRUCTURED:
-            options["dim"] = self.pruning_dim
-        if self.pruning_fn == "ln_structured":
-            options["n"] = self.pruning_norm
-        getattr(prune, self.pruning_fn)(holder, "weight", amount=amount, **options)
 
     def _rewind(self, trainer: Trainer, module: nn.Module, own: dict[str, nn.Parameter]) -> None:
         first = self._first
@@ -270,21 +266,17 @@ class ModelPruning(Callback):
         return chosen
 
     def _print_counts(self, trainer: Trainer) -> None:
-        lines = []
-        zeros = total = 0
-        for name, mask in self._masks.items():
-            pruned = int(mask.numel() - mask.sum())
-            zeros += pruned
-            total += mask.numel()
-            lines.append(f"pruned of {name}: {_share(pruned, mask.numel())}")
         if self.verbose:
-            trainer.print(f"pruned: {_share(zeros, total)}")
+            trainer.print(f"pruned: {_share(*self._masks.values())}")
         if self.verbose > 1:
-            trainer.print("\n".join(lines))
+            for name, mask in self._masks.items():
+                trainer.print(f"pruned of {name}: {_share(mask)}")
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part}/{whole} ({part / whole:.2%})"
+def _share(*masks: Tensor) -> str:
+    whole = sum(mask.numel() for mask in masks)
+    pruned = whole - sum(int(mask.count_nonzero()) for mask in masks)
+    return f"{pruned}/{whole} ({pruned / whole:.2%})"
 
 
 def _averages(trainer: Trainer) -> list[WeightAveraging]:

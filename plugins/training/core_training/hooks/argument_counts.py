@@ -82,7 +82,7 @@ def _takes(method: Callable[..., object], number: int) -> bool:
     except TypeError:
         return False
     except ValueError:  # written in C, and says nothing of itself
-        return True
+        pass
     return True
 
 

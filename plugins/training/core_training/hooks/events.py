@@ -5,6 +5,7 @@ that is empty.
 from __future__ import annotations
 
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from core.contract import is_empty_hook
@@ -63,33 +64,27 @@ class Events:
             last: only the callbacks that `runs_last`, or only the others and the module; None is
                 all.
         """
-        found: list[tuple[object, Any]] = []
-        if last is not True:
-            if self._datamodule is not None and name in _DATAMODULE_HOOKS:
-                found.append((self._datamodule, getattr(self._datamodule, name, None)))
-            found += self._of_callbacks(name, runs_last=False)
-            found.append((self._module, getattr(self._module, name, None)))
-        if last is not False:
-            found += self._of_callbacks(name, runs_last=True)
-        return [
-            self._profiled(listener, name, _shortened(call, name))
-            for listener, call in found
-            if overrides(listener, name)
+        # A callback gets trainer and module first.
+        given = (self._trainer, self._module)
+        known: list[tuple[Any, tuple[Any, ...], bool]] = [
+            (each, given, bool(each.runs_last)) for each in self._callbacks
         ]
-
-    def _of_callbacks(self, name: str, *, runs_last: bool) -> list[tuple[object, Any]]:
-        return [
-            (each, partial(getattr(each, name), self._trainer, self._module))
-            for each in self._callbacks
-            if bool(each.runs_last) is runs_last and hasattr(each, name)
-        ]
-
-    def _profiled(
-        self, listener: object, name: str, call: Callable[..., object]
-    ) -> Callable[..., object]:
-        if self._profiler is None:
-            return call
-        return self._profiler.wrap(f"{type(listener).__qualname__}.{name}", call)
+        known.append((self._module, (), False))
+        if self._datamodule is not None and name in _DATAMODULE_HOOKS:
+            known.insert(0, (self._datamodule, (), False))
+        found = []
+        for listener, arguments, runs_last in sorted(known, key=itemgetter(2)):
+            if last in (None, runs_last) and overrides(listener, name):
+                call = getattr(listener, name)
+                if arguments:
+                    call = partial(call, *arguments)
+                if hasattr(EventHooks, name):  # without arguments at its end that it leaves out
+                    names = hook_arguments(name)[2:]
+                    call = cut(call, len(names), count_accepted(call, names, least=0))
+                if self._profiler is not None:
+                    call = self._profiler.wrap(f"{type(listener).__qualname__}.{name}", call)
+                found.append(call)
+        return found
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """One callable for all listeners, or None if there is none."""
@@ -129,16 +124,6 @@ class Events:
         if any(answer == -1 for answer in answers):
             return -1
         return None
-
-
-def _shortened(method: Callable[..., object], name: str) -> Callable[..., object]:
-    """The hook without arguments at its end that it leaves out. Trainer and module are bound, or
-    not given to it.
-    """
-    if not hasattr(EventHooks, name):
-        return method
-    names = hook_arguments(name)[2:]
-    return cut(method, len(names), count_accepted(method, names, least=0))
 
 
 def overrides(listener: object, name: str) -> bool:

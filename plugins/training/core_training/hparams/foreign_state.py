@@ -26,7 +26,9 @@ def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
     items = {f"[{name!r}]": saved[name] for name in _USUAL_NAMES if name in saved}
     cure = "Read files of your own with torch.load, and what Fabric saved with fabric.load."
     for item, value in {**items, "": saved}.items():
-        if _is_weights(value):
+        kind = torch.Tensor | TensorDescription
+        is_filled = isinstance(value, dict) and bool(value)
+        if is_filled and all(isinstance(each, kind) for each in value.values()):
             cure = (
                 "Load the state_dict in it into the module before the run: "
                 f"module.load_state_dict(core.checkpoint.load_checkpoint({str(path)!r}){item}); "
@@ -35,13 +37,4 @@ def refusal(saved: Mapping[str, Any], path: PathLike) -> CheckpointError:
             break
     return CheckpointError(
         f"{path} is not a checkpoint of a Trainer: it has {sorted(map(str, saved))[:8]}. {cure}"
-    )
-
-
-def _is_weights(value: Any) -> bool:
-    tensor = torch.Tensor | TensorDescription
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(item, tensor) for item in value.values())
     )

@@ -12,6 +12,8 @@ from argparse import Namespace
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from core.checkpoint import to_plain
 from core.contract import ModuleError, did_you_mean
 from core_training.settings.warn_at import warn_caller
@@ -31,8 +33,7 @@ class Hyperparameters(dict[str, Any]):
             f"{', '.join(map(repr, self)) or 'none'}."
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+    __setattr__ = dict.__setitem__
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +61,9 @@ class HasHyperparameters:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "__init__" in vars(cls):
+        known = [base.__init__ for base in cls.__bases__ if issubclass(base, HasHyperparameters)]
+        # its own, or that of a class of another kind that it inherits from
+        if cls.__init__ not in (object.__init__, nn.Module.__init__, *known):
             cls.__init__ = _noted(cls.__init__)  # type: ignore[method-assign]
 
     @property
@@ -109,7 +112,16 @@ class HasHyperparameters:
         self.hparams.update(values)
         self.__dict__["_logs_hparams"] = logger
         self.__dict__["_hparams_initial"] = _copied(self.hparams)
-        _warn_of(type(self).__name__, unplain(values))
+        reasons = unplain(values)
+        if reasons:
+            owner = type(self).__name__
+            left_out = list(reasons)
+            what = ", ".join(f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
+            warn_caller(
+                f"The hyperparameter {what}, which a checkpoint can't hold: left out of "
+                f"checkpoints, and kept in self.hparams. Pass ignore={left_out} if that is meant, "
+                f"and pass it again as load_from_checkpoint(path, {left_out[0]}=...)."
+            )
 
     @property
     def hparams_initial(self) -> Hyperparameters:
@@ -191,7 +203,18 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
                 )
         hparams = {name: value for name, value in hparams.items() if name in parameters}
     arguments = {**hparams, **overrides}
-    _check_complete(cls, parameters, arguments, hparams)
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if is_needed and name not in arguments:
+            raise ModuleError(
+                f"{cls.__name__}.__init__ needs {name!r}, which the checkpoint's hyperparameters "
+                f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
+                f"{cls.__name__}.load_from_checkpoint(path, {name}=...), or call "
+                "save_hyperparameters in __init__."
+            )
     return cls(**arguments)
 
 
@@ -291,34 +314,6 @@ def _name_of(given: object, inits: Sequence[_RunningInit]) -> str | None:
             if value is given:
                 return name
     return None
-
-
-def _check_complete(
-    cls: type, parameters: Mapping[str, Any], arguments: Any, hparams: Mapping[str, Any]
-) -> None:
-    for name, parameter in parameters.items():
-        is_needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if is_needed and name not in arguments:
-            raise ModuleError(
-                f"{cls.__name__}.__init__ needs {name!r}, which the checkpoint's hyperparameters "
-                f"don't have ({', '.join(hparams) or 'there are none'}). Pass it: "
-                f"{cls.__name__}.load_from_checkpoint(path, {name}=...), or call "
-                "save_hyperparameters in __init__."
-            )
-
-
-def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
-    if reasons:
-        names = list(reasons)
-        what = ", ".join(f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
-        warn_caller(
-            f"The hyperparameter {what}, which a checkpoint can't hold: left out of checkpoints, "
-            f"and kept in self.hparams. Pass ignore={names} if that is meant, and pass it again "
-            f"as load_from_checkpoint(path, {names[0]}=...)."
-        )
 
 
 def _copied(values: Mapping[str, Any]) -> Hyperparameters:

@@ -85,12 +85,9 @@ class StageBars(ProgressBar):
             return
         self._loader = dataloader_idx
         what = getattr(self, f"{self._stage}_description")
-        total = getattr(trainer.loaders, self._stage)[dataloader_idx].num_batches
-        limit = trainer.options.num_sanity_val_steps
         if trainer.sanity_checking:
             what = self.sanity_check_description
-        if trainer.sanity_checking and limit >= 0:
-            total = min(total, limit)
+        total = self._count_evaluated(trainer)[dataloader_idx]
         _begin(getattr(self, self._attribute), total, f"{what} DataLoader {dataloader_idx}")
 
     def on_validation_batch_end(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from core_training.trainer import Trainer
 
-_PREFIX = "throughput"
-
 
 class ThroughputMonitor(StepMonitor):
     """Logs batches, samples, tokens and FLOPs a second, and the model's FLOPs utilization.
@@ -139,13 +137,8 @@ class ThroughputMonitor(StepMonitor):
         seconds = max(time.monotonic() - self._began_s - self._paused_s, 1e-9)
         self._totals["samples"] += self._samples
         self._totals["tokens"] += self._tokens
-        values = self._rates(trainer.strategy.data_parallel_size, seconds)
-        trainer.logged.take(values)
-        trainer.log_metrics(values)
-        self._clear()
-
-    def _rates(self, num_shards: int, seconds: float) -> dict[str, float]:
-        """The rates. Every shard of the data is counted as this one."""
+        # every shard of the data is counted as this one
+        num_shards = trainer.strategy.data_parallel_size
         per_s = num_shards / seconds
         values = {
             "batches_per_s": self._batches * per_s,
@@ -159,7 +152,10 @@ class ThroughputMonitor(StepMonitor):
             values["flops_per_s"] = self._flops * per_s
         if self.peak_flops_per_s is not None:
             values["model_flops_utilization"] = self._flops / seconds / self.peak_flops_per_s
-        return {f"{_PREFIX}/{name}": value for name, value in values.items()}
+        values = {f"throughput/{name}": value for name, value in values.items()}
+        trainer.logged.take(values)
+        trainer.log_metrics(values)
+        self._clear()
 
     def _wait(self, trainer: Trainer) -> None:
         # Python runs ahead of the device: without a wait, the clock would measure how fast work is

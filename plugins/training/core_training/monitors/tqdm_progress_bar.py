@@ -56,13 +56,15 @@ class TQDMProgressBar(_Base):  # type: ignore[misc]
         return getattr(self, f"init_{stage}_tqdm")()
 
     def _bar(self, description: str, *, line: int = 0, **options: Any) -> Any:
-        position = 2 * self.process_position + line
-        options |= {
-            "disable": self.is_disabled,
-            "bar_format": self.BAR_FORMAT,
-            "position": position,
-        }
-        return tqdm(desc=description, dynamic_ncols=True, file=sys.stdout, **options)
+        return tqdm(
+            desc=description,
+            dynamic_ncols=True,
+            file=sys.stdout,
+            disable=self.is_disabled,
+            bar_format=self.BAR_FORMAT,
+            position=2 * self.process_position + line,
+            **options,
+        )
 
     def init_sanity_tqdm(self) -> Any:
         """The bar of the sanity check."""

@@ -74,18 +74,16 @@ class AdvancedProfiler(Profiler):
 
     def summary(self) -> str:
         """A table an action."""
-        return "\n".join(
-            f"Action {action}\n{self._table(profile)}" for action, profile in self._profiles.items()
-        )
+        text = io.StringIO()
+        for action, profile in self._profiles.items():
+            text.write(f"Action {action}\n")
+            statistics = pstats.Stats(profile, stream=text)
+            statistics.sort_stats("cumulative").print_stats(self._num_lines)
+        return text.getvalue()
 
     def describe(self) -> str:
         """A line with the path of the tables, which are too long for a terminal."""
         return f"Profiles of {len(self._profiles)} actions. Written to {self.report_path()}"
-
-    def _table(self, profile: cProfile.Profile) -> str:
-        text = io.StringIO()
-        pstats.Stats(profile, stream=text).sort_stats("cumulative").print_stats(self._num_lines)
-        return text.getvalue()
 
     def __getstate__(self) -> dict[str, object]:
         # Python's profiler can't go to another process; a stage begins with new ones anyway.

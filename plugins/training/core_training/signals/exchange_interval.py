@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ class ExchangeInterval:
 
     def __init__(self) -> None:
         self.num_steps = 1
-        self._began_s: float | None = None
+        self._began_s = math.inf
 
     def begin(self) -> None:
         """Start the clock, before the first step."""
@@ -35,7 +36,7 @@ class ExchangeInterval:
         """The number of steps that fits, after so many since `begin`; twice as many as these at
         most.
         """
-        elapsed_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        elapsed_s = time.monotonic() - self._began_s
         if num_made < self.num_steps or elapsed_s <= 0:
             return self.num_steps
         return max(1, min(int(_PERIOD_S * num_made / elapsed_s), 2 * num_made))

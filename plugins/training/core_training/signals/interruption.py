@@ -24,7 +24,7 @@ from core.launch import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from core_training.progress import Progress
 
@@ -193,12 +193,20 @@ class SignalGuard:
 
     # in the main thread, between any two of its instructions --------------------------------------
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _answer_in_copy(number)
+            # A forked copy. A daemon, such as a loader's worker, ends with its parent, which needs
+            # it for a step.
+            if number == signal.SIGTERM or not multiprocessing.current_process().daemon:
+                signal.signal(
+                    number,
+                    signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL,
+                )
+                os.kill(os.getpid(), number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
-            if self._is_over:
+            # The frame is that of `__exit__` before its first line has run.
+            if self._is_over or getattr(frame, "f_code", None) is SignalGuard.__exit__.__code__:
                 self._came_late = True
             else:
                 self._answer(number)
@@ -251,13 +259,3 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
         if error.worker_traceback is not None or number not in (signal.SIGINT, signal.SIGTERM):
             raise
         raise interruption(number) from error
-
-
-def _answer_in_copy(number: int) -> None:
-    """Answer in a forked copy. A daemon, such as a loader's worker, ends with its parent, which
-    needs it for a step.
-    """
-    if multiprocessing.current_process().daemon and number != signal.SIGTERM:
-        return
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    os.kill(os.getpid(), number)

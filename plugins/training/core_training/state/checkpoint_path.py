@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from core.contract import PathLike
     from core_training.run import Run
 
-_EXTENSION = ".ckpt"
-
 
 def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
     """All ranks, which get what rank 0 finds. A path stays as it is.
@@ -82,7 +80,7 @@ def _find_last(run: Run) -> str | None:
 
     savers = _savers(run)
     folders = sorted({folder for saver in savers for folder in _folders(run, saver)})
-    endings = tuple({str(getattr(saver, "FILE_EXTENSION", _EXTENSION)) for saver in savers})
+    endings = tuple({str(getattr(saver, "FILE_EXTENSION", ".ckpt")) for saver in savers})
     newest = newest_valid(
         *folders,
         first=requeue.checkpoint_path(run),
@@ -112,7 +110,7 @@ def _folders(run: Run, saver: object) -> Iterator[str]:
     ):
         return
     inside, runs = os.path.relpath(folder, run.log_dir), os.path.dirname(run.log_dir)
-    if "://" not in runs and os.path.isdir(runs):
+    if os.path.isdir(runs):
         yield from (
             os.path.join(entry.path, inside) for entry in os.scandir(runs) if entry.is_dir()
         )

@@ -56,13 +56,14 @@ def finished_fit_of(run: Run) -> FinishedFit | None:
         return None
     rank_state = None
     if isinstance(strategy, KeepsRankState):
-        rank_state = map_leaves(_on_cpu, strategy.rank_state_dict())
+        rank_state = map_leaves(on_cpu, strategy.rank_state_dict())
     return FinishedFit(
         list(strategy.optimizers), list(strategy.lr_schedulers), position_of(run), rank_state
     )
 
 
-def _on_cpu(leaf: Any) -> Any:
+def on_cpu(leaf: Any) -> Any:
+    """A tensor on the CPU; anything else as it is."""
     if isinstance(leaf, Tensor):
         return leaf.cpu()
     return leaf

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from core.contract import PathLike
     from core_training.run import Run
-    from core_training.settings.options import TrainerOptions
 
 
 def check_limits(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
@@ -26,8 +25,15 @@ def check_limits(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
         CheckpointError: with the limit, the checkpoint's place, and the ways out.
     """
     progress = saved["progress"]
-    passed = _limit_passed(run.options, progress, saved.get("max_steps"))
-    if not passed:
+    options = run.options
+    place = progress["epoch"], progress["batch"]
+    # The last batch may have made several steps, so that a run ends a little past its own limit.
+    is_own = options.max_steps == saved.get("max_steps")
+    if options.max_epochs is not None and place > (options.max_epochs, 0) >= (0, 0):
+        passed = f"max_epochs={options.max_epochs}"
+    elif 0 <= options.max_steps < progress["global_step"] and not is_own:
+        passed = f"max_steps={options.max_steps}"
+    else:
         return
     cure = (
         f"Raise {passed.partition('=')[0]} to train on, pass an earlier checkpoint, or call "
@@ -42,26 +48,13 @@ def check_limits(run: Run, saved: Mapping[str, Any], path: PathLike) -> None:
     )
 
 
-def _limit_passed(
-    options: TrainerOptions, progress: Mapping[str, Any], saved_max_steps: int | None
-) -> str:
-    """The limit that the checkpoint lies past, as it is written; empty for none."""
-    place = progress["epoch"], progress["batch"]
-    if options.max_epochs is not None and place > (options.max_epochs, 0) >= (0, 0):
-        return f"max_epochs={options.max_epochs}"
-    # The last batch may have made several steps, so that a run ends a little past its own limit.
-    if 0 <= options.max_steps < progress["global_step"] and options.max_steps != saved_max_steps:
-        return f"max_steps={options.max_steps}"
-    return ""
-
-
 def print_if_ended(run: Run) -> bool:
     """All ranks, once the checkpoint is restored. True, and a line on rank 0, if the run has ended
     where it was saved.
 
     A scheduler may start a finished run again: that is no mistake.
     """
-    limit = _limit_reached(run)
+    limit = limit_reached(run)
     if run.ckpt_path is None or not limit:
         return False
     progress = run.progress
@@ -73,7 +66,7 @@ def print_if_ended(run: Run) -> bool:
     return True
 
 
-def _limit_reached(run: Run) -> str:
+def limit_reached(run: Run) -> str:
     """The limit that ends the run before its first batch, as it is written; empty for none."""
     options = run.options
     progress = run.progress

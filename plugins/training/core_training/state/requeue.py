@@ -42,10 +42,15 @@ def requeue_after(run: Run, error: BaseException) -> None:
     if not isinstance(error, Interrupted) or error.signal not in warning_signals(run):
         return
     saved = "Nothing new is saved"
-    if run.trains and error.is_agreed:
-        path = _save(run)
-        if path is not None:
+    path = checkpoint_path(run)
+    if run.trains and error.is_agreed and path is not None:
+        from core_training.state import saving  # who isn't interrupted waits for none of it
+
+        try:
+            saving.save_at_step(run, path, weights_only=False)
             saved = f"Step {run.progress.global_step} is saved in {path}"
+        except Exception:
+            logging.getLogger("core").exception("The state can't be saved to %s.", path)
     environment = run.strategy.cluster_environment
     if run.strategy.is_global_zero and environment is not None:
         answer = "refuses to run this job again: start it by hand"
@@ -54,23 +59,8 @@ def requeue_after(run: Run, error: BaseException) -> None:
         run.fabric.print(f"{error.signal.name} came. {saved}; the scheduler {answer}.")
 
 
-def _save(run: Run) -> str | None:
-    path = checkpoint_path(run)
-    if path is None:
-        return None
-    from core_training.state import saving  # who isn't interrupted waits for none of it
-
-    try:
-        saving.save_at_step(run, path, weights_only=False)
-    except Exception:
-        logging.getLogger("core").exception("The state can't be saved to %s.", path)
-        return None
-    return path
-
-
 def forget(run: Run) -> None:
     """All ranks, when training has come to its end: nothing is left to go on with."""
     path = checkpoint_path(run)
-    strategy = run.strategy
     if path is not None:
-        strategy.checkpoint_io.remove_checkpoint(path, collectives=run.session.collectives)
+        run.strategy.checkpoint_io.remove_checkpoint(path, collectives=run.session.collectives)

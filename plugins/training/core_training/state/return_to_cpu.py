@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.data import map_leaves
+from core_training.state.finished_fit import on_cpu
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,7 +40,12 @@ def return_to_cpu(run: Run) -> None:
     ):
         return
     tensors = [*module.parameters(), *module.buffers()]
-    if all(tensor.device.type == "cpu" for tensor in tensors) or not _keeps_identity(tensors):
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return
+    if any(tensor.is_meta or hasattr(tensor, "to_local") for tensor in tensors):
+        return
+    # `module.to` has to change tensors in place; those that only wrap another are swapped
+    if not all(map(_gives_way, {tensor.device for tensor in tensors if not _wraps(tensor)})):
         return
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(swaps or any(map(_wraps, tensors)))
@@ -54,15 +62,6 @@ def return_to_cpu(run: Run) -> None:
     if run.finished_fit is not None:
         _move_states(run.finished_fit.optimizers)
     strategy.accelerator.teardown()
-
-
-def _keeps_identity(tensors: Iterable[Any]) -> bool:
-    """True if `module.to` changes the tensors in place: those that only wrap another are
-    swapped.
-    """
-    if any(tensor.is_meta or hasattr(tensor, "to_local") for tensor in tensors):
-        return False
-    return all(map(_gives_way, {tensor.device for tensor in tensors if not _wraps(tensor)}))
 
 
 def _gives_way(device: torch.device) -> bool:
@@ -82,10 +81,4 @@ def _move_states(optimizers: Iterable[Optimizer]) -> None:
     for optimizer in optimizers:
         for entry in optimizer.state.values():
             if isinstance(entry, dict):
-                entry.update(
-                    {
-                        name: value.cpu()
-                        for name, value in entry.items()
-                        if isinstance(value, torch.Tensor)
-                    }
-                )
+                entry.update(map_leaves(on_cpu, entry))

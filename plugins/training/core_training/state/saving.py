@@ -57,7 +57,7 @@ def save_after_fit(run: Run, path: PathLike, *, weights_only: bool) -> None:
             "path)."
         )
     finished = run.finished_fit
-    if finished is not None and not still_trains(finished, run.module):
+    if finished is not None and (weights_only or not still_trains(finished, run.module)):
         finished = None
     if finished is None and not weights_only and run.progress.global_step:
         warn_caller(
@@ -78,15 +78,11 @@ def _save_in_group(
     run.fabric.join()
     try:
         run.session.add_module(run.module)  # as for evaluation: the strategy says what its state is
-        if finished is None or weights_only:
-            snapshot.save(run, path, weights_only=weights_only)
-            return
-        # As the strategy has set them up: a second time, one might scale learning rates or wrap
-        # them again.
-        run.strategy.optimizers, run.strategy.lr_schedulers = (
-            finished.optimizers,
-            finished.lr_schedulers,
-        )
-        snapshot.save(run, path, finished=finished)
+        if finished is not None:
+            # As the strategy has set them up: a second time, one might scale learning rates or wrap
+            # them again.
+            run.strategy.optimizers = finished.optimizers
+            run.strategy.lr_schedulers = finished.lr_schedulers
+        snapshot.save(run, path, weights_only=weights_only, finished=finished)
     finally:
         run.fabric.teardown()

@@ -71,13 +71,12 @@ def save(
         "module_section": UserData(module_section),
         **hyperparameters.to_checkpoint(run.module),
     }
-    kept = None
+    kept = position = None
     if finished is not None:
         kept = finished.rank_state
-    if not weights_only and finished is not None:
-        state |= _training_state(run, finished.position)
-    elif not weights_only:
-        state |= _training_state(run, position_of(run))
+        position = finished.position
+    if not weights_only:
+        state |= _training_state(run, position or position_of(run))
     save_checkpoint(run.session, path, {**state, "model": model}, kept=kept)
 
 
@@ -90,16 +89,38 @@ def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
 
 
 def _training_state(run: Run, position: Position) -> dict[str, object]:
+    callbacks = {}
+    for callback in run.callbacks:
+        section: dict[str, Any] = {}
+        if overrides(callback, "on_save_checkpoint"):
+            callback.on_save_checkpoint(run.trainer, run.module, section)
+        callbacks[callback.state_key] = {
+            "state": UserData(callback.state_dict() or {}),
+            "section": UserData(section),
+        }
+    datamodule = {}
+    if run.datamodule is not None:
+        datamodule = hyperparameters.to_checkpoint(run.datamodule)
+        state = run.datamodule.state_dict()
+        if state:
+            datamodule["state"] = UserData(state)
+    if datamodule:
+        datamodule = {"datamodule": datamodule}
     return {
         **_parts(run),
         "max_steps": run.options.max_steps,
         "settings": run.settings,
-        "schedulers": [_scheduler_state(item) for item in run.strategy.lr_schedulers],
-        "callbacks": {
-            callback.state_key: _callback_state(run, callback) for callback in run.callbacks
-        },
+        "schedulers": [
+            {
+                **describe_scheduler(item.scheduler),
+                "is_waiting": item.is_waiting,
+                "renewed_by": sorted(item.renewed_by),
+            }
+            for item in run.strategy.lr_schedulers
+        ],
+        "callbacks": callbacks,
         **position.loaders,
-        **_datamodule_state(run),
+        **datamodule,
         "ranks": run.strategy.gather_objects(position.rank) or [],
     }
 
@@ -284,15 +305,6 @@ def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
         )
 
 
-def _scheduler_state(item: Any) -> dict[str, object]:
-    """The facts about a scheduler that its own state doesn't have."""
-    return {
-        **describe_scheduler(item.scheduler),
-        "is_waiting": item.is_waiting,
-        "renewed_by": sorted(item.renewed_by),
-    }
-
-
 def _restore_position(run: Run, saved: dict[str, Any]) -> None:
     progress = run.progress
     num_saved = saved["format"]["world_size"]
@@ -323,25 +335,6 @@ def _parts(run: Run) -> dict[str, object]:
         "precision": strategy.precision_plugin,
         "progress": run.progress,
     }
-
-
-def _datamodule_state(run: Run) -> dict[str, object]:
-    if run.datamodule is None:
-        return {}
-    section = hyperparameters.to_checkpoint(run.datamodule)
-    state = run.datamodule.state_dict()
-    if state:
-        section["state"] = UserData(state)
-    if not section:
-        return {}
-    return {"datamodule": section}
-
-
-def _callback_state(run: Run, callback: Any) -> dict[str, object]:
-    section: dict[str, Any] = {}
-    if overrides(callback, "on_save_checkpoint"):
-        callback.on_save_checkpoint(run.trainer, run.module, section)
-    return {"state": UserData(callback.state_dict() or {}), "section": UserData(section)}
 
 
 @contextlib.contextmanager

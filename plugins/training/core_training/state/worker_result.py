@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,19 +20,14 @@ if TYPE_CHECKING:
     from core_training.run import Run
 
 
-class Format(NamedTuple):
-    """The properties of a parameter or buffer that training may change, besides its values and its
-    device.
-    """
-
-    dtype: torch.dtype
-    requires_grad: bool
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
     """The result of a stage in rank 0's process, with weights, metrics, counters and states.
     Tensors are on the CPU.
+
+    Attributes:
+        formats: what training may change of parameters and buffers besides their values and their
+            device: dtype, and whether they require gradients.
     """
 
     result: object
@@ -42,7 +37,7 @@ class WorkerResult:
     callbacks: dict[str, dict[str, Any]]
     loggers: list[dict[str, object]]
     should_stop: bool
-    formats: dict[str, Format]
+    formats: dict[str, tuple[torch.dtype, bool]]
 
     @classmethod
     def of(cls, run: Run, result: Any) -> WorkerResult:
@@ -66,10 +61,10 @@ class WorkerResult:
         """The outcome with the formats of the module's tensors. In the worker, once the module is
         given back.
         """
-        formats = {}
-        for name, own in _tensors(module).items():
-            formats[name] = Format(own.dtype, own.requires_grad)
-        return replace(self, formats=formats)
+        tensors = _tensors(module).items()
+        return replace(
+            self, formats={name: (own.dtype, own.requires_grad) for name, own in tensors}
+        )
 
     def restore(self, run: Run) -> None:
         """Copy everything into the caller's own run, module and callbacks. Called in the caller's
@@ -82,11 +77,11 @@ class WorkerResult:
         # Restore formats before the weights: torch would round weights to the dtype of the tensors
         # that are there.
         for name, own in _tensors(run.module).items():
-            given = self.formats.get(name, Format(own.dtype, own.requires_grad))
-            if own.dtype != given.dtype:
-                own.data = own.data.to(given.dtype)
-            if own.is_leaf and own.requires_grad != given.requires_grad:
-                own.requires_grad_(given.requires_grad)
+            dtype, requires_grad = self.formats.get(name, (own.dtype, own.requires_grad))
+            if own.dtype != dtype:
+                own.data = own.data.to(dtype)
+            if own.is_leaf and own.requires_grad != requires_grad:
+                own.requires_grad_(requires_grad)
         run.module.load_state_dict(from_canonical(run.module, self.weights))
         run.progress.load_state_dict(self.progress)
         run.should_stop = self.should_stop

@@ -121,9 +121,7 @@ class BatchSizeFinder(Callback):
                 f"batch_size=self.{self.batch_arg_name})."
             )
         find_attribute(_NAME, call.owners, [self.batch_arg_name])
-        search = BatchSizeSearch(
-            self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name
-        )
+        search = BatchSizeSearch(self)
         trainer.fit_on_copies(call, search, max_steps=1)
         self.optimal_batch_size = self.accepted(search.size)
         write_attribute(call.owners, self.batch_arg_name, self.optimal_batch_size)

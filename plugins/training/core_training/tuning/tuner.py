@@ -11,7 +11,6 @@ from core_training.tuning.learning_rate_finder import LearningRateFinder
 if TYPE_CHECKING:
     from torch import nn
 
-    from core_training.loops.fit_call import FitCall
     from core_training.stage_data.datamodule import DataModule
     from core_training.trainer import Trainer
     from core_training.tuning.learning_rate_curve import LearningRateCurve
@@ -65,9 +64,10 @@ class Tuner:
             ConfigurationError: what can't be searched for, and why.
         """
         finder = self.learning_rate_finder(num_training_steps=num_training, **options)
-        call = self._checked(model, train_dataloaders, dataloaders, datamodule, method)
-        finder.check_fit(self._trainer, call.module)
-        return finder.search(self._trainer, call)
+        curve: LearningRateCurve = self._search(
+            finder, model, train_dataloaders, dataloaders, datamodule, method
+        )
+        return curve
 
     def scale_batch_size(
         self,
@@ -98,23 +98,25 @@ class Tuner:
             DeviceError: not even one sample fits.
         """
         finder = self.batch_size_finder(**options)
-        call = self._checked(model, train_dataloaders, dataloaders, datamodule, method)
-        finder.check_fit(self._trainer, call.module)
-        return finder.search(self._trainer, call)
+        size: int = self._search(finder, model, train_dataloaders, dataloaders, datamodule, method)
+        return size
 
-    def _checked(
+    def _search(
         self,
+        finder: Any,
         model: nn.Module,
         train_dataloaders: Any,
         dataloaders: Any,
         datamodule: DataModule | None,
         method: str,
-    ) -> FitCall:
-        """The call of `fit` that a finder tries settings with."""
+    ) -> Any:
+        """Search with the arguments of `fit`, and return the result."""
         if method != "fit" or dataloaders is not None:
             raise ConfigurationError(
                 f"method={method!r}, dataloaders={type(dataloaders).__name__}: settings are "
                 "searched for in training only. Leave both out, and pass train_dataloaders or "
                 "datamodule."
             )
-        return self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
+        call = self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
+        finder.check_fit(self._trainer, call.module)
+        return finder.search(self._trainer, call)

@@ -550,6 +550,13 @@ def test_two_with_one_file(tmp_path, is_known):
     assert not (tmp_path / "c").exists()
 
 
+def test_one_folder_has_several_spellings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one, other = overwriting("c", "a", "val_loss"), overwriting("./c", "a", "train_loss")
+    with pytest.raises(ConfigurationError, match=r"each would replace what the other keeps"):
+        fit(tmp_path, one, other, max_epochs=1)
+
+
 def test_two_that_count_versions_or_have_names_of_their_own(tmp_path):
     both = overwriting(tmp_path, "a", "val_loss"), overwriting(tmp_path, "b", "train_loss")
     for each in both:

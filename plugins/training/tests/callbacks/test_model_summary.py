@@ -140,6 +140,20 @@ def test_lazy_layers_are_named():
     assert summary.num_parameters == 0
 
 
+def test_lazy_layers_that_the_example_has_made_are_counted():
+    class Lazy(Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LazyLinear(1)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    module = Lazy()
+    (layer,) = summarize(module, run_example=lambda: module(torch.ones(5, 2))).layers
+    assert (layer.kind, layer.num_parameters) == ("Linear", 3)
+
+
 def test_shared_parameters_are_counted_once():
     module = Nested()
     module.again = module.layer

@@ -4,7 +4,7 @@ import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from core import ConfigurationError, ModuleError
-from core.callbacks import EarlyStopping, ModelCheckpoint
+from core.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from support.small_nets import Net, batches, quiet_trainer
 
 
@@ -80,6 +80,12 @@ def test_a_misspelt_one_is_told_of_before_its_error(who, monitor, meant, options
 )
 def test_one_that_is_logged_later_is_not(module, monitor):
     fit(module, EarlyStopping(monitor))  # a warning is an error here
+
+
+def test_a_callback_may_call_anything_its_monitor():
+    callback = Callback()
+    callback.monitor = ["val_loss", {}]
+    fit(Logging(), callback)
 
 
 def one():

@@ -26,6 +26,7 @@ from core import (
     DataModule,
     Fabric,
     Logger,
+    Module,
     ModuleError,
     Trainer,
 )
@@ -138,6 +139,23 @@ def test_what_a_subclass_ignores_is_left_out_of_what_its_base_saves(is_first):
         module = Ignoring(nn.Linear(1, 1))
     assert module.hparams == {"width": 2, "lr": 0.1, "name": "net", "betas": (0.9, 0.99)}
     assert "backbone" not in module.hparams_initial
+
+
+def test_arguments_of_a_class_beside_the_module_are_kept():
+    class Sized:
+        def __init__(self, size=3):
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Both(Sized, Module):
+        pass
+
+    class Named(Both):
+        def __init__(self, name):
+            super().__init__()
+
+    assert Both(size=4).hparams == {"size": 4}
+    assert Named("a").hparams == {"size": 3, "name": "a"}
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -1,6 +1,7 @@
 """A stop and an exception in a training, seen from inside."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,8 @@ from torch.utils.data import DataLoader
 from core import Callback
 from core.callbacks import LambdaCallback, ModelCheckpoint
 from core_testing import in_one_process
+from core_training.progress import Progress
+from core_training.signals.interruption import SignalGuard
 from support.small_nets import Net, batches, quiet_trainer
 
 
@@ -134,6 +137,22 @@ def test_handlers_come_back_and_those_of_the_user_stay():
     assert heard == [signal.SIGTERM]
     assert trainer.global_step == 10
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_as_a_stage_ends_leaves_no_handler_behind():
+    """Python handles one before the first line of a function that is called."""
+    guard = SignalGuard(Progress())
+
+    def handle_at_exit(frame, event, argument):
+        if frame.f_code is SignalGuard.__exit__.__code__:
+            sys.settrace(tracer)
+            guard._on_signal(signal.SIGTERM, frame)
+
+    before, tracer = handlers(), sys.gettrace()
+    with pytest.raises(SystemExit) as caught, guard:
+        sys.settrace(handle_at_exit)
+    assert caught.value.code == 143
+    assert handlers() == before
 
 
 def test_in_another_thread_signals_are_left_alone():

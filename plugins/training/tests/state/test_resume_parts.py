@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from core import CheckpointError, ConfigurationError, Fabric, WorkerError
+from core.callbacks import ModelCheckpoint
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core_testing.ranks import Backend
 from core_training import Resume
@@ -109,6 +110,18 @@ def test_a_step_without_data_begins_its_epoch_anew(saved):
     module.on_train_batch_start = lambda batch, batch_idx: batches.append(batch_idx)
     go_on(path, module, {"weights", "step"})
     assert batches == [0, 1]
+
+
+def test_the_newest_is_kept_also_where_steps_begin_anew(tmp_path):
+    for epochs, ckpt_path, resume in (
+        (3, None, "all"),
+        (2, tmp_path / "c/epoch=2.ckpt", {"weights", "callbacks"}),
+    ):
+        checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}")
+        trainer = make_trainer(tmp_path, checkpoint, max_epochs=epochs, limit_val_batches=0)
+        trainer.fit(Net(), loader(), ckpt_path=ckpt_path, resume=resume)
+    assert checkpoint.best_model_path == str(tmp_path / "c/epoch=1.ckpt")
+    assert (tmp_path / "c/epoch=1.ckpt").exists()
 
 
 def test_weights_alone_are_enough_for_weights(saved):

@@ -2,6 +2,9 @@
 one.
 """
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 import torch
 from recording import (
@@ -105,6 +108,9 @@ def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path):
     with pytest.warns(
         UserWarning, match="fit trains nothing: this Trainer has done 2 epochs and 6 steps"
     ):
+        trainer.fit(other, loader())
+    trainer.options = replace(trainer.options, max_epochs=None, max_time=timedelta(0))
+    with pytest.warns(UserWarning, match="fit trains nothing: .* was told max_time='0:00:00'"):
         trainer.fit(other, loader())
     assert torch.equal(other.layer.weight, untrained)
     # no warning: that is what was asked for

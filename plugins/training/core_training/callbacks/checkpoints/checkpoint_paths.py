@@ -82,7 +82,8 @@ class CheckpointPaths(Callback):
 
     def _file(self) -> str:
         """Where its checkpoints are, before the fields of the name are filled."""
-        return os.path.join(self._given_dirpath or "", self._pattern() + self.FILE_EXTENSION)
+        folder = os.path.abspath(self._given_dirpath or "")
+        return os.path.join(folder, self._pattern() + self.FILE_EXTENSION)
 
     def _path_for(
         self, trainer: TrainerViews, pattern: str, values: dict[str, float], *, own: str
@@ -92,8 +93,9 @@ class CheckpointPaths(Callback):
         """
         if self.enable_version_counter:
             return self._free_path(trainer, pattern, values, own=own)
-        assert self.dirpath is not None
-        path = posixpath.join(self.dirpath, self._format(pattern, values) + self.FILE_EXTENSION)
+        path = posixpath.join(
+            str(self.dirpath), self._format(pattern, values) + self.FILE_EXTENSION
+        )
         is_last = pattern == self.CHECKPOINT_NAME_LAST
         for other in _savers(trainer):
             if path != own and path in other._kept.scores and (is_last or other is not self):
@@ -108,16 +110,17 @@ class CheckpointPaths(Callback):
         """
         path = ""
         if trainer.is_global_zero:
-            taken = {path for each in _savers(trainer) for path in each._files()}
+            taken = {
+                path
+                for each in _savers(trainer)
+                for path in (*each._kept.scores, each.last_model_path)
+            }
             exists = trainer.strategy.checkpoint_io.exists
             for name in self._names(self._format(pattern, values)):
                 path = posixpath.join(str(self.dirpath), name)
                 if path == own or not (path in taken or exists(path)):
                     break
         return str(trainer.strategy.broadcast(path))
-
-    def _files(self) -> set[str]:
-        return {*self._kept.scores, self.last_model_path}
 
     def _pattern(self) -> str:
         return self.filename or self._default_pattern()

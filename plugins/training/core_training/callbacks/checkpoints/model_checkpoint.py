@@ -17,9 +17,9 @@ from core_training.callbacks.checkpoints.pending_files import PendingFiles
 from core_training.callbacks.checkpoints.top_k import TopKCheckpoints
 from core_training.callbacks.rank_zero_decisions import (
     agree_on_metrics,
+    judges_after_epochs,
     not_logged,
     origin_of,
-    validates_within_epochs,
 )
 from core_training.settings.callback_arguments import check_choice, check_int
 from core_training.settings.duration import parse_duration
@@ -253,9 +253,7 @@ class ModelCheckpoint(CheckpointPaths):
         self._pending.look_again(trainer)
         self._write(trainer)
         self._saved_s = time.monotonic()
-        self._after_epoch = self.save_on_train_epoch_end
-        if self._after_epoch is None:
-            self._after_epoch = not validates_within_epochs(trainer)
+        self._after_epoch = judges_after_epochs(trainer, self.save_on_train_epoch_end)
 
     def _save_within_epoch(
         self,
@@ -379,12 +377,13 @@ class ModelCheckpoint(CheckpointPaths):
         score = values[self.monitor or "step"]
         if self.monitor is not None:
             self.current_score = _tensor(score)
-        if not self._kept.accepts(score):
-            return ""
+            if not self._kept.accepts(score):
+                return ""
         path = self._path_for(trainer, self._pattern(), values, own=self._kept.next_out)
         evicted = self._kept.add(path, score)
-        self.best_model_path = self._kept.best_path
+        self.best_model_path = path  # without a monitor, also where steps begin anew
         if self.monitor is not None:
+            self.best_model_path = self._kept.best_path
             self.best_model_score = _tensor(self._kept.scores[self.best_model_path])
         self._pending.replace(path, evicted)
         return path

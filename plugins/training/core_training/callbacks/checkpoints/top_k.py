@@ -26,7 +26,7 @@ class TopKCheckpoints:
         """True if a checkpoint of this score would be kept."""
         if self.capacity < 0 or len(self.scores) < self.capacity:
             return True
-        return self.capacity > 0 and self._rank(score) < self._rank(self.scores[self.worst_path])
+        return self.capacity > 0 and self._rank(score) < self._rank_of(self.worst_path)
 
     def add(self, path: str, score: float) -> str:
         """Add a checkpoint. Returns the path of the one to prune for it, or nothing."""
@@ -35,9 +35,7 @@ class TopKCheckpoints:
         evicted = self.next_out
         self.scores.pop(evicted, None)
         if math.isnan(score):
-            score = math.inf
-            if self.mode == "max":
-                score = -math.inf
+            score = {"min": math.inf, "max": -math.inf}[self.mode]
         self.scores[path] = score
         return evicted
 
@@ -62,8 +60,6 @@ class TopKCheckpoints:
         return self._rank(self.scores[path])
 
     def _rank(self, score: float) -> float:
-        if math.isnan(score):
-            return math.inf
         if self.mode == "max":
             return -score
         return score

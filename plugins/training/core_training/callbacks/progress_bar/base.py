@@ -49,6 +49,18 @@ class ProgressBar(Callback):
         total: int | float = self.trainer.loaders.num_train_batches
         return total
 
+    def _count_evaluated(self, trainer: TrainerViews) -> list[int | float]:
+        """Batches of each loader of the validation, sanity check, test or prediction that runs;
+        infinite if unknown.
+        """
+        loaders = trainer.loaders.validation
+        if trainer.stage in ("test", "predict"):
+            loaders = getattr(trainer.loaders, trainer.stage)
+        limit = trainer.options.num_sanity_val_steps
+        if not trainer.sanity_checking or limit < 0:
+            return [loader.num_batches for loader in loaders]
+        return [min(loader.num_batches, limit) for loader in loaders]
+
     def get_metrics(self, trainer: TrainerViews, module: nn.Module) -> dict[str, Any]:
         """The values logged with `prog_bar=True`, those of training first; override it to show
         other numbers or texts.

@@ -53,7 +53,10 @@ class EpochTable:
         columns = [*_WIDTHS, *metrics]
         if columns != self._columns:
             self._columns = columns
-            self._widths = _choose_widths(columns)
+            room = max(_MIN_ROOM, shutil.get_terminal_size((_ROOM_IN_FILES, 24)).columns - 1)
+            self._widths = [_WIDTHS.get(name, max(_VALUE_WIDTH, len(name))) for name in columns]
+            if sum(self._widths) + len(columns) - 1 > room:
+                self._widths = [_WIDTHS.get(name, _VALUE_WIDTH) for name in columns]
             names = [
                 textwrap.wrap(name, width)
                 for name, width in zip(columns, self._widths, strict=True)
@@ -73,12 +76,3 @@ class EpochTable:
     def _line(self, cells: Sequence[str]) -> str:
         pairs = zip(cells, self._widths, strict=True)
         return " ".join(cell.rjust(width) for cell, width in pairs).rstrip()
-
-
-def _choose_widths(columns: Sequence[str]) -> list[int]:
-    """For whole names, if there is room, and else for numbers."""
-    room = max(_MIN_ROOM, shutil.get_terminal_size((_ROOM_IN_FILES, 24)).columns - 1)
-    widths = [_WIDTHS.get(name, max(_VALUE_WIDTH, len(name))) for name in columns]
-    if sum(widths) + len(columns) - 1 > room:
-        widths = [_WIDTHS.get(name, _VALUE_WIDTH) for name in columns]
-    return widths

@@ -8,14 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from core_training.callbacks.progress_bar.view import (
-    ProgressTask,
-    View,
-    format_metrics,
-    format_position,
-    format_speed,
-    format_times,
-)
+from core_training.callbacks.progress_bar.view import ProgressTask, View, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,13 +53,13 @@ class LiveView(View):
             self._start()
         # Of an unknown length, infinite, the bar stays empty.
         self._tasks[id(task)] = self._progress.add_task(
-            task.name, total=task.total, **_fields(task)
+            task.name, total=task.total, **describe(task)
         )
         self._draw()
 
     def update(self, task: ProgressTask) -> None:
         """Redraw."""
-        self._progress.update(self._tasks[id(task)], completed=task.done, **_fields(task))
+        self._progress.update(self._tasks[id(task)], completed=task.done, **describe(task))
         self._draw()
 
     def end(self, task: ProgressTask) -> None:
@@ -114,12 +107,3 @@ class _Bars(Progress):
 def _text(template: str, *, style: str = "none", ratio: int | None = None) -> TextColumn:
     column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
     return TextColumn(template, style=style, markup=False, table_column=column)
-
-
-def _fields(task: ProgressTask) -> dict[str, Any]:
-    return {
-        "position": format_position(task),
-        "speed": format_speed(task),
-        "times": format_times(task),
-        "metrics": format_metrics(task.metrics),
-    }

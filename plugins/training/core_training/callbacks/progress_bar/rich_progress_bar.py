@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from core_training.views.trainer_views import TrainerViews
 
-_NOTHING: Mapping[str, object] = {}
 _NAMES: dict[str | None, str] = {
     "fit": "Validation",
     "validate": "Validation",
@@ -127,15 +126,10 @@ class RichProgressBar(ProgressBar):
 
     def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the run, inside the epoch if there is one."""
-        name, loaders = _NAMES[trainer.stage], trainer.loaders.validation
-        if trainer.stage in ("test", "predict"):
-            loaders = getattr(trainer.loaders, trainer.stage)
-        counts = [loader.num_batches for loader in loaders]
-        limit = trainer.options.num_sanity_val_steps
+        name = _NAMES[trainer.stage]
         if trainer.sanity_checking:
             name = "Sanity check"
-        if trainer.sanity_checking and limit >= 0:
-            counts = [min(count, limit) for count in counts]
+        counts = self._count_evaluated(trainer)
         known = 0
         self._batches_before = []
         for count in counts:
@@ -157,7 +151,8 @@ class RichProgressBar(ProgressBar):
     ) -> None:
         """Draw, if it is time."""
         if time.monotonic() >= self._due_s:
-            self._draw(self._batches_before[dataloader_idx] + batch_idx + 1)
+            # its metrics are complete at its end
+            self._draw(self._batches_before[dataloader_idx] + batch_idx + 1, {})
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
@@ -220,10 +215,7 @@ class RichProgressBar(ProgressBar):
             self._view.begin(task)
             self._due_s = time.monotonic() + self._view.interval_s
 
-    def _draw(self, done: int, metrics: Mapping[str, object] = _NOTHING) -> None:
-        """Metrics are shown for epochs of training: those of a validation run are complete at its
-        end.
-        """
+    def _draw(self, done: int, metrics: Mapping[str, object]) -> None:
         assert self._view is not None
         task = self._tasks[-1]
         task.advance(done, metrics)

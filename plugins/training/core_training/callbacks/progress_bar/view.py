@@ -105,13 +105,7 @@ class LineView(View):
 
     def update(self, task: ProgressTask) -> None:
         """A line with position, speed, times and metrics."""
-        parts = [
-            task.name,
-            format_position(task),
-            format_speed(task),
-            format_times(task),
-            format_metrics(task.metrics),
-        ]
+        parts = [task.name, *describe(task).values()]
         self._write("  ".join(part for part in parts if part))
 
     def write(self, line: str, *, is_header: bool = False) -> None:
@@ -119,29 +113,23 @@ class LineView(View):
         self._write(line)
 
 
-def format_position(task: ProgressTask) -> str:
-    """Such as `400/938`; without a known total `400`."""
-    if task.total == math.inf:
-        return str(task.done)
-    return f"{task.done}/{int(task.total)}"
-
-
-def format_speed(task: ProgressTask) -> str:
-    """Such as `12.3 it/s`; slow ones as `4.2 s/it`."""
-    speed = task.batches_per_s
-    if speed == 0:
-        return ""
-    if speed >= 1:
-        return f"{shorten_number(speed)} it/s"
-    return f"{shorten_number(1 / speed)} s/it"
-
-
-def format_times(task: ProgressTask) -> str:
-    """Elapsed and remaining time, such as `1:10 < 0:35`."""
+def describe(task: ProgressTask) -> dict[str, Any]:
+    """Position, such as `400/938`, without a known total `400`; speed, such as `12.3 it/s`, slow
+    ones as `4.2 s/it`; elapsed and remaining time, such as `1:10 < 0:35`; and metrics.
+    """
+    position = str(task.done)
+    if task.total != math.inf:
+        position += f"/{int(task.total)}"
+    speed = ""
+    if task.batches_per_s >= 1:
+        speed = f"{shorten_number(task.batches_per_s)} it/s"
+    elif task.batches_per_s > 0:
+        speed = f"{shorten_number(1 / task.batches_per_s)} s/it"
     times = format_seconds(task.elapsed_s)
     if task.remaining_s is not None:
         times += f" < {format_seconds(task.remaining_s)}"
-    return times
+    metrics = format_metrics(task.metrics)
+    return {"position": position, "speed": speed, "times": times, "metrics": metrics}
 
 
 def format_seconds(seconds: float) -> str:

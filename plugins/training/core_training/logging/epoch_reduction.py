@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from core_training.logging.log_errors import as_value, describe_alone
@@ -61,7 +62,7 @@ class EpochReduction:
         """Forget what was computed."""
         self._objects: dict[str, Any] = {}
         self._computed: dict[str, float] = {}
-        self._num_updates = 0
+        self._num_updates: list[int] = []
 
     def reduce(
         self, entries: Iterable[Entry], strategy: Strategy, module: nn.Module
@@ -89,7 +90,9 @@ class EpochReduction:
                 totals[name] = _Total.of(entry)
                 if entry.sync_dist is not False and not entry.rank_zero_only:
                     shared[name] = totals[name]
-        has_changed = _count_updates(self._objects) != self._num_updates
+        # One that a hook resets has its value from before.
+        counts = zip(_count_updates(self._objects), self._num_updates, strict=True)
+        has_changed = any(now > before for now, before in counts)
         if strategy.session.has_peers:
             paths = _paths_of(objects, module)
             always = _logged_always(entries, shared)
@@ -123,7 +126,7 @@ class EpochReduction:
         if has_changed:
             self._computed.clear()
             # A rank whose own objects are as before takes part in computing those of the others.
-            for part in _parts_of(objects):
+            for part in chain.from_iterable(map(_parts_of, objects.values())):
                 part._computed = None
         for name, metric in objects.items():
             if name not in self._computed:
@@ -192,16 +195,14 @@ def _paths_of(objects: dict[str, Any], module: nn.Module) -> dict[str, str]:
     return {name: paths[id(metric)] for name, metric in objects.items() if id(metric) in paths}
 
 
-def _count_updates(objects: dict[str, Any]) -> int:
-    return sum(part._update_count for part in _parts_of(objects))
-
-
-def _parts_of(objects: dict[str, Any]) -> list[Any]:
-    """Torchmetrics objects, and those that they are made of; none of another library."""
+def _count_updates(objects: dict[str, Any]) -> list[int]:
     return [
-        part
-        for metric in objects.values()
-        if hasattr(metric, "modules")
-        for part in metric.modules()
-        if hasattr(part, "_update_count")
+        sum(part._update_count for part in _parts_of(metric)) for metric in objects.values()
     ]
+
+
+def _parts_of(metric: Any) -> list[Any]:
+    """A torchmetrics object, and those that it is made of; none of another library."""
+    if not hasattr(metric, "modules"):
+        return []
+    return [part for part in metric.modules() if hasattr(part, "_update_count")]

@@ -89,7 +89,8 @@ class MetricCollector:
         """Another stage begins, perhaps with another module: names may be logged in another way."""
         self.entries.clear()
         self.reduction.clear()
-        self.has_weighed, self.share = False, None
+        # also what an error within an evaluation has left
+        self.has_weighed, self.share, self.dataloader_idx, self.batch = False, None, None, None
         self.close()
 
     def log(

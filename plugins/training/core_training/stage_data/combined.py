@@ -71,12 +71,9 @@ class CombinedLoader:
         Raises:
             TypeError: that depends on a loader which doesn't know its length.
         """
+        joined: dict[str, Any] = {"sequential": sum, "min_size": min}
         lengths = [len(lane.resumable.loader) for lane in self._lanes]
-        if self.mode == "sequential":
-            return sum(lengths)
-        if self.mode == "min_size":
-            return min(lengths)
-        return max(lengths)
+        return joined.get(self.mode, max)(lengths)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch's batches; from the position on that was loaded."""
@@ -243,4 +240,6 @@ def _read_together(lanes: Sequence[_Lane], mode: CombinationMode) -> Iterator[li
 
 def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
-        yield from iter(lane.take, _END)
+        # not `iter(lane.take, _END)`, which compares arrays
+        while (batch := lane.take()) is not _END:
+            yield batch

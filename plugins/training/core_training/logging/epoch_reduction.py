@@ -196,9 +196,7 @@ def _paths_of(objects: dict[str, Any], module: nn.Module) -> dict[str, str]:
 
 
 def _count_updates(objects: dict[str, Any]) -> list[int]:
-    return [
-        sum(part._update_count for part in _parts_of(metric)) for metric in objects.values()
-    ]
+    return [sum(part._update_count for part in _parts_of(metric)) for metric in objects.values()]
 
 
 def _parts_of(metric: Any) -> list[Any]:

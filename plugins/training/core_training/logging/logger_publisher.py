@@ -2,122 +2,105 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from core_training.logging.scalar_widths import read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from torch import nn
-
-    from core.contract import Logger, Strategy
     from core_training.logging.metric_collector import MetricCollector
-    from core_training.logging.metric_values import MetricValues
-    from core_training.profilers import Profiler
-    from core_training.progress import Progress
+    from core_training.run import Run
 
 
-class LoggerPublisher:
-    """Reduces what `self.log` has collected, and hands it to the loggers of this rank.
+def values_for_bar(run: Run) -> dict[str, float]:
+    """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
+    values = run.logged.for_bar()
+    _check_losses(run, values)
+    return values
 
-    Attributes:
-        loggers: those of this rank, once it is known which one that is.
-        has_published_step: True once values of single steps were handed over.
+
+def publish_step(run: Run, output: object) -> None:
+    """All ranks. Hand the newest step values of training to the loggers, and look at the last
+    output of `training_step`. Waits for the device once.
     """
+    metrics, losses = run.logged.train, run.logged.losses
+    names = metrics.logger_names()
+    values = {name: value for name, value in metrics.step_values().items() if name in names}
+    *numbers, loss = read([*values.values(), losses.scalar_of(output)])
+    if values:
+        logged = dict(zip(values, numbers, strict=True))
+        _check_losses(run, logged)
+        log_metrics(run, logged)
+        run.has_published_step = True
+    losses.look_at_output(output, run.module, run.strategy, loss)
 
-    def __init__(
-        self,
-        logged: MetricValues,
-        progress: Progress,
-        loggers: Sequence[Logger],
-        strategy: Strategy,
-        profiler: Profiler | None,
-    ) -> None:
-        self.loggers, self.has_published_step = loggers, False
-        self._logged, self._progress = logged, progress
-        self._strategy, self._profiler = strategy, profiler
 
-    def for_bar(self) -> dict[str, float]:
-        """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
-        values = self._logged.for_bar()
-        self._check_losses(values)
-        return values
+def show_epoch(run: Run, metrics: MetricCollector, *, is_over: bool = False) -> dict[str, float]:
+    """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
+    callbacks.
 
-    def publish_step(self, metrics: MetricCollector, output: object, module: nn.Module) -> None:
-        """All ranks. Hand the newest step values to the loggers, and look at the last output of
-        `training_step`. Waits for the device once.
-        """
-        names, losses = metrics.logger_names(), self._logged.losses
-        values = {name: value for name, value in metrics.step_values().items() if name in names}
-        *numbers, loss = read([*values.values(), losses.scalar_of(output)])
-        if values:
-            logged = dict(zip(values, numbers, strict=True))
-            self._check_losses(logged)
-            self.log_metrics(logged)
-            self.has_published_step = True
-        losses.look_at_output(output, module, self._strategy, loss)
+    Args:
+        run: in the stage.
+        metrics: of the stage.
+        is_over: a new epoch begins. False to look at one that goes on, or whose last hooks are
+            still to run.
+    """
+    run.logged.keep_step_values()
+    if metrics.held:  # a batch that was left out
+        metrics.release(None)
+    entries = metrics.entries.values()
+    values = metrics.reduction.reduce(entries, run.strategy, run.module)
+    if is_over:
+        metrics.reduction.end_epoch()
+        for entry in entries:
+            entry.clear()
+    run.logged.take(values)
+    return values
 
-    def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
-        """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to
-        callbacks.
-        """
-        self._reduce_epoch(metrics, module, is_over=False)
 
-    def publish_epoch(
-        self,
-        metrics: MetricCollector,
-        module: nn.Module,
-        *,
-        is_over: bool = True,
-        hands_over: bool = True,
-    ) -> dict[str, float]:
-        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the
-        loggers.
+def publish_epoch(
+    run: Run, metrics: MetricCollector, *, is_over: bool = True, hands_over: bool = True
+) -> dict[str, float]:
+    """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers.
 
-        Args:
-            metrics: of the stage.
-            module: has torchmetrics objects, perhaps.
-            is_over: the epoch has come to its end. False: a limit was reached within it, and it may
-                go on one day.
-            hands_over: False for a sanity check, of which loggers get nothing.
-        """
-        values = self._reduce_epoch(metrics, module, is_over)
-        # Those of single steps too: they may be shown nowhere.
-        steps = metrics.step_values().items()
-        losses = {name: float(value) for name, value in steps if "loss" in name.lower()}
-        self._check_losses({**values, **losses})
-        names = metrics.logger_names()
-        logged = {name: float(value) for name, value in values.items() if name in names}
-        if logged and hands_over:
-            self.log_metrics(logged)
-        return values
+    Args:
+        run: in the stage.
+        metrics: of the stage.
+        is_over: the epoch has come to its end. False: a limit was reached within it, and it may go
+            on one day.
+        hands_over: False for a sanity check, of which loggers get nothing.
+    """
+    values = show_epoch(run, metrics, is_over=is_over)
+    # Those of single steps too: they may be shown nowhere.
+    steps = metrics.step_values().items()
+    losses = {name: float(value) for name, value in steps if "loss" in name.lower()}
+    _check_losses(run, {**values, **losses})
+    names = metrics.logger_names()
+    logged = {name: float(value) for name, value in values.items() if name in names}
+    if logged and hands_over:
+        log_metrics(run, logged)
+    return values
 
-    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Hand values to the loggers, on rank 0, with the running epoch.
 
-        Args:
-            values: a number by name.
-            step: optimizer steps that they belong to; None is `global_step`.
-        """
-        if not self._strategy.is_global_zero or not self.loggers:
-            return
-        values = {"epoch": float(self._progress.epoch), **values}
-        if step is None:
-            step = self._progress.global_step
-        with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-            for logger in self.loggers:
-                logger.log_metrics(values, step)
+def log_metrics(run: Run, values: Mapping[str, float], step: int | None = None) -> None:
+    """Hand values to the loggers, on rank 0, with the running epoch.
 
-    def _reduce_epoch(
-        self, metrics: MetricCollector, module: nn.Module, is_over: bool
-    ) -> dict[str, float]:
-        self._logged.keep_step_values()
-        values = metrics.reduce_epoch(self._strategy, module, is_over=is_over)
-        self._logged.keep(values)
-        return values
+    Args:
+        run: whose loggers they are.
+        values: a number by name.
+        step: optimizer steps that they belong to; None is `global_step`.
+    """
+    if not run.strategy.is_global_zero or not run.stage_loggers:
+        return
+    values = {"epoch": float(run.progress.epoch), **values}
+    if step is None:
+        step = run.progress.global_step
+    with run.profile("log_metrics"):
+        for logger in run.stage_loggers:
+            logger.log_metrics(values, step)
 
-    def _check_losses(self, values: Mapping[str, float]) -> None:
-        if self._strategy.is_global_zero:
-            self._logged.losses.look_at_values(values, training=self._logged.train.names())
+
+def _check_losses(run: Run, values: Mapping[str, float]) -> None:
+    if run.strategy.is_global_zero:
+        run.logged.losses.look_at_values(values, training=run.logged.train.names())

@@ -90,17 +90,14 @@ class MetricValues:
         """Show values that were measured or reduced elsewhere, as tensors."""
         self._kept.update(_to_tensors(values))
 
-    def keep(self, values: Mapping[str, object]) -> None:
-        """Show values of an epoch."""
-        self._kept.update(values)
-
     def keep_step_values(self) -> None:
         """Keep the steps' newest values, before something newer comes from another stage or from
         the epoch.
         """
         for metrics in self._collectors:
             self._kept.update(metrics.fresh_values())
-            metrics.mark_stale()
+        for entry in self._entries():
+            entry.is_fresh = False  # newer ones may come
 
     def forget_epoch_values(self) -> None:
         """Show nothing that was logged so far any more."""
@@ -115,9 +112,12 @@ class MetricValues:
         self.losses.begin_stage()
 
     def end_stage(self) -> None:
-        """A stage is over, perhaps within an epoch."""
-        for metrics in self._collectors:
-            metrics.reset_metrics()
+        """A stage is over, perhaps within an epoch: the next one may log its torchmetrics objects
+        too.
+        """
+        for entry in self._entries():
+            if entry.metric is not None:
+                entry.metric.reset()
 
     def _newest(self) -> dict[str, Any]:
         values = dict(self._kept)

@@ -32,7 +32,7 @@ def log_hyperparameters(run: Run) -> None:
             hparams.update(hparams_of(owner))
     if not hparams or not run.strategy.is_global_zero:
         return
-    for logger in run.publisher.loggers:
+    for logger in run.stage_loggers:
         logger.log_hyperparams(hparams)
 
 
@@ -55,15 +55,7 @@ def log_facts(run: Run) -> None:
             "torch": version("torch"),
             "Python": platform.python_version(),
         },
-        "decisions": [
-            {
-                "subject": each.subject,
-                "choice": each.choice,
-                "reason": each.reason,
-                "provider": each.provider,
-            }
-            for each in run.fabric.resolution.decisions
-        ],
+        "decisions": [each._asdict() for each in run.fabric.resolution.decisions],
     }
     for logger in takers:
         logger.log_run(facts)
@@ -115,7 +107,7 @@ def log_error(run: Run, error: BaseException) -> None:
 def _takers(run: Run) -> list[Any]:
     if not run.strategy.is_global_zero:
         return []
-    return [logger for logger in run.publisher.loggers if hasattr(type(logger), "log_run")]
+    return [logger for logger in run.stage_loggers if hasattr(type(logger), "log_run")]
 
 
 def _text_of(moment: datetime.datetime) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from core.contract import ConfigurationError
 
@@ -18,8 +19,13 @@ def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> tim
     Raises:
         ConfigurationError: it is of no known form, or negative.
     """
+    duration: Any = value
     try:
-        duration = _parse(value)
+        if isinstance(value, str):
+            days, hours, minutes, seconds = map(int, value.split(":"))
+            duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        elif not isinstance(value, timedelta):
+            duration = timedelta(**value)
     except (TypeError, ValueError):
         duration = None
     if duration is None or duration < timedelta(0):
@@ -28,12 +34,3 @@ def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> tim
             "'DD:HH:MM:SS'."
         )
     return duration
-
-
-def _parse(value: timedelta | Mapping[str, int] | str) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        days, hours, minutes, seconds = (int(part) for part in value.split(":"))
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    return timedelta(**value)

@@ -188,10 +188,9 @@ class Loaders:
             combined = CombinedResumableLoader(loaders, resumables)
             self._evaluated[role] = [StageLoader(combined, resumables, {})]
             return self._count(role)
-        leaves = leaves_of(loaders)
         if isinstance(loaders, CombinedLoader):
-            leaves = iter(loaders.leaves)
-        for _, leaf in leaves:
+            loaders = loaders.loaders
+        for _, leaf in leaves_of(loaders):
             made = self._make_resumable(leaf, role, joins=self._forwards_together)
             self._evaluated[role].append(StageLoader(made.loader, [made], made.uneven))
         return self._count(role)

@@ -181,10 +181,10 @@ class MetricCollector:
         held, self.held = self.held or (), None
         self.weight = weight_in(output)
         for entry, value in held:
-            if self.weight is None and (options := entry.options):
-                self.log(entry.name, value, options, add_dataloader_idx=False)
-            elif self.weight is not None:
+            if self.weight is not None:
                 self._add_weighted(entry, value, self.weight)
+            elif options := entry.options:
+                self.log(entry.name, value, options, add_dataloader_idx=False)
         if output is None or self.weight is not None:
             self.held = []
 

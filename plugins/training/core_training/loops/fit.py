@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import Capability
+from core.contract import Capability, ConfigurationError
 from core.watch import heartbeat
 from core_training.checks.monitors import warn_of_misspelt_monitors
 from core_training.checks.stage_checks import check_iterators, check_max_steps
@@ -278,7 +278,11 @@ class FitLoop:
         run.logged.train.batch = None
         self.progress.epoch_is_trained = True
         if num_batches == 0:
-            run.loaders.refuse_empty_loader()
+            raise ConfigurationError(
+                f"The training loader ({type(run.loaders.train).__name__}) gave no batch in this "
+                "epoch: it is empty, or an iterator that can be read once. Pass what can be "
+                "iterated over in every epoch, such as a DataLoader."
+            )
         self.no_update_check.end_epoch(num_batches)
         if not run.loaders.knows_length and self.batches.line is None and run.session.has_peers:
             # where the watch sees a rank that is out of data

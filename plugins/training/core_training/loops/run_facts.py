@@ -83,11 +83,8 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
         "step": progress.global_step,
         "training_s": progress.elapsed_s,
         "memory": _memory(run),
-        "newest_save": None,
+        "newest_save": run.newest_save and list(run.newest_save),
     }
-    if run.newest_save is not None:
-        path, step = run.newest_save
-        facts["newest_save"] = [str(path), step]
     for logger in takers:
         logger.log_run(facts)
 

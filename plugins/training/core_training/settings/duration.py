@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 from core.contract import ConfigurationError
 
@@ -19,15 +19,15 @@ def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> tim
     Raises:
         ConfigurationError: it is of no known form, or negative.
     """
-    duration: Any = value
-    try:
-        if isinstance(value, str):
+    duration = None
+    with suppress(TypeError, ValueError):
+        if isinstance(value, timedelta):
+            duration = value
+        elif isinstance(value, str):
             days, hours, minutes, seconds = map(int, value.split(":"))
             duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        elif not isinstance(value, timedelta):
+        else:
             duration = timedelta(**value)
-    except (TypeError, ValueError):
-        duration = None
     if duration is None or duration < timedelta(0):
         raise ConfigurationError(
             f"{name}={value!r}: expected a timedelta, a dict such as {{'hours': 2}}, or "

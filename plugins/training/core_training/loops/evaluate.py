@@ -10,10 +10,10 @@ import torch
 from core.contract import Capability
 from core.watch import heartbeat, phase
 from core_training.hooks.argument_counts import call_with
-from core_training.logging.logger_publisher import publish_epoch, show_epoch
 from core_training.loops.profiling import mark_steps
 from core_training.module.module import require_method
 from core_training.settings.warn_at import warn_caller
+from core_training.views.logger_publisher import publish_epoch, show_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +118,10 @@ def run_loaders(
         if len(loaders) > 1:
             metrics.dataloader_idx = dataloader_idx
         batches = loader.batches()
-        while (batch := fetch(batches, _END)) is not _END:
+        while True:
+            batch = fetch(batches, _END)
+            if batch is _END:
+                break
             batch_idx += 1
             heartbeat.count += 1
             if transfer is not None:

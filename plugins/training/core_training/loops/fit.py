@@ -14,7 +14,6 @@ from core_training.checks.monitors import warn_of_misspelt_monitors
 from core_training.checks.stage_checks import check_iterators, check_max_steps
 from core_training.checks.untrained import warn_of_late
 from core_training.hooks.loop_policy import LoopPolicy
-from core_training.logging.logger_publisher import publish_epoch, publish_step, show_epoch
 from core_training.loops.epoch_batches import EpochBatches
 from core_training.loops.evaluate import evaluate
 from core_training.loops.fit_warnings import NoUpdateCheck
@@ -25,6 +24,7 @@ from core_training.loops.stop_agreement import StopAgreement
 from core_training.loops.validation_schedule import ValidationSchedule
 from core_training.module.optimization import takes_metric
 from core_training.stage_data.evaluation_loaders import length_of
+from core_training.views.logger_publisher import publish_epoch, publish_step, show_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,6 +18,7 @@ from core_training.hparams.hyperparameters import hparams_of
 if TYPE_CHECKING:
     from core_training.run import Run
 
+_DECISION = ("subject", "choice", "reason", "provider")
 _MAX_REASON = 400
 """Characters of an error's message that are recorded."""
 
@@ -55,7 +56,9 @@ def log_facts(run: Run) -> None:
             "torch": version("torch"),
             "Python": platform.python_version(),
         },
-        "decisions": [each._asdict() for each in run.fabric.resolution.decisions],
+        "decisions": [
+            dict(zip(_DECISION, each, strict=True)) for each in run.fabric.resolution.decisions
+        ],
     }
     for logger in takers:
         logger.log_run(facts)

@@ -165,13 +165,8 @@ class CombinedResumableLoader(CombinedLoader):
             return sum(counts)
         return max(counts, default=0)
 
-    def begin(self, epoch: int) -> None:
-        """The next iteration is this epoch, from the position on."""
-        self.set_epoch(epoch)
-
-    def open(self) -> Iterator[Any]:
-        """The epoch's batches from the position on."""
-        return iter(self)
+    begin = CombinedLoader.set_epoch
+    open = CombinedLoader.__iter__
 
     def count(self, num_batches: int) -> None:
         """Do nothing: the loaders have counted."""
@@ -241,5 +236,7 @@ def _read_together(lanes: Sequence[_Lane], mode: CombinationMode) -> Iterator[li
 def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
         # not `iter(lane.take, _END)`, which compares arrays
-        while (batch := lane.take()) is not _END:
+        batch = lane.take()
+        while batch is not _END:
             yield batch
+            batch = lane.take()

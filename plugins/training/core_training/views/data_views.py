@@ -215,7 +215,7 @@ class DataViews(Ranks):
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
-        from core_training.logging.logger_publisher import values_for_bar
+        from core_training.views.logger_publisher import values_for_bar
 
         return values_for_bar(self.run)
 
@@ -226,7 +226,7 @@ class DataViews(Ranks):
             values: a number by name.
             step: optimizer steps that they belong to; None is `global_step`.
         """
-        from core_training.logging.logger_publisher import log_metrics
+        from core_training.views.logger_publisher import log_metrics
 
         log_metrics(self.run, values, step)
 

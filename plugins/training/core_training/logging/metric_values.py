@@ -47,7 +47,7 @@ class MetricValues:
 
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""
-        values = _to_tensors(self._newest())
+        values = {name: to_tensor(value, _CPU) for name, value in self._newest().items()}
         owned = set(chain.from_iterable(entry.shown_names for entry in self._entries()))
         for entry in self._entries():
             # Under its own name too: the epoch's value, or the step's as long as there is none.
@@ -87,8 +87,8 @@ class MetricValues:
         return None
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Show values that were measured or reduced elsewhere, as tensors."""
-        self._kept.update(_to_tensors(values))
+        """Show values that were measured or reduced elsewhere."""
+        self._kept.update(values)
 
     def keep_step_values(self) -> None:
         """Keep the steps' newest values, before something newer comes from another stage or from
@@ -128,7 +128,3 @@ class MetricValues:
     def _entries(self) -> Iterator[Entry]:
         for metrics in self._collectors:
             yield from metrics.entries.values()
-
-
-def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: to_tensor(value, _CPU) for name, value in values.items()}

@@ -95,11 +95,10 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self.restart_epoch()
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.global_step, self.total_batches = state["global_step"], state["total_batches"]
-        self.epoch_is_trained = self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
         self.window_start = self.batch
-        self.validated_batch = -1
         if state["is_validated"]:
             self.validated_batch = self.batch
         if self._began_s is None:  # a clock that runs goes on

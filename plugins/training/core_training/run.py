@@ -12,7 +12,6 @@ from torch import nn
 
 from core.contract import Capability
 from core_training.hooks.loop_policy import LoopPolicy
-from core_training.logging.logger_publisher import LoggerPublisher
 from core_training.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
@@ -76,7 +75,8 @@ class StageState:
     """The state of a run that begins anew with each stage.
 
     Attributes:
-        publisher: hands logged values to this rank's loggers.
+        stage_loggers: those of this rank, once it is known which one that is.
+        has_published_step: values of single steps were handed to them.
         metrics: where `self.log` goes now.
         events: the listeners of hooks, from the beginning of the stage in the worker on.
         signals: answers Ctrl-C and its like.
@@ -105,6 +105,7 @@ class StageState:
     events: Events
     wake: Callable[[], None] | None = None
     window_of: Callable[[int], int] | None = None
+    has_published_step: bool = False
     is_running: bool = False
     sanity_checking: bool = False
     running_step: TrainingStep | None = None
@@ -186,9 +187,7 @@ class Run(StageState):
         self.settings: dict[str, object] = {}
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
-        self.publisher = LoggerPublisher(
-            self.logged, self.progress, self.loggers, self.strategy, self.profiler
-        )
+        self.stage_loggers = self.loggers
 
     @property
     def strategy(self) -> Strategy:
@@ -213,7 +212,7 @@ class Run(StageState):
     @property
     def log_dir(self) -> str:
         """Folder of the first logger that has one, or else `default_root_dir`."""
-        folders = (logger.log_dir for logger in self.publisher.loggers)
+        folders = (logger.log_dir for logger in self.stage_loggers)
         return next(filter(None, folders), self.default_root_dir)
 
     # stops ----------------------------------------------------------------------------------------

@@ -172,7 +172,12 @@ class TrainerStages(TrainerViews):
         from core_training.loops.launch import launch
         from core_training.module.module import require_method
 
-        module, stage = self._module_or_last(model), role.stage
+        module: Any = self.module if model is None else model
+        if module is None:
+            raise ConfigurationError(
+                "No model was given, and this Trainer has run none before. Pass one."
+            )
+        stage = role.stage
         # that of `core.Module` will do
         if stage != "predict" or not hasattr(module, "predict_step"):
             require_method(module, role.step, stage)
@@ -224,14 +229,6 @@ class TrainerStages(TrainerViews):
         from core_training.copies.copied_fit import fit_on_copies
 
         fit_on_copies(self, call, callback, max_steps=max_steps)
-
-    def _module_or_last(self, model: nn.Module | None) -> nn.Module:
-        module: nn.Module | None = self.module if model is None else model
-        if module is None:
-            raise ConfigurationError(
-                "No model was given, and this Trainer has run none before. Pass one."
-            )
-        return module
 
     def _begin(
         self, stage: Stage, module: nn.Module, sources: Sequence[Source], **settings: Any

@@ -256,8 +256,7 @@ class Trainer(TrainerStages):
         options = quick_runs.limit_options(options, num_quick_batches)
         root = os.getcwd()
         if default_root_dir is not None:
-            root = os.fspath(default_root_dir)
-            default_root_dir = root = os.path.expanduser(root)
+            default_root_dir = root = os.path.expanduser(os.fspath(default_root_dir))
         progress = Progress()
         # The Fabric resolves the strategy, which the checks below ask.
         fabric = Fabric(

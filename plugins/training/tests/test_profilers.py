@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from core import ConfigurationError
@@ -37,6 +38,15 @@ def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
         for name in folders
         if name.endswith(("profilers/profiler.py", "core_training/loops/profiling.py"))
     ]
+
+
+def test_arrays_are_measured_on_their_way(tmp_path):
+    class Arrays(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("sum", float(batch.sum()))
+
+    trainer = make_trainer(tmp_path, "simple")
+    assert trainer.validate(Arrays(), [np.ones(2), np.ones(2)]) == [{"sum": 2.0}]
 
 
 def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from core_training.logging.log_errors import as_value, describe_alone
@@ -61,7 +62,7 @@ class EpochReduction:
         """Forget what was computed."""
         self._objects: dict[str, Any] = {}
         self._computed: dict[str, float] = {}
-        self._num_updates = 0
+        self._num_updates: list[int] = []
 
     def reduce(
         self, entries: Iterable[Entry], strategy: Strategy, module: nn.Module
@@ -89,16 +90,13 @@ class EpochReduction:
                 totals[name] = _Total.of(entry)
                 if entry.sync_dist is not False and not entry.rank_zero_only:
                     shared[name] = totals[name]
-        has_changed = _count_updates(self._objects) != self._num_updates
+        # One that a hook resets has its value from before.
+        counts = zip(_count_updates(self._objects), self._num_updates, strict=True)
+        has_changed = any(now > before for now, before in counts)
         if strategy.session.has_peers:
             paths = _paths_of(objects, module)
             always = _logged_always(entries, shared)
-            shared, paths, has_changed, logged = _gather(
-                strategy, shared, paths, has_changed, always
-            )
-            # ranks of one shard have parts of a model
-            if strategy.data_parallel_size == strategy.world_size:
-                self._warn_of_alone(logged)
+            shared, paths, has_changed = self._gather(strategy, shared, paths, has_changed, always)
             totals.update(shared)
             # A rank that saw no batch learns here which objects to compute with the others.
             found = {name: module.get_submodule(path) for name, path in paths.items()}
@@ -107,23 +105,54 @@ class EpochReduction:
         values.update(self._compute(objects, has_changed))
         return values
 
-    def _warn_of_alone(self, logged: dict[int, tuple[set[str], set[str]]]) -> None:
-        """Warn once of a name that some ranks always log, and others never. `logged`: what each
-        logs, and what always.
+    def _gather(
+        self,
+        strategy: Strategy,
+        totals: dict[str, _Total],
+        paths: dict[str, str],
+        has_changed: bool,
+        always: set[str],
+    ) -> Any:
+        """All ranks. Totals of all shards, the objects of any rank, and True if any rank's have
+        changed. Rank 0 warns once of a name that some ranks always log, and others never.
         """
-        for name in set[str]().union(*(always for _, always in logged.values())):
-            on = [rank for rank, (names, _) in logged.items() if name in names]
-            others = [rank for rank in logged if rank not in on]
-            if others and name not in self._known_alone:
+        merged: dict[str, _Total] = {}
+        seen: set[tuple[int, str]] = set()
+        logged: dict[int, Any] = {}
+        own = (strategy.data_parallel_rank, totals, paths, has_changed, always)
+        gathered = strategy.gather_objects(own) or ()
+        for rank, (shard, part, others, other_has_changed, own_always) in enumerate(gathered):
+            if own_always:  # it had a batch
+                logged[rank] = part
+                always = always | own_always
+            # The path of the first rank that has one.
+            paths = {**others, **paths}
+            has_changed = has_changed or other_has_changed
+            for name, total in part.items():
+                # ranks of one shard have logged the same: the first one counts
+                if (shard, name) not in seen:
+                    seen.add((shard, name))
+                    if name in merged:
+                        total = merged[name].joined(total)
+                    merged[name] = total
+        answer = strategy.broadcast((merged, paths, has_changed))
+        # ranks of one shard have parts of a model
+        if not logged or strategy.data_parallel_size != strategy.world_size:
+            return answer
+        for name in always - self._known_alone:
+            on = [rank for rank, names in logged.items() if name in names]
+            off = [rank for rank in logged if rank not in on]
+            if off:
                 self._known_alone.add(name)
-                warn_caller(describe_alone(name, on, others))
+                warn_caller(describe_alone(name, on, off))
+        return answer
 
     def _compute(self, objects: dict[str, Any], has_changed: bool) -> dict[str, float]:
         """All ranks, with objects in one order: torchmetrics communicates when it computes."""
         if has_changed:
             self._computed.clear()
             # A rank whose own objects are as before takes part in computing those of the others.
-            for part in _parts_of(objects):
+            for part in chain.from_iterable(map(_parts_of, objects.values())):
                 part._computed = None
         for name, metric in objects.items():
             if name not in self._computed:
@@ -136,37 +165,6 @@ class EpochReduction:
         for metric in self._objects.values():
             metric.reset()
         self.clear()
-
-
-def _gather(
-    strategy: Strategy,
-    totals: dict[str, _Total],
-    paths: dict[str, str],
-    has_changed: bool,
-    always: set[str],
-) -> tuple[dict[str, _Total], dict[str, str], bool, dict[int, tuple[set[str], set[str]]]]:
-    """All ranks. Totals of all shards, the objects of any rank, True if any rank's have changed,
-    and on rank 0, by rank, for those that had a batch, what it has logged and what always.
-    """
-    merged: dict[str, _Total] = {}
-    seen: set[tuple[int, str]] = set()
-    logged: dict[int, tuple[set[str], set[str]]] = {}
-    own = (strategy.data_parallel_rank, totals, paths, has_changed, always)
-    gathered = strategy.gather_objects(own) or ()
-    for rank, (shard, part, others, other_has_changed, own_always) in enumerate(gathered):
-        if own_always:
-            logged[rank] = ({*part}, own_always)
-        # The path of the first rank that has one.
-        paths = {**others, **paths}
-        has_changed = has_changed or other_has_changed
-        for name, total in part.items():
-            # ranks of one shard have logged the same: the first one counts
-            if (shard, name) not in seen:
-                seen.add((shard, name))
-                if name in merged:
-                    total = merged[name].joined(total)
-                merged[name] = total
-    return *strategy.broadcast((merged, paths, has_changed)), logged
 
 
 def _logged_always(entries: Iterable[Entry], shared: dict[str, _Total]) -> set[str]:
@@ -192,16 +190,12 @@ def _paths_of(objects: dict[str, Any], module: nn.Module) -> dict[str, str]:
     return {name: paths[id(metric)] for name, metric in objects.items() if id(metric) in paths}
 
 
-def _count_updates(objects: dict[str, Any]) -> int:
-    return sum(part._update_count for part in _parts_of(objects))
+def _count_updates(objects: dict[str, Any]) -> list[int]:
+    return [sum(part._update_count for part in _parts_of(metric)) for metric in objects.values()]
 
 
-def _parts_of(objects: dict[str, Any]) -> list[Any]:
-    """Torchmetrics objects, and those that they are made of; none of another library."""
-    return [
-        part
-        for metric in objects.values()
-        if hasattr(metric, "modules")
-        for part in metric.modules()
-        if hasattr(part, "_update_count")
-    ]
+def _parts_of(metric: Any) -> list[Any]:
+    """A torchmetrics object, and those that it is made of; none of another library."""
+    if not hasattr(metric, "modules"):
+        return []
+    return [part for part in metric.modules() if hasattr(part, "_update_count")]

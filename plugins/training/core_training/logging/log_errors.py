@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
 
 
-def describe_closed(name: str) -> str:
-    """The error of a `self.log` where nothing is collected."""
-    return (
-        f"self.log({name!r}) was called outside of the training, validation or test that a Trainer "
-        "runs, where nothing is collected. Log in a training, validation or test step, or in a "
-        "hook between on_train_start and on_train_epoch_end, or on_validation_start and "
-        "on_validation_epoch_end."
-    )
-
-
 def describe_conflict(entry: Entry, options: tuple[Any, ...], by_step: bool, by_epoch: bool) -> str:
     """One name, logged in two ways."""
     changed = [
@@ -98,22 +88,6 @@ def describe_alone(name: str, on: list[int], others: list[int]) -> str:
     return (
         f"self.log({name!r}) is called on {which}, and not on {rest}: the epoch's value is of "
         f"{which} alone. Log it on all ranks, or pass rank_zero_only=True where rank 0 is meant."
-    )
-
-
-def describe_shape(name: str, value: Tensor) -> str:
-    """A tensor of several elements, or of none."""
-    return (
-        f"self.log({name!r}) got a tensor of shape {tuple(value.shape)}; expected one number. "
-        "Reduce it first, for example with .mean()."
-    )
-
-
-def describe_type(name: str, value: Any) -> str:
-    """The error for a value that is not a number at all."""
-    return (
-        f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one "
-        "element, or a torchmetrics Metric. For several values use self.log_dict."
     )
 
 

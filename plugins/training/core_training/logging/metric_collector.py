@@ -22,8 +22,6 @@ from core_training.settings.warn_at import warn_caller
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch import nn
-
     from core.contract import Strategy
     from core_training.logging.metric_entry import LogOptions
 
@@ -89,7 +87,8 @@ class MetricCollector:
         """Another stage begins, perhaps with another module: names may be logged in another way."""
         self.entries.clear()
         self.reduction.clear()
-        self.has_weighed, self.share = False, None
+        # also what an error within an evaluation has left
+        self.has_weighed, self.share, self.dataloader_idx, self.batch = False, None, None, None
         self.close()
 
     def log(
@@ -102,7 +101,12 @@ class MetricCollector:
     ) -> None:
         """Record a value; see `core.Module.log`."""
         if not self.is_open:
-            raise ModuleError(log_errors.describe_closed(name))
+            raise ModuleError(
+                f"self.log({name!r}) was called outside of the training, validation or test that a "
+                "Trainer runs, where nothing is collected. Log in a training, validation or test "
+                "step, or in a hook between on_train_start and on_train_epoch_end, or "
+                "on_validation_start and on_validation_epoch_end."
+            )
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self.entries.get(name)
@@ -129,7 +133,10 @@ class MetricCollector:
             log_errors.check_metric(entry, value)
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise ModuleError(log_errors.describe_shape(name, value))
+                raise ModuleError(
+                    f"self.log({name!r}) got a tensor of shape {tuple(value.shape)}; expected one "
+                    "number. Reduce it first, for example with .mean()."
+                )
             value = value.detach()
         waits = (
             self.held is not None
@@ -174,10 +181,10 @@ class MetricCollector:
         held, self.held = self.held or (), None
         self.weight = weight_in(output)
         for entry, value in held:
-            if self.weight is None and (options := entry.options):
-                self.log(entry.name, value, options, add_dataloader_idx=False)
-            elif self.weight is not None:
+            if self.weight is not None:
                 self._add_weighted(entry, value, self.weight)
+            elif options := entry.options:
+                self.log(entry.name, value, options, add_dataloader_idx=False)
         if output is None or self.weight is not None:
             self.held = []
 
@@ -250,11 +257,6 @@ class MetricCollector:
         """The step values that no newer one has replaced."""
         return _newest(entry for entry in self.entries.values() if entry.on_step and entry.is_fresh)
 
-    def mark_stale(self) -> None:
-        """Mark all values as no longer fresh: newer ones may come."""
-        for entry in self.entries.values():
-            entry.is_fresh = False
-
     def names(self) -> set[str]:
         """All names under which values appear."""
         names = set(self.entries)
@@ -264,32 +266,6 @@ class MetricCollector:
         """All names that go to the loggers."""
         logged = (entry.shown_names for entry in self.entries.values() if entry.logger)
         return set[str]().union(*logged)
-
-    def reduce_epoch(
-        self, strategy: Strategy, module: nn.Module, *, is_over: bool = True
-    ) -> dict[str, float]:
-        """All ranks. The epoch's values; see `EpochReduction`.
-
-        Args:
-            strategy: whose ranks take part.
-            module: that has the torchmetrics objects.
-            is_over: a new epoch begins. False to look at one that goes on, or whose last hooks are
-                still to run.
-        """
-        if self.held:  # a batch that was left out
-            self.release(None)
-        values = self.reduction.reduce(self.entries.values(), strategy, module)
-        if is_over:
-            self.reduction.end_epoch()
-            for entry in self.entries.values():
-                entry.clear()
-        return values
-
-    def reset_metrics(self) -> None:
-        """Forget what torchmetrics objects have gathered: the next stage may log them too."""
-        for entry in self.entries.values():
-            if entry.metric is not None:
-                entry.metric.reset()
 
 
 def _newest(entries: Iterable[Entry]) -> dict[str, Any]:
@@ -308,7 +284,10 @@ def _as_number(name: str, value: Any) -> int | float:
     """A NumPy scalar and the like."""
     is_text = isinstance(value, str | bytes)
     if is_text or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
-        raise ModuleError(log_errors.describe_type(name, value))
+        raise ModuleError(
+            f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one "
+            "element, or a torchmetrics Metric. For several values use self.log_dict."
+        )
     if hasattr(value, "item"):
         value = value.item()
     return value if isinstance(value, int) else float(value)

@@ -47,7 +47,7 @@ class MetricValues:
 
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""
-        values = _to_tensors(self._newest())
+        values = {name: to_tensor(value, _CPU) for name, value in self._newest().items()}
         owned = set(chain.from_iterable(entry.shown_names for entry in self._entries()))
         for entry in self._entries():
             # Under its own name too: the epoch's value, or the step's as long as there is none.
@@ -87,11 +87,7 @@ class MetricValues:
         return None
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Show values that were measured or reduced elsewhere, as tensors."""
-        self._kept.update(_to_tensors(values))
-
-    def keep(self, values: Mapping[str, object]) -> None:
-        """Show values of an epoch."""
+        """Show values that were measured or reduced elsewhere."""
         self._kept.update(values)
 
     def keep_step_values(self) -> None:
@@ -100,7 +96,8 @@ class MetricValues:
         """
         for metrics in self._collectors:
             self._kept.update(metrics.fresh_values())
-            metrics.mark_stale()
+        for entry in self._entries():
+            entry.is_fresh = False  # newer ones may come
 
     def forget_epoch_values(self) -> None:
         """Show nothing that was logged so far any more."""
@@ -115,9 +112,12 @@ class MetricValues:
         self.losses.begin_stage()
 
     def end_stage(self) -> None:
-        """A stage is over, perhaps within an epoch."""
-        for metrics in self._collectors:
-            metrics.reset_metrics()
+        """A stage is over, perhaps within an epoch: the next one may log its torchmetrics objects
+        too.
+        """
+        for entry in self._entries():
+            if entry.metric is not None:
+                entry.metric.reset()
 
     def _newest(self) -> dict[str, Any]:
         values = dict(self._kept)
@@ -128,7 +128,3 @@ class MetricValues:
     def _entries(self) -> Iterator[Entry]:
         for metrics in self._collectors:
             yield from metrics.entries.values()
-
-
-def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: to_tensor(value, _CPU) for name, value in values.items()}

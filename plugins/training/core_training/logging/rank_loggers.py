@@ -77,21 +77,6 @@ def loggers_of_rank(loggers: Sequence[Logger], strategy: Strategy) -> list[Logge
     return [SilentLogger(*names) for names in strategy.broadcast(None)]
 
 
-def leave_no_folder(loggers: Sequence[Logger]) -> None:
-    """Rank 0. The stage had nothing to do: where nothing was written, a logger's folder goes."""
-    from core.loggers import RunFolderLogger
-
-    for logger in loggers:
-        if isinstance(logger, RunFolderLogger):
-            logger.remove_if_empty()
-
-
-def finalize(loggers: Sequence[Logger]) -> None:
-    """Rank 0. The stage has succeeded."""
-    for logger in loggers:
-        logger.finalize("success")
-
-
 def finalize_after(loggers: Sequence[Logger], error: BaseException) -> None:
     """Rank 0. The stage ends by `error`, which no logger's own trouble may hide."""
     status = "failed" if isinstance(error, Exception) else "interrupted"

@@ -95,16 +95,12 @@ def reduce_weighted(
     nothing has weight.
     """
     if reduction == "mean":
-        device = (
-            weight.device
-            if isinstance(weight, torch.Tensor)
-            else getattr(value, "device", torch.device("cpu"))
-        )
+        device = getattr(weight, "device", None) or getattr(value, "device", None)
         own = widen(to_tensor(weight, device), is_float=True)
         part = torch.where(own == 0, 0.0, widen(to_tensor(value, device), is_float=True) * own)
         return reduce_step(part, "sum") / reduce_step(own, "sum")  # type: ignore[no-any-return]
     if weight == 0:
-        value = widen(to_tensor(value, getattr(value, "device", torch.device("cpu"))))
+        value = widen(to_tensor(value))
         value = torch.full_like(value, _neutral(reduction, value))
     return reduce_step(value, reduction)  # type: ignore[no-any-return]
 

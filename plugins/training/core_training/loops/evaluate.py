@@ -10,9 +10,10 @@ import torch
 from core.contract import Capability
 from core.watch import heartbeat, phase
 from core_training.hooks.argument_counts import call_with
-from core_training.loops.profiling import mark_steps, profiled_batches
+from core_training.loops.profiling import mark_steps
 from core_training.module.module import require_method
 from core_training.settings.warn_at import warn_caller
+from core_training.views.logger_publisher import publish_epoch, show_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from core_training.logging.metric_collector import MetricCollector
     from core_training.run import Run
     from core_training.stage_data.evaluation_loaders import StageLoader
+
+_END = object()
 
 
 def evaluate(
@@ -37,11 +40,9 @@ def evaluate(
             events.emit(f"on_{stage}_start")
             events.emit(f"on_{stage}_epoch_start")
             run_loaders(run, stage, require_method(run.module, f"{stage}_step", stage), loaders)
-            run.publisher.show_epoch(metrics, run.module)
+            show_epoch(run, metrics)
             events.emit(f"on_{stage}_epoch_end")
-            values = run.publisher.publish_epoch(
-                metrics, run.module, hands_over=not run.sanity_checking
-            )
+            values = publish_epoch(run, metrics, hands_over=not run.sanity_checking)
             metrics.close()
         events.emit(f"on_{stage}_end")
     return _by_loader(values, len(loaders))
@@ -106,6 +107,7 @@ def run_loaders(
     step = run.strategy.step_callable(f"{stage}_step", run.module)
     call = call_with(step, method, num_arguments=3, num_loaders=len(loaders))
     call = run.profiled(f"{stage}_step", call)
+    fetch: Callable[..., object] = run.profiled("fetch_batch", next)
     context = run.strategy.forward_context() or nullcontext()
     start, end = (run.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
     if run.stage != "fit":
@@ -115,7 +117,12 @@ def run_loaders(
         transfer, uneven, batch_idx = run.make_transfer(dataloader_idx), loader.uneven, -1
         if len(loaders) > 1:
             metrics.dataloader_idx = dataloader_idx
-        for batch_idx, batch in enumerate(profiled_batches(run.profiler, loader.batches())):
+        batches = loader.batches()
+        while True:
+            batch = fetch(batches, _END)
+            if batch is _END:
+                break
+            batch_idx += 1
             heartbeat.count += 1
             if transfer is not None:
                 batch = transfer(batch)

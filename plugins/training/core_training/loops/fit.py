@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import Capability
+from core.contract import Capability, ConfigurationError
 from core.watch import heartbeat
 from core_training.checks.monitors import warn_of_misspelt_monitors
 from core_training.checks.stage_checks import check_iterators, check_max_steps
@@ -24,6 +24,7 @@ from core_training.loops.stop_agreement import StopAgreement
 from core_training.loops.validation_schedule import ValidationSchedule
 from core_training.module.optimization import takes_metric
 from core_training.stage_data.evaluation_loaders import length_of
+from core_training.views.logger_publisher import publish_epoch, publish_step, show_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,26 +54,27 @@ class FitLoop:
         self.stops = StopAgreement(run)
         run.wake = self.stops.wake
         try:
-            self._run_to_end()
+            self._prepare()
+            if not run.module.training:  # parts that the user has put into evaluation mode stay so
+                run.module.train()
+            run.metrics = run.logged.train
+            run.logged.train.open(on_epoch_default=True, strategy=self.strategy, holds=True)
+            self._emit("on_train_start")
+            self._run_epochs()
         finally:
             self.progress.stop_clock()
             run.wake = None
 
-    def _run_to_end(self) -> None:
+    def _run_epochs(self) -> None:
         run = self._run
-        self._prepare()
-        if not run.module.training:  # parts that the user has put into evaluation mode stay there
-            run.module.train()
-        run.metrics = run.logged.train
-        run.logged.train.open(on_epoch_default=True, strategy=self.strategy, holds=True)
-        run.events.emit("on_train_start")
-        run.logged.train.on_epoch_default = False
         with run.signals.training(self.stops.wake):
-            while not self._stops():
+            self.stops.agree(self.progress.batch)
+            while not self._is_done():
                 self._run_epoch()
-        if not run.publisher.has_published_step and run.publisher.loggers:
+                self.stops.agree(self.progress.batch)
+        if not run.has_published_step and run.stage_loggers:
             # the run was shorter than `log_every_n_steps`
-            run.publisher.publish_step(run.logged.train, None, run.module)
+            publish_step(run, None)
         run.logged.train.close()
         self.strategy.synchronize_model()
         run.events.emit("on_train_end")
@@ -93,7 +95,7 @@ class FitLoop:
         self.transfer = run.make_transfer()
         self.schedule = ValidationSchedule(run)
         self.log_every = self.max_steps = math.inf
-        if run.publisher.loggers:
+        if run.stage_loggers:
             self.log_every = options.log_every_n_steps
         if options.max_steps >= 0:
             self.max_steps = options.max_steps
@@ -110,7 +112,7 @@ class FitLoop:
         run.loaders.begin_epoch(progress.epoch)
         run.set_window()
         if progress.batch == 0:
-            self._emit_epoch("on_train_epoch_start")
+            self._emit("on_train_epoch_start")
         self._apply_changes()
         self.no_update_check.begin_epoch()
         is_over = self._run_batches()
@@ -119,23 +121,23 @@ class FitLoop:
         if is_over:
             self._end_epoch()
         else:
-            run.publisher.publish_epoch(run.logged.train, run.module, is_over=False)
+            publish_epoch(run, run.logged.train, is_over=False)
 
     def _end_epoch(self) -> None:
         """End the epoch. Not called where a limit is reached within it: a resumed run has the rest
         of it to do.
         """
         run, progress = self._run, self.progress
-        run.publisher.show_epoch(run.logged.train, run.module)
+        show_epoch(run, run.logged.train)
         progress.epoch_is_ending = True
-        self._emit_epoch("on_train_epoch_end", last=False)
-        run.publisher.publish_epoch(run.logged.train, run.module)
+        self._emit("on_train_epoch_end", last=False)
+        publish_epoch(run, run.logged.train)
         for item in self.plateaus:
             item.renewed_by.add("epoch")
         step_schedulers(run, self.epoch_schedulers, progress.epoch + 1)
         step_waiting(run, self.plateaus)
         progress.epoch_is_ending, progress.epoch_is_over = False, True
-        self._emit_epoch("on_train_epoch_end", last=True)
+        self._emit("on_train_epoch_end", last=True)
         if run.pending_saves:
             self._write_pending()
         progress.end_epoch()
@@ -158,23 +160,10 @@ class FitLoop:
             item for item in (*self.step_schedulers, *self.epoch_schedulers) if takes_metric(item)
         ]
 
-    def _emit_epoch(self, name: str, **which: bool) -> None:
+    def _emit(self, name: str, **which: bool) -> None:
         self._run.logged.train.on_epoch_default = True
         self._run.events.emit(name, **which)
         self._run.logged.train.on_epoch_default = False
-
-    def _stops(self) -> bool:
-        """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a
-        signal.
-        """
-        self.stops.agree(self.progress.batch)
-        return self._is_done()
-
-    def _stops_after(self, batch: int) -> bool:
-        """All ranks, between two optimizer steps of an epoch."""
-        if batch >= self.stops.look_at:
-            self.stops.look(batch)
-        return self._is_done()
 
     def _is_done(self) -> bool:
         """True when a limit is reached, or a stop was asked for that needn't wait."""
@@ -248,15 +237,18 @@ class FitLoop:
                     outputs = run.loop_policy.step_outputs(maker.outputs, output.loss)
                 self.batch_end(outputs, batch, batch_idx - output.num_batches)
             if stepped and progress.global_step // self.log_every > steps_before // self.log_every:
-                run.publisher.publish_step(metrics, maker.outputs, run.module)
+                publish_step(run, maker.outputs)
             if self.is_validation_due is not None and self.is_validation_due(batch_idx):
                 self._validate()
             # Checkpoints and stops come between two optimizer steps only.
             if step.ends_window:
                 if run.pending_saves:
                     self._write_pending()
-                may_stop = batch_idx >= stops.look_at or progress.global_step >= self.max_steps
-                if may_stop and self._stops_after(batch_idx) and batch_idx < num_batches:
+                looks = batch_idx >= stops.look_at
+                if looks:
+                    stops.look(batch_idx)
+                may_stop = looks or progress.global_step >= self.max_steps
+                if may_stop and batch_idx < num_batches and self._is_done():
                     return run.loop_policy.ends_cut_epochs and self._end_cut_epoch()
         self._end_batches(batches, batch_idx)
         return True
@@ -286,7 +278,11 @@ class FitLoop:
         run.logged.train.batch = None
         self.progress.epoch_is_trained = True
         if num_batches == 0:
-            run.loaders.refuse_empty_loader()
+            raise ConfigurationError(
+                f"The training loader ({type(run.loaders.train).__name__}) gave no batch in this "
+                "epoch: it is empty, or an iterator that can be read once. Pass what can be "
+                "iterated over in every epoch, such as a DataLoader."
+            )
         self.no_update_check.end_epoch(num_batches)
         if not run.loaders.knows_length and self.batches.line is None and run.session.has_peers:
             # where the watch sees a rank that is out of data
@@ -299,11 +295,8 @@ class FitLoop:
 
     def _end_cut_epoch(self) -> bool:
         """All ranks, where a stop has cut an epoch that is to end as a whole one does."""
-        if (
-            self.stops.is_asked
-            and self._run.has_reached_least
-            and self.schedule.is_due_after_epoch(is_cut=True)
-        ):
+        asked = self.stops.is_asked and self._run.has_reached_least
+        if asked and self.schedule.is_due_after_epoch(is_cut=True):
             self._validate()
         return True
 
@@ -336,11 +329,8 @@ class FitLoop:
         """Validate. An interrupted validation is undone: resuming validates again, with the same
         random numbers.
         """
-        run, progress, place = (
-            self._run,
-            self.progress,
-            (self.strategy.accelerator, self.strategy.root_device),
-        )
+        run, progress = self._run, self.progress
+        place = self.strategy.accelerator, self.strategy.root_device
         self._agree_on_stop()
         before, progress.validated_batch = progress.validated_batch, progress.batch
         state = collect_random_state(*place)

@@ -4,6 +4,7 @@ would that holds all of their parameters.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,20 +62,14 @@ def join_optimizers(step: TrainingStep) -> None:
     """Join the optimizers of a step to one; hooks get each of them, one after the other."""
     optimizers = step.optimizers
     step.optimizers = [JointOptimizer(optimizers)]
-    step.before_optimizer_step = _for_each(optimizers, step.before_optimizer_step)
-    step.before_zero_grad = _for_each(optimizers, step.before_zero_grad)
-    step.clip_gradients = _for_each(optimizers, step.clip_gradients)
-    step.zero_grad = _for_each(optimizers, step.zero_grad)
+    for name in ("before_optimizer_step", "before_zero_grad", "clip_gradients", "zero_grad"):
+        hook = getattr(step, name)
+        if hook is not None:
+            setattr(step, name, partial(_for_each, optimizers, hook))
 
 
 def _for_each(
-    optimizers: Sequence[Optimizer], call: Callable[[Optimizer], None] | None
-) -> Callable[[Optimizer], None] | None:
-    if call is None:
-        return None
-
-    def call_for_each(joint: Optimizer) -> None:
-        for optimizer in optimizers:
-            call(optimizer)
-
-    return call_for_each
+    optimizers: Sequence[Optimizer], call: Callable[[Optimizer], None], joint: Optimizer
+) -> None:
+    for optimizer in optimizers:
+        call(optimizer)

@@ -31,7 +31,10 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     run.logged.begin_stage()
     check_stage(run, sources)
     if run.trains and run.ckpt_path is None and not run.fast_dev_run:
-        _prepare_fit(run, sources)
+        # callbacks search for settings; a run that resumes has them already
+        for callback in run.callbacks:
+            if overrides(callback, "before_fit"):
+                callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))
     launcher = run.strategy.launcher
     run.status = "running"
     try:
@@ -54,18 +57,8 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     return outcome.result
 
 
-def _prepare_fit(run: Run, sources: Sequence[Source]) -> None:
-    """Call the `before_fit` hooks, in which callbacks search for settings. A run that resumes has
-    them already.
-    """
-    for callback in run.callbacks:
-        if overrides(callback, "before_fit"):
-            callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))
-
-
 def _run_in_worker(run: Run, crosses_processes: bool) -> object:
-    from core_training.loops import (
-        stage_lifecycle,  # who is refused by a check waits for none of it
-    )
+    # who is refused by a check waits for none of it
+    from core_training.loops import stage_lifecycle
 
     return stage_lifecycle.run_stage(run, crosses_processes)

@@ -26,12 +26,19 @@ _MISSING = object()
 
 def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
     """All ranks. Run `predict_step` over all loaders, without gradients; see `Trainer.predict`."""
-    events = run.events
+    events, predictions = run.events, [list[Any]() for _ in loaders]
+    step = override_of(run.module, "predict_step")
+    assert step is not None  # checked before any process starts
+
+    def collect(dataloader_idx: int, output: object) -> None:
+        if returns:
+            predictions[dataloader_idx].append(to_device(output, _CPU))
+
     with phase("prediction"), evaluation_mode(run, _NullMetricCollector(on_epoch_default=True)):
         with without_gradients(run):
             events.emit("on_predict_start")
             events.emit("on_predict_epoch_start")
-            predictions = _collect_predictions(run, loaders, returns)
+            run_loaders(run, "predict", step, loaders, collect)
             events.emit("on_predict_epoch_end")
         events.emit("on_predict_end")
     if not returns:
@@ -40,21 +47,6 @@ def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[
     if len(gathered) == 1:
         return gathered[0]
     return gathered
-
-
-def _collect_predictions(
-    run: Run, loaders: Sequence[StageLoader], returns: bool
-) -> list[list[Any]]:
-    predictions: list[list[object]] = [[] for _ in loaders]
-
-    def collect(dataloader_idx: int, output: object) -> None:
-        if returns:
-            predictions[dataloader_idx].append(to_device(output, _CPU))
-
-    step = override_of(run.module, "predict_step")
-    assert step is not None  # checked before any process starts
-    run_loaders(run, "predict", step, loaders, collect)
-    return predictions
 
 
 def _gather(run: Run, predictions: list[list[object]]) -> list[list[Any]]:

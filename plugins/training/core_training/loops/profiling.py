@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from core.contract import Strategy, TrainingStep
     from core_training.profilers import Profiler
@@ -68,10 +68,3 @@ def mark_steps(
         mark()
 
     return end
-
-
-def profiled_batches(profiler: Profiler | None, batches: Iterable[object]) -> Iterable[object]:
-    """The same batches; each is measured on its way."""
-    if profiler is None:
-        return batches
-    return iter(profiler.wrap("fetch_batch", iter(batches).__next__), object())

@@ -18,6 +18,7 @@ from core_training.hparams.hyperparameters import hparams_of
 if TYPE_CHECKING:
     from core_training.run import Run
 
+_DECISION = ("subject", "choice", "reason", "provider")
 _MAX_REASON = 400
 """Characters of an error's message that are recorded."""
 
@@ -32,7 +33,7 @@ def log_hyperparameters(run: Run) -> None:
             hparams.update(hparams_of(owner))
     if not hparams or not run.strategy.is_global_zero:
         return
-    for logger in run.publisher.loggers:
+    for logger in run.stage_loggers:
         logger.log_hyperparams(hparams)
 
 
@@ -56,13 +57,7 @@ def log_facts(run: Run) -> None:
             "Python": platform.python_version(),
         },
         "decisions": [
-            {
-                "subject": each.subject,
-                "choice": each.choice,
-                "reason": each.reason,
-                "provider": each.provider,
-            }
-            for each in run.fabric.resolution.decisions
+            dict(zip(_DECISION, each, strict=True)) for each in run.fabric.resolution.decisions
         ],
     }
     for logger in takers:
@@ -91,11 +86,8 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
         "step": progress.global_step,
         "training_s": progress.elapsed_s,
         "memory": _memory(run),
-        "newest_save": None,
+        "newest_save": run.newest_save and list(run.newest_save),
     }
-    if run.newest_save is not None:
-        path, step = run.newest_save
-        facts["newest_save"] = [str(path), step]
     for logger in takers:
         logger.log_run(facts)
 
@@ -115,7 +107,7 @@ def log_error(run: Run, error: BaseException) -> None:
 def _takers(run: Run) -> list[Any]:
     if not run.strategy.is_global_zero:
         return []
-    return [logger for logger in run.publisher.loggers if hasattr(type(logger), "log_run")]
+    return [logger for logger in run.stage_loggers if hasattr(type(logger), "log_run")]
 
 
 def _text_of(moment: datetime.datetime) -> str:

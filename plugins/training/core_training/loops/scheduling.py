@@ -66,8 +66,10 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
         item.origin = None
         if value is not None:
             item.origin = origin
-        if not _is_renewed(origin, item):
-            continue
+        if origin in _EVENTS:
+            if origin not in item.renewed_by:
+                continue
+            item.renewed_by.remove(origin)  # each value counts once
         item.is_waiting = False
         if value is not None:
             _step(run, item, value)
@@ -89,15 +91,6 @@ def _step(run: Run, item: Scheduler, metric: float | None = None) -> None:
         item.scheduler.step()
     else:
         item.scheduler.step(metric)
-
-
-def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
-    """True if the metric's value is newer than the last step with it; that is then used up."""
-    if origin not in _EVENTS:
-        return True
-    is_renewed = origin in item.renewed_by
-    item.renewed_by.discard(origin)
-    return is_renewed
 
 
 def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, list[str]]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -33,7 +33,7 @@ def configure_model(run: Run) -> None:
     run.fabric.draw_apart()  # a strategy may share states among some ranks as it sets the module up
 
 
-def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
+def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
     if isinstance(strategy, MakesOptimizers):
@@ -41,14 +41,11 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[object]]:
     else:
         made = require_method(run.module, "configure_optimizers", "fit")()
     optimizers, schedulers = parse_optimizers(made)
-    window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
-    check_optimizers(
-        run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero
-    )
+    check_optimizers(run, optimizers)
     check_schedulers(run.module, strategy, schedulers)
-    if optimizers and is_global_zero and not isinstance(strategy, MakesOptimizers):
+    if optimizers and strategy.is_global_zero and not isinstance(strategy, MakesOptimizers):
         warn_of_untrained(run.module, optimizers)
-    return list(optimizers), list(schedulers)
+    return optimizers, schedulers
 
 
 def restore(run: Run, *, begins: bool = True) -> None:

@@ -68,9 +68,13 @@ def _run(run: Run, crosses_processes: bool) -> Any:
     listeners = [*run.loop_policy.observers, *run.callbacks]
     run.events = Events(run.trainer, module, listeners, run.datamodule, run.profiler)
     try:
-        run.publisher.loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)
+        run.stage_loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)
         if run.fast_dev_run:
-            _announce_quick_run(run)
+            batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
+            run.fabric.print(
+                f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and "
+                "monitors are off, and other limits don't count."
+            )
         with torch_modes(run.options), profiled_stage(run):
             prepare_data(strategy, (run.datamodule, module))
             run.fabric.draw_alike()  # here, since who prepares data may draw
@@ -78,15 +82,25 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
             result = _run_stage(run)
-        rank_loggers.finalize(run.publisher.loggers)
+        for logger in run.stage_loggers:
+            logger.finalize("success")
         if crosses_processes:
             from core_training.state.worker_result import WorkerResult
 
             return WorkerResult.of(run, result)
         return result
     except BaseException as raised:
-        _return_to_step(run)
-        error = explain(run.signals.explain(_explain_torch(run, raised)))
+        # batches of an unfinished window don't count: its gradients are lost
+        unfinished = run.count_unfinished()
+        run.progress.batch -= unfinished
+        run.progress.total_batches -= unfinished
+        run.progress.epoch_is_ending = False
+        error = raised
+        if isinstance(error, RuntimeError):
+            from core_training.loops.torch_errors import explain_torch  # most runs have none
+
+            error = explain_torch(error, run.module, trains=run.trains)
+        error = explain(run.signals.explain(error))
         try:
             requeue.requeue_after(run, error)
             on_exception = getattr(strategy, "on_exception", None)
@@ -96,7 +110,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             write_interruption(run)
             run_facts.log_error(run, error)
         finally:
-            rank_loggers.finalize_after(run.publisher.loggers, error)
+            rank_loggers.finalize_after(run.stage_loggers, error)
         if error is raised:
             raise
         if isinstance(error, HangError):
@@ -104,14 +118,6 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         raise error from raised
     finally:
         _end(run)
-
-
-def _explain_torch(run: Run, error: BaseException) -> BaseException:
-    if not isinstance(error, RuntimeError):
-        return error
-    from core_training.loops.torch_errors import explain_torch  # most runs have none
-
-    return explain_torch(error, run.module, trains=run.trains)
 
 
 def _attach(run: Run) -> None:
@@ -128,14 +134,6 @@ def _attach(run: Run) -> None:
             callback.trainer = run.trainer  # type: ignore[attr-defined]
             if not run.strategy.is_global_zero:
                 callback.disable()  # type: ignore[attr-defined]
-
-
-def _announce_quick_run(run: Run) -> None:
-    batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
-    run.fabric.print(
-        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors "
-        "are off, and other limits don't count."
-    )
 
 
 def _set_up(run: Run) -> None:
@@ -186,7 +184,11 @@ def _fit(run: Run) -> None:
     run.finished_fit = finished_fit_of(run)
     requeue.forget(run)
     if has_ended:
-        rank_loggers.leave_no_folder(run.publisher.loggers)
+        from core.loggers import RunFolderLogger
+
+        for logger in run.stage_loggers:  # where nothing was written, its folder goes
+            if isinstance(logger, RunFolderLogger):
+                logger.remove_if_empty()
 
 
 def _train(run: Run) -> FitLoop:
@@ -235,16 +237,6 @@ def _run_stage(run: Run) -> object:
     if run.stage == "test":
         return evaluate(run, "test", run.loaders.test)
     return evaluate(run, "validation", run.loaders.validation)
-
-
-def _return_to_step(run: Run) -> None:
-    """Uncount the batches of an unfinished window after an exception, since its gradients are
-    lost.
-    """
-    unfinished = run.count_unfinished()
-    run.progress.batch -= unfinished
-    run.progress.total_batches -= unfinished
-    run.progress.epoch_is_ending = False
 
 
 def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:

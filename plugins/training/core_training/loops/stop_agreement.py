@@ -32,7 +32,7 @@ class QueuedExchange:
     def __init__(self, strategy: Strategy) -> None:
         """All ranks; the strategy's device is a GPU of CUDA's or ROCm's."""
         self._strategy = strategy
-        self._answer: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self.answer: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def put(self, numbers: list[int]) -> None:
         """All ranks. Queue the exchange of these numbers, from and to memory that the device
@@ -45,20 +45,16 @@ class QueuedExchange:
         here.copy_(largest, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
-        self._answer = (here, event)
+        self.answer = (here, event)
 
     def take(self) -> list[int] | None:
         """All ranks. The answer to the last `put`; None if it was taken, or none was queued."""
-        if self._answer is None:
+        if self.answer is None:
             return None
-        (here, event), self._answer = self._answer, None
+        (here, event), self.answer = self.answer, None
         event.synchronize()
         numbers: list[int] = here.tolist()
         return numbers
-
-    def drop(self) -> None:
-        """All ranks. Forget the answer that wasn't taken: a newer one is there."""
-        self._answer = None
 
 
 class StopAgreement:
@@ -116,7 +112,7 @@ class StopAgreement:
             self._adopt(requests)
             return
         if self._queue is not None:
-            self._queue.drop()
+            self._queue.answer = None  # a newer one comes
         strategy = self._run.strategy
         agreed = strategy.reduce(
             torch.tensor(requests, device=strategy.root_device), reduce_op="max"

@@ -270,7 +270,12 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         if not isinstance(name, str):
             raise unnamed(name)
         if self._trainer is None or not self._trainer.run.is_running:
-            self._warn_of_log(name)
+            if not vars(self).get("_has_warned_of_log"):
+                vars(self)["_has_warned_of_log"] = True
+                warn_caller(
+                    f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer "
+                    "runs the module."
+                )
             return
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         # torch traces this: the graph is interrupted here, since recording is no part of it
@@ -280,14 +285,6 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             record(self, name, value, options, batch_size, add_dataloader_idx)
         else:
             self._trainer.run.metrics.log(name, value, options, batch_size, add_dataloader_idx)
-
-    def _warn_of_log(self, name: str) -> None:
-        if not vars(self).get("_has_warned_of_log"):
-            vars(self)["_has_warned_of_log"] = True
-            warn_caller(
-                f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs "
-                "the module."
-            )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Record several values, or a torchmetrics `MetricCollection`; the options are those of
@@ -377,9 +374,10 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """
         self.untoggle_optimizer()
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        others = [parameter for parameter in self.parameters() if id(parameter) not in own]
-        self.__dict__["_toggled"] = [(parameter, parameter.requires_grad) for parameter in others]
-        for parameter in others:
+        self.__dict__["_toggled"] = toggled = [
+            (each, each.requires_grad) for each in self.parameters() if id(each) not in own
+        ]
+        for parameter, _ in toggled:
             parameter.requires_grad = False
 
     def untoggle_optimizer(self, optimizer: Optimizer | None = None) -> None:

@@ -119,7 +119,9 @@ class ModuleHooks:
 
     @empty_hook
     def on_validation_start(self) -> None:
-        """A validation run begins; the module is in evaluation mode, without gradients."""
+        """A validation, test or prediction run begins; the module is in evaluation mode, without
+        gradients.
+        """
 
     @empty_hook
     def on_validation_epoch_start(self) -> None:
@@ -145,27 +147,17 @@ class ModuleHooks:
 
     @empty_hook
     def on_validation_end(self) -> None:
-        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end`
-        too.
-        """
+        """Metrics can be read in `trainer.callback_metrics`, those of the epoch's end too."""
 
-    @empty_hook
-    def on_test_start(self) -> None:
-        """A test run begins; the module is in evaluation mode, without gradients."""
-
+    on_test_start = on_validation_start
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_start = on_validation_batch_start
     on_test_batch_end = on_validation_batch_end
     on_test_epoch_end = on_validation_epoch_end
 
-    @empty_hook
-    def on_test_end(self) -> None:
-        """Metrics are reduced."""
+    on_test_end = on_validation_end
 
-    @empty_hook
-    def on_predict_start(self) -> None:
-        """A prediction run begins; the module is in evaluation mode, without gradients."""
-
+    on_predict_start = on_validation_start
     on_predict_epoch_start = on_validation_epoch_start
     on_predict_batch_start = on_validation_batch_start
     on_predict_batch_end = on_validation_batch_end

@@ -26,11 +26,8 @@ class ModuleSteps:
     A method that isn't overridden is not called: the strategy does its work directly.
     """
 
-    @property
-    def trainer(self) -> Any:
-        """The trainer that runs this module."""
-        # Module says which; this part of it is no nn.Module, of which a strategy has handles
-        raise NotImplementedError
+    # Module says which; this part of it is no nn.Module, of which a strategy has handles
+    trainer: Any
 
     @empty_hook
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -142,12 +139,9 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
         step.zero_grad = lambda optimizer: zero_grad(progress.epoch, progress.batch, optimizer)
     clip = override_of(module, "configure_gradient_clipping")
     if clip is not None:
-        value = algorithm = None
-        if step.clipping:
-            value = step.clipping.value
-            algorithm = step.clipping.algorithm
+        given, step.clipping = step.clipping, None
+        value, algorithm = given and given.value, given and given.algorithm
         step.clip_gradients = lambda optimizer: clip(optimizer, value, algorithm)
-        step.clipping = None
     step_optimizer = override_of(module, "optimizer_step")
     if step_optimizer is not None:
         step.step_optimizer = _own_optimizer_step(run, step_optimizer)

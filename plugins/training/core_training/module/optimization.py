@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
     from core_training.logging.metric_values import Origin
-    from core_training.settings.options import TrainerOptions
+    from core_training.run import Run
 
 _FORMS = (
     "an Optimizer; a list of them; (optimizers, schedulers); a dict with 'optimizer' and perhaps "
@@ -87,43 +87,34 @@ def parse_optimizers(configured: object) -> tuple[list[Optimizer], list[Schedule
     return optimizers, schedulers
 
 
-def check_optimizers(
-    module: nn.Module,
-    optimizers: Sequence[Optimizer],
-    options: TrainerOptions,
-    *,
-    window: int,
-    is_global_zero: bool,
-) -> None:
+def check_optimizers(run: Run, optimizers: Sequence[Optimizer]) -> None:
     """All ranks. Refuse optimizers that automatic optimization can't step, and warn if there are
     none.
 
     Args:
-        module: whose optimizers they are.
+        run: whose module they are of.
         optimizers: as `configure_optimizers` returned them.
-        options: of the Trainer.
-        window: batches of an accumulation window.
-        is_global_zero: whether to warn.
 
     Raises:
         ModuleError: several, which can't step together.
         ConfigurationError: an optimizer that evaluates the loss repeatedly, or none at all, with
             options that need another.
     """
+    module, options, window = run.module, run.options, run.accumulate_grad_batches
     name = type(module).__name__
     if not getattr(module, "automatic_optimization", True):
         return
     if len(optimizers) > 1:
         from core_training.module.optimizer_errors import check_several  # most have one
 
-        check_several(module, optimizers, [one for one in optimizers if evaluates_loss(one)])
+        check_several(module, optimizers)
     if not optimizers and options.max_steps >= 0 and options.max_epochs is None:
         raise ConfigurationError(
             f"max_steps={options.max_steps} counts optimizer steps, and "
             f"{name}.configure_optimizers returned no optimizer, so that training would not end. "
             "Pass max_epochs."
         )
-    if not optimizers and is_global_zero:
+    if not optimizers and run.strategy.is_global_zero:
         warn_at(
             getattr(type(module), "configure_optimizers", None),
             f"{name}.configure_optimizers returned no optimizer: training without one, no "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from core.contract import ModuleError
 from core_training.hooks.events import overrides
+from core_training.module.optimization import evaluates_loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 
 
-def check_several(
-    module: nn.Module, optimizers: Sequence[Optimizer], evaluating: Sequence[Optimizer]
-) -> None:
+def check_several(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """All ranks. Refuse several optimizers that can't step together after one backward.
 
     Args:
         module: whose optimizers they are.
         optimizers: all of them.
-        evaluating: those that evaluate the loss themselves.
 
     Raises:
         ModuleError: with the reason, and what to do.
@@ -36,10 +34,10 @@ def check_several(
         "Set self.automatic_optimization = False and step them in training_step, through "
         "self.optimizers() and self.manual_backward(loss)."
     )
-    if evaluating:
+    for optimizer in filter(evaluates_loss, optimizers):
         raise ModuleError(
             f"{name}.configure_optimizers returned {number} optimizers, and "
-            f"{type(evaluating[0]).__name__} evaluates the loss in its step, which the others "
+            f"{type(optimizer).__name__} evaluates the loss in its step, which the others "
             f"would have no gradients of. {cure}"
         )
     if overrides(module, "optimizer_step"):

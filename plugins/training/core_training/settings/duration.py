@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 from core.contract import ConfigurationError
@@ -18,22 +19,18 @@ def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> tim
     Raises:
         ConfigurationError: it is of no known form, or negative.
     """
-    try:
-        duration = _parse(value)
-    except (TypeError, ValueError):
-        duration = None
+    duration = None
+    with suppress(TypeError, ValueError):
+        if isinstance(value, timedelta):
+            duration = value
+        elif isinstance(value, str):
+            days, hours, minutes, seconds = map(int, value.split(":"))
+            duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        else:
+            duration = timedelta(**value)
     if duration is None or duration < timedelta(0):
         raise ConfigurationError(
             f"{name}={value!r}: expected a timedelta, a dict such as {{'hours': 2}}, or "
             "'DD:HH:MM:SS'."
         )
     return duration
-
-
-def _parse(value: timedelta | Mapping[str, int] | str) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
-    if isinstance(value, str):
-        days, hours, minutes, seconds = (int(part) for part in value.split(":"))
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    return timedelta(**value)

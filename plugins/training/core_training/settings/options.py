@@ -175,15 +175,14 @@ def check_amount(name: str, value: Any) -> None:
     Raises:
         ConfigurationError: with both forms.
     """
-    form = (
-        "a number of batches (int, 0 or more), a fraction of them (float, 0.0 to 1.0), or None "
-        "for all"
-    )
     if value is None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value < 0 or (isinstance(value, float) and value > 1.0):
-        raise ConfigurationError(f"{name}={value!r}: expected {form}.")
+        raise ConfigurationError(
+            f"{name}={value!r}: expected a number of batches (int, 0 or more), a fraction of them "
+            "(float, 0.0 to 1.0), or None for all."
+        )
 
 
 def is_whole(value: Amount) -> bool:

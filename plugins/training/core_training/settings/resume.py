@@ -104,12 +104,7 @@ class Resume:
     @property
     def is_whole(self) -> bool:
         """True if the run goes on exactly."""
-        return (
-            len(self.parts) == len(PARTS)
-            and self.strict
-            and not self.renamed
-            and self.settings == "checkpoint"
-        )
+        return self == Resume()
 
     def takes(self, part: str) -> bool:
         """True if the run goes on with this part."""

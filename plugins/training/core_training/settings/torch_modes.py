@@ -13,7 +13,7 @@ import torch
 from core.contract import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from core_training.settings.options import TrainerOptions
 
@@ -24,15 +24,18 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 def torch_modes(options: TrainerOptions) -> Iterator[None]:
     """All ranks. Set torch's modes by the Trainer's arguments, and restore the previous ones."""
     with ExitStack() as stack:
+        benchmark = options.benchmark
         if options.deterministic:
-            stack.callback(_restore_determinism())
+            benchmark = False
+            stack.callback(
+                torch.use_deterministic_algorithms,
+                torch.are_deterministic_algorithms_enabled(),
+                warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
             torch.use_deterministic_algorithms(True, warn_only=options.deterministic == "warn")
             # cuBLAS reads it when it is used first:
             # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
             os.environ.setdefault(_CUBLAS, ":4096:8")
-        benchmark = options.benchmark
-        if options.deterministic:
-            benchmark = False
         if benchmark is not None:
             stack.callback(
                 setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark
@@ -59,9 +62,3 @@ def check_modes(deterministic: object, benchmark: object) -> None:
             f"deterministic={deterministic!r} and benchmark=True contradict each other: to choose "
             "algorithms by their times is to choose others in another run. Leave one of them out."
         )
-
-
-def _restore_determinism() -> Callable[[], None]:
-    was_on = torch.are_deterministic_algorithms_enabled()
-    warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    return lambda: torch.use_deterministic_algorithms(was_on, warn_only=warned)

@@ -31,12 +31,9 @@ def warn_at(function: Callable[..., object] | None, message: str) -> None:
 def warn_caller(message: str) -> None:
     """Give a UserWarning at the user's line that has called core."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _is_passed_by(
-        frame.f_globals.get("__name__", "").partition(".")[0]
-    ):
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in _PASSED_BY and not package.startswith("core_"):
+            break
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-def _is_passed_by(package: str) -> bool:
-    return package in _PASSED_BY or package.startswith("core_")

@@ -26,7 +26,7 @@ def is_collection(data: Any) -> bool:
 
 def _contains_loader(data: Any) -> bool:
     if isinstance(data, Mapping):
-        return any(map(_contains_loader, data.values()))
+        data = list(data.values())
     if isinstance(data, list | tuple):
         return any(map(_contains_loader, data))
     # a tensor or an array, of whatever library, has a shape

@@ -71,12 +71,9 @@ class CombinedLoader:
         Raises:
             TypeError: that depends on a loader which doesn't know its length.
         """
+        joined: dict[str, Any] = {"sequential": sum, "min_size": min}
         lengths = [len(lane.resumable.loader) for lane in self._lanes]
-        if self.mode == "sequential":
-            return sum(lengths)
-        if self.mode == "min_size":
-            return min(lengths)
-        return max(lengths)
+        return joined.get(self.mode, max)(lengths)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch's batches; from the position on that was loaded."""
@@ -168,13 +165,8 @@ class CombinedResumableLoader(CombinedLoader):
             return sum(counts)
         return max(counts, default=0)
 
-    def begin(self, epoch: int) -> None:
-        """The next iteration is this epoch, from the position on."""
-        self.set_epoch(epoch)
-
-    def open(self) -> Iterator[Any]:
-        """The epoch's batches from the position on."""
-        return iter(self)
+    begin = CombinedLoader.set_epoch
+    open = CombinedLoader.__iter__
 
     def count(self, num_batches: int) -> None:
         """Do nothing: the loaders have counted."""
@@ -243,4 +235,8 @@ def _read_together(lanes: Sequence[_Lane], mode: CombinationMode) -> Iterator[li
 
 def _read_sequentially(lanes: Sequence[_Lane]) -> Iterator[object]:
     for lane in lanes:
-        yield from iter(lane.take, _END)
+        # not `iter(lane.take, _END)`, which compares arrays
+        batch = lane.take()
+        while batch is not _END:
+            yield batch
+            batch = lane.take()

@@ -111,12 +111,10 @@ def _make(datasets: Any, batch_size: int, num_workers: int, shuffle: bool) -> ob
     """Loaders in the structure of the data sets."""
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-    def make(dataset: Any) -> object:
-        shuffles = shuffle and not isinstance(dataset, IterableDataset)
-        return DataLoader(dataset, batch_size, shuffle=shuffles, num_workers=num_workers)
-
+    options = (batch_size, num_workers, shuffle)
     if isinstance(datasets, Mapping):
-        return {name: make(dataset) for name, dataset in datasets.items()}
+        return {name: _make(dataset, *options) for name, dataset in datasets.items()}
     if isinstance(datasets, list | tuple) and all(isinstance(each, Dataset) for each in datasets):
-        return [make(dataset) for dataset in datasets]
-    return make(datasets)
+        return [_make(dataset, *options) for dataset in datasets]
+    shuffles = shuffle and not isinstance(datasets, IterableDataset)
+    return DataLoader(datasets, batch_size, shuffle=shuffles, num_workers=num_workers)

@@ -135,7 +135,7 @@ class Loaders:
         self.train = self._resumable.loader
         self.knows_length = length_of(self.train) != UNKNOWN and knows_length(loaders)
         # Compared on all ranks, since one with more batches would wait in its step for the others.
-        self._check_train(self._gather(self.count_train()))
+        self._check_train()
         check_interval(self._options, self)
 
     def count_train(self) -> NumBatches:
@@ -162,7 +162,8 @@ class Loaders:
             wanted, loader, num_shards=strategy.data_parallel_size, shards=shards
         )
 
-    def _check_train(self, counts: list[NumBatches]) -> None:
+    def _check_train(self) -> None:
+        counts = self._gather(self.count_train())
         if min(counts) == 0:
             raise ConfigurationError(self._describe_empty(TRAIN))
         if min(counts) != max(counts):
@@ -188,10 +189,9 @@ class Loaders:
             combined = CombinedResumableLoader(loaders, resumables)
             self._evaluated[role] = [StageLoader(combined, resumables, {})]
             return self._count(role)
-        leaves = leaves_of(loaders)
         if isinstance(loaders, CombinedLoader):
-            leaves = iter(loaders.leaves)
-        for _, leaf in leaves:
+            loaders = loaders.loaders
+        for _, leaf in leaves_of(loaders):
             made = self._make_resumable(leaf, role, joins=self._forwards_together)
             self._evaluated[role].append(StageLoader(made.loader, [made], made.uneven))
         return self._count(role)
@@ -323,7 +323,7 @@ class Loaders:
             self.ask_again()
         self._restored = None
         self.position.begin(epoch)
-        self._check_train(self._gather(self.count_train()))
+        self._check_train()
         if self._evaluated[VALIDATION]:
             self.validation = self._count(VALIDATION)
 
@@ -341,18 +341,6 @@ class Loaders:
         for resumable in self.position.resumables:
             resumable.set_window(num_accumulated, num_batches)
         return self.position.open()
-
-    def refuse_empty_loader(self) -> None:
-        """An epoch has ended without a batch.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is "
-            "empty, or an iterator that can be read once. Pass what can be iterated over in every "
-            "epoch, such as a DataLoader."
-        )
 
     @property
     def windowed_loader(self) -> ResumableLoader | None:

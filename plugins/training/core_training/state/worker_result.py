@@ -52,7 +52,7 @@ class WorkerResult:
             metrics=run.logged.newest(),
             progress=run.progress.state_dict(),
             callbacks={each.state_key: each.state_dict() or {} for each in run.callbacks},
-            loggers=[logger.state_dict() for logger in run.publisher.loggers],
+            loggers=[logger.state_dict() for logger in run.stage_loggers],
             should_stop=run.should_stop,
             formats={},
         )
@@ -88,7 +88,7 @@ class WorkerResult:
         run.logged.take(self.metrics)
         for callback in run.callbacks:
             callback.load_state_dict(self.callbacks[callback.state_key])
-        for logger, state in zip(run.publisher.loggers, self.loggers, strict=True):
+        for logger, state in zip(run.stage_loggers, self.loggers, strict=True):
             logger.load_state_dict(state)
 
 

@@ -167,11 +167,11 @@ class DataViews(Ranks):
     @property
     def loggers(self) -> Sequence[Logger]:
         """The loggers. On all ranks but 0, while a stage runs, some that do nothing."""
-        return self.run.publisher.loggers
+        return self.run.stage_loggers
 
     @loggers.setter
     def loggers(self, loggers: Sequence[Logger]) -> None:
-        self.run.loggers = self.run.publisher.loggers = list(loggers)
+        self.run.loggers = self.run.stage_loggers = list(loggers)
 
     @property
     def logger(self) -> Logger | None:
@@ -215,7 +215,9 @@ class DataViews(Ranks):
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
-        return self.run.publisher.for_bar()
+        from core_training.views.logger_publisher import values_for_bar
+
+        return values_for_bar(self.run)
 
     def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Hand values to the loggers, on rank 0, with the running epoch.
@@ -224,7 +226,9 @@ class DataViews(Ranks):
             values: a number by name.
             step: optimizer steps that they belong to; None is `global_step`.
         """
-        self.run.publisher.log_metrics(values, step)
+        from core_training.views.logger_publisher import log_metrics
+
+        log_metrics(self.run, values, step)
 
 
 def _counts(loaders: Sequence[StageLoader]) -> list[NumBatches]:

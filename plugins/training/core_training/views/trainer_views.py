@@ -375,10 +375,10 @@ class TrainerViews(DataViews, SetupHost):
         """
         from core_training.state import saving
 
+        save = saving.save_after_fit
         if self.run.is_running:
-            saving.save_at_step(self.run, path, weights_only=weights_only)
-        else:
-            saving.save_after_fit(self.run, path, weights_only=weights_only)
+            save = saving.save_at_step
+        save(self.run, path, weights_only=weights_only)
 
     def weights(
         self,

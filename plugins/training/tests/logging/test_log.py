@@ -537,6 +537,19 @@ def test_another_module_may_log_in_another_way():
     assert trainer.progress_bar_metrics == {"value_step": 2.0, "value_epoch": 1.0}
 
 
+def test_a_run_after_an_error_with_several_loaders():
+    class Failing(Net):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("loss", 1.0)
+            if dataloader_idx == 1:
+                raise RuntimeError("of one loader")
+
+    module, trainer = Failing(), quiet_trainer()
+    with pytest.raises(RuntimeError, match="of one loader"):
+        trainer.validate(module, [DataLoader(torch.zeros(2, 4))] * 2)
+    assert trainer.validate(module, batches(2)) == [{"loss": 1.0}]
+
+
 # torchmetrics -------------------------------------------------------------------------------------
 
 
@@ -687,6 +700,17 @@ def test_metric_objects_that_share_parts(late):
     for _ in range(2):  # they are reset in between
         results = trainer.validate(module, batches(3))
         assert results == [{"both": 6.0 + late, "first": 3.0, "second": 3.0 + late}]
+
+
+def test_a_metric_object_that_a_hook_resets():
+    def log_mean(module, batch, batch_idx):
+        module.mean.update(3.0)
+        module.log("mean", module.mean)
+
+    module = in_validation(log_mean)
+    module.mean = torchmetrics.MeanMetric()
+    module.on_validation_epoch_end = module.mean.reset
+    assert quiet_trainer().validate(module, batches(2)) == [{"mean": 3.0}]
 
 
 def test_a_metric_object_and_something_else():

@@ -312,6 +312,19 @@ def test_the_modules_own_section(tmp_path):
     assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
 
 
+def test_data_sets_in_lists_in_a_dict():
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return index
+
+    made = DataModule.from_datasets({"a": [Rows(), Rows()], "b": Rows()}, batch_size=2)
+    loaders = made.train_dataloader()
+    assert [len(loader) for loader in (*loaders["a"], loaders["b"])] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("place", "path"),
     [

@@ -1,5 +1,6 @@
 from collections import namedtuple
 
+import numpy as np
 import pytest
 import torch
 from recording import (
@@ -79,6 +80,11 @@ def test_training_reads(tmp_path, loaders, expected):
     trainer = fit(tmp_path, loaders, max_epochs=2)
     assert seen(tmp_path) == expected * 2
     assert trainer.num_training_batches == len(expected)
+
+
+def test_batches_that_are_arrays():
+    combined = CombinedLoader({"a": [np.ones(2)] * 2, "b": [np.ones(3)]}, "sequential")
+    assert [len(batch) for batch in combined] == [2, 2, 3]
 
 
 def test_no_loader_knows_its_length(tmp_path):

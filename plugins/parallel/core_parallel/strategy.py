@@ -389,7 +389,7 @@ class MeshParallelStrategy(MeshStrategy):
                 layout.modules_around() if layout.needs_call else (),
             )
             batch_norms.microbatches_for(module, self._microbatches, schedule, repeated)
-            expert_modules.check_owners(found, owners)
+            expert_modules.check_owners(found, layout.owners())
             if one.shard > 1:
                 shards.check(layout)
         return PlacedModel(

@@ -12,8 +12,8 @@ from language import ALONE, Saves, Seen, on
 from pipelines import loader
 from torch import nn
 
-from core import CoreError, Fabric, Module
-from core_parallel import ExpertList
+from core import CoreError, Fabric, Module, Trainer
+from core_parallel import ExpertList, MeshParallelStrategy
 from core_parallel.stages import first_values
 from core_testing.training import assert_equal_tensors
 
@@ -196,6 +196,22 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
     )
     assert_equal_tensors(begun, one_begun, 1e-12)
     assert_equal_tensors(ended, one_ended, 1e-12)
+
+
+def test_the_users_module_has_the_trained_weights_afterwards():
+    torch.manual_seed(5)
+    one, both = OnMeta(), OnMeta()
+    both.load_state_dict(one.state_dict())
+    options = {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+    }
+    Trainer(devices=1, **options).fit(one, loader(16, 4))
+    on_two = MeshParallelStrategy(data=2, start_method="fork")
+    Trainer(strategy=on_two, devices=2, **options).fit(both, loader(16, 2))
+    assert_equal_tensors(both.state_dict(), one.state_dict(), 1e-12)
 
 
 def _layers():

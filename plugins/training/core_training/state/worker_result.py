@@ -82,7 +82,12 @@ class WorkerResult:
                 own.data = own.data.to(dtype)
             if own.is_leaf and own.requires_grad != requires_grad:
                 own.requires_grad_(requires_grad)
-        run.module.load_state_dict(from_canonical(run.module, self.weights))
+        weights = from_canonical(run.module, self.weights)
+        if any(parameter.is_meta for parameter in run.module.parameters()):
+            # which can't be written to; nobody trains them in this process
+            run.module.load_state_dict(weights, assign=True)
+        else:
+            run.module.load_state_dict(weights)
         run.progress.load_state_dict(self.progress)
         run.should_stop = self.should_stop
         run.logged.take(self.metrics)

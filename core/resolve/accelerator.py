@@ -70,7 +70,7 @@ def choose_accelerator(
         choice = Choice(KIND, brought, identify(KIND, brought), "the strategy brings it")
     elif isinstance(argument, Accelerator):
         choice = Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
-    elif word == "auto" and "parallel_devices" not in given:
+    elif word == "auto" and not given.get("parallel_devices"):
         candidates = survey(KIND)
         chosen = best(KIND, candidates, "accelerator={!r}")
         reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))

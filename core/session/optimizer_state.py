@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -162,6 +162,20 @@ def check_trained(
             )
         if world_size > 1:
             _warn_of_foreign(optimizer, foreign)
+
+
+def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Callable[[], None]:
+    """Warn of parameters of no module in groups that are added from now on. Returns what undoes
+    it.
+    """
+    add = optimizer.add_param_group
+
+    def add_checked(group: dict[str, Any]) -> None:
+        add(group)
+        _warn_of_foreign(optimizer, _foreign(optimizer.param_groups[-1]["params"], handles))
+
+    vars(optimizer)["add_param_group"] = add_checked
+    return lambda: vars(optimizer).pop("add_param_group", None)
 
 
 def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[Any]:

@@ -123,8 +123,8 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
     """Check, before anything is restored, that what was saved is of the kind of what it is restored
     into.
 
-    A module, optimizer or scheduler needs a dict, and a container that holds any needs one like it;
-    optimizers and schedulers can go on from what their own class has saved.
+    A module, optimizer or scheduler needs a dict, a tensor a tensor, and a container of any of
+    these one like it; optimizers and schedulers can go on from what their own class has saved.
 
     Raises:
         CheckpointError: one can't.
@@ -133,6 +133,12 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
         if nested.are_alike(target, saved):
             for key, item, part in nested.pairs(target, saved):
                 check_kinds(session, item, part, f"{place}[{key!r}]")
+        elif _holds_state(target) and not nested.are_sequences(target, saved):
+            expected = f"a {type(target).__name__} of tensors or states"
+            raise same_class.wrong_kind(place, saved, expected)
+    elif hasattr(target, "data_ptr"):
+        if not hasattr(saved, "shape"):
+            raise same_class.wrong_kind(place, saved, "a tensor")
     elif hasattr(target, "load_state_dict"):
         if not isinstance(saved, dict) and _has_dict(session, target):
             expected = f"a dict, the state of {type(target).__name__},"
@@ -148,6 +154,12 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
                 if _has_fractions(value) and not (_has_fractions(own) or own.is_complex()):
                     expected = f"a tensor of {own.dtype}"
                     raise same_class.wrong_kind(f"{place}[{name!r}]", value, expected)
+
+
+def _holds_state(value: Any) -> bool:
+    if hasattr(value, "data_ptr") or hasattr(value, "load_state_dict"):
+        return True
+    return any(map(_holds_state, nested.items_of(value)))
 
 
 def _has_fractions(value: Any) -> bool:

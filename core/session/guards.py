@@ -48,8 +48,7 @@ class Guards:
             self._accepted.pop(module)()
         # A world of one may be a peer among others.
         if strategy.world_size > 1 or Capability.ELASTIC in strategy.capabilities:
-            name = type(strategy).__name__
-            self._accepted[module] = refuse_new(name, module, refreshes=refreshes)
+            self._accepted[module] = refuse_new(type(strategy).__name__, module, refreshes)
 
     def watch_optimizers(self, added: Sequence[Optimizer]) -> None:
         """Compare what ranks have alike after steps, and look at groups that are added later."""

@@ -25,11 +25,12 @@ def mark(session: Session, state: object, path: str) -> None:
         else:
             entries = [entry for entry in owner.state.values() if isinstance(entry, dict)]
             tensors = [value for entry in entries for value in entry.values()]
-        # those that count their changes
-        counting = [
-            each for each in tensors if hasattr(each, "_version") and not each.is_inference()
+        versions = [
+            (ref(each), each._version)
+            for each in tensors
+            if hasattr(each, "_version") and not each.is_inference()
         ]
-        _MARKS[owner] = (path, [(ref(tensor), tensor._version) for tensor in counting])
+        _MARKS[owner] = (path, versions)
 
 
 def unmark(session: Session, target: object) -> None:

@@ -234,11 +234,9 @@ class Session:
 
     def move_module(self, module: nn.Module) -> None:
         """All ranks. Move parameters and buffers to the strategy's `root_device`, in place."""
-        from torch import nn
-
         device = self.strategy.root_device
         # torch would walk through all for nothing
-        if not module_tree.is_on(module, device, nn.Module):
+        if not module_tree.is_on(module, device):
             before = dict(module.named_parameters(remove_duplicate=False))
             module.to(device)
             # Devices that can't take over a parameter's memory have new objects in its place.

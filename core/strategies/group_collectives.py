@@ -161,7 +161,9 @@ def _gather_within(obj: object, group: dist.ProcessGroup) -> list[object] | None
         _exchange(group, receives=contents.items())
         return [obj, *map(pickle.loads, contents.values())]
 
-    return gather_in_branches(obj, dist.get_rank(group), dist.get_world_size(group), gather_from)
+    return gather_in_branches(
+        obj, dist.get_rank(group), dist.get_world_size(group), gather_from, FAN
+    )
 
 
 class GatherWithGradients(torch.autograd.Function):

@@ -5,7 +5,6 @@ loss leaves out.
 from __future__ import annotations
 
 import hashlib
-from functools import partial
 from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError, ModuleError
@@ -47,8 +46,7 @@ class FrozenParameters:
                 # torch takes hooks of those that aren't frozen only
                 parameter.requires_grad_(True)
                 try:
-                    refuse = partial(self._refuse, name)
-                    handle = parameter.register_post_accumulate_grad_hook(refuse)
+                    handle = parameter.register_post_accumulate_grad_hook(self._refuse)
                 finally:
                     parameter.requires_grad_(False)
                 self._known[parameter] = name, handle
@@ -67,7 +65,8 @@ class FrozenParameters:
             handle.remove()
         self._known = {}
 
-    def _refuse(self, name: str, parameter: Tensor) -> None:
+    def _refuse(self, parameter: Tensor) -> None:
+        name, _ = self._known[parameter]
         raise ConfigurationError(
             f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
         )

@@ -113,7 +113,12 @@ class CSVLogger(RunFolderLogger):
     def _save_facts(self) -> None:
         if self._facts:
             path = self.folder() / "run.json"
-            facts = {**_read_facts(path), **self._facts}
+            facts: Any = None
+            with contextlib.suppress(OSError, ValueError):
+                facts = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(facts, dict):
+                facts = {}
+            facts.update(self._facts)
             with self.writing():
                 path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             self._facts = {}
@@ -145,13 +150,6 @@ def _to_cell(name: str, value: object) -> float | int:
     if name == "epoch" and number.is_integer():  # which counts
         return int(number)
     return number
-
-
-def _read_facts(path: Path) -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return facts if isinstance(facts, dict) else {}
-    return {}
 
 
 def _read_columns(path: Path) -> list[str]:

@@ -32,7 +32,7 @@ def are_alike(target: Any, saved: Any) -> bool:
     return are_sequences(target, saved) and len(target) == len(saved)
 
 
-def are_sequences(target: Any, saved: Any) -> bool:
+def are_sequences(target: object, saved: object) -> bool:
     """True for two lists or tuples: those of a user may have grown or shrunk since."""
     return isinstance(target, list | tuple) and isinstance(saved, list | tuple)
 

@@ -47,17 +47,18 @@ class CPUAccelerator(Accelerator):
             DeviceError: a list that names anything but the first ones.
         """
         if devices == "auto":
-            return list(range(self.default_num_devices()))
+            devices = self.default_num_devices()
         if devices == -1:
-            return list(range(_num_cores()))
+            devices = _num_cores()
         if isinstance(devices, int):
             return list(range(devices))
-        if list(devices) != list(range(len(devices))):
+        numbers = list(range(len(devices)))
+        if list(devices) != numbers:
             raise DeviceError(
                 f"devices={devices!r}: a CPU has no indices to choose from. Expected a number of "
                 f"processes: write devices={len(devices)} for {len(devices)} of them."
             )
-        return [int(device) for device in devices]
+        return numbers
 
     def default_num_devices(self) -> int:
         """One: more processes on one CPU are a choice, not a default."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
 
     from core.contract.accelerator import Detection
 
-_MEMORY_FUNCTIONS = MappingProxyType(
-    {
-        "allocated_bytes": "memory_allocated",
-        "peak_allocated_bytes": "max_memory_allocated",
-        "reserved_bytes": "memory_reserved",
-    }
-)
+_MEMORY_FUNCTIONS = {
+    "allocated_bytes": "memory_allocated",
+    "peak_allocated_bytes": "max_memory_allocated",
+    "reserved_bytes": "memory_reserved",
+}
 
 
 class TorchDeviceAccelerator(Accelerator):
@@ -121,31 +118,26 @@ class TorchDeviceAccelerator(Accelerator):
 
     def memory_stats(self, device: torch.device) -> Mapping[str, float]:
         """Memory that torch's allocator holds on `device`; of which `allocated` is in tensors."""
-        functions = {
-            name: getattr(self._module, function, None)
-            for name, function in _MEMORY_FUNCTIONS.items()
-        }
+        module = self._module
         return {
-            name: float(function(device))
-            for name, function in functions.items()
-            if function is not None
+            name: float(getattr(module, function)(device))
+            for name, function in _MEMORY_FUNCTIONS.items()
+            if hasattr(module, function)
         }
 
     def get_rng_state(self, device: torch.device) -> torch.Tensor | None:
         """State of the device's own random generator: a uint8 CPU tensor of shape (n,), or None if
         it has none.
         """
-        get = getattr(self._module, "get_rng_state", None)
-        if get is None:
+        if not hasattr(self._module, "get_rng_state"):
             return None
-        state: torch.Tensor = get(device)
+        state: torch.Tensor = self._module.get_rng_state(device)
         return state
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
         """Restore what `get_rng_state` returned; nothing if there is no generator."""
-        set_state = getattr(self._module, "set_rng_state", None)
-        if set_state is not None:
-            set_state(state, device)
+        if hasattr(self._module, "set_rng_state"):
+            self._module.set_rng_state(state, device)
 
     def _import_extension(self) -> None:
         if self.extension is None:

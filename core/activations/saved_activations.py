@@ -151,13 +151,17 @@ class RecomputedCalls:
         kept: list[PartBefore] = []
         parts = list(module.modules())
         modes = tuple(part.training for part in parts)
-        known = self._changing.get(modes, set(range(len(parts))))
-        before = [PartBefore(part, number in known) for number, part in enumerate(parts)]
+        known = self._changing.get(modes)
+        before = [
+            PartBefore(part, known is None or number in known) for number, part in enumerate(parts)
+        ]
         outputs = checkpoint(
             call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept), **_AS_BEFORE
         )
         changing = self._changing.setdefault(modes, set())
-        changing |= {number for number, part in enumerate(before) if part.has_changed}
+        for number, part in enumerate(before):
+            if part.was_written or (known is None and part.differs):
+                changing.add(number)
         kept += [before[number] for number in sorted(changing)]
         return outputs
 
@@ -182,14 +186,19 @@ class PartBefore:
             self.buffers = {name: one.clone() for name, one in self.buffers.items()}
 
     @property
-    def has_changed(self) -> bool:
-        """True if a buffer was written. A batch norm writes some in a way that isn't counted, and
-        one, the number of batches, in a way that is.
+    def was_written(self) -> bool:
+        """True if torch has counted a change of a buffer, as it does for most operations but those
+        of a batch norm.
         """
         now = list(self.part.buffers(recurse=False))
         if list(map(id, now)) != list(map(id, self._tensors)):
             return True
         return [one._version for one in now] != self._versions
+
+    @property
+    def differs(self) -> bool:
+        """True if a buffer that was copied has other values. Waits for the device."""
+        return not all(map(torch.equal, self._tensors, self.buffers.values()))
 
 
 class EarlierBuffers:

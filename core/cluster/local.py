@@ -6,7 +6,7 @@ import os
 from typing import ClassVar
 
 from core.cluster.ports import reserve_port
-from core.cluster.variables import read_int, read_port
+from core.cluster.variables import read_or_0, read_port
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 _BY_HAND = (
@@ -70,7 +70,7 @@ class LocalEnvironment(ClusterEnvironment):
         """
         if self._world:
             return self._world[1]
-        return _read_or_0("CORE_GLOBAL_RANK")
+        return read_or_0("CORE_GLOBAL_RANK", hint=_BY_HAND)
 
     def local_rank(self) -> int:
         """Number of this process on its node."""
@@ -82,7 +82,7 @@ class LocalEnvironment(ClusterEnvironment):
         """The launcher's number; before there is one, `NODE_RANK`, or 0."""
         if self._world:
             return self._world[3]
-        return _read_or_0("NODE_RANK")
+        return read_or_0("NODE_RANK", hint=_BY_HAND)
 
     def set_world(
         self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int
@@ -116,9 +116,3 @@ class LocalEnvironment(ClusterEnvironment):
                 f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: expected 0 to {num_nodes - 1}. "
                 "Set it to another number on each node."
             )
-
-
-def _read_or_0(variable: str) -> int:
-    if not os.environ.get(variable):
-        return 0
-    return read_int(variable, hint=_BY_HAND)

@@ -85,9 +85,10 @@ class MPIEnvironment(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`; on one node this machine; else the host of rank 0, by mpi4py."""
-        if self._local_size() == self.world_size():
-            return read_address() or "127.0.0.1"
-        return read_address() or _meeting_point()[0]
+        address = read_address()
+        if not address and self._local_size() == self.world_size():
+            return "127.0.0.1"
+        return address or _meeting_point()[0]
 
     @property
     def main_port(self) -> int:
@@ -96,11 +97,9 @@ class MPIEnvironment(ClusterEnvironment):
         """
         job = self.job_id()
         port = read_port("Unset it, or set the same port for all ranks.")
-        if port is not None:
-            return port
-        if job:
+        if port is None and job:
             return derived_port(job)
-        return _meeting_point()[1]
+        return port or _meeting_point()[1]
 
     def world_size(self) -> int:
         """Number of ranks that mpirun started."""

@@ -14,6 +14,7 @@ from core.cluster.variables import (
     derived_port,
     read_address,
     read_int,
+    read_or_0,
     read_port,
     read_text,
 )
@@ -67,17 +68,21 @@ class SLURMEnvironment(ClusterEnvironment):
             return Absent("SLURM_JOB_ID is not set")
         if not all_set("SLURM_STEP_ID", "SLURM_PROCID"):
             return Absent("inside a SLURM job, but not started by srun: SLURM_STEP_ID is not set")
-        shell = _interactive_shell()
-        if shell is not None:
-            return Absent(f"inside an interactive SLURM session ({shell})")
+        # `srun` with several tasks inside an interactive job is a step like any other.
+        name = os.environ.get("SLURM_JOB_NAME", "")
+        if "SLURM_PTY_PORT" in os.environ:
+            return Absent("inside an interactive SLURM session (srun --pty)")
+        if name in _SHELLS and _num_tasks() == 1:
+            return Absent(f"inside an interactive SLURM session (SLURM_JOB_NAME={name})")
         return Found(_num_tasks(), priority=60)
 
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`, or the step's first host; this machine if the step has no other."""
-        if _num_nodes() == 1:
-            return read_address() or "127.0.0.1"
-        return read_address() or first_host(
+        address = read_address()
+        if not address and _num_nodes() == 1:
+            return "127.0.0.1"
+        return address or first_host(
             read_text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST", hint=_HINT)
         )
 
@@ -106,9 +111,7 @@ class SLURMEnvironment(ClusterEnvironment):
     @property
     def restart_count(self) -> int:
         """`SLURM_RESTART_COUNT`: how often the job was requeued."""
-        if "SLURM_RESTART_COUNT" not in os.environ:
-            return 0
-        return read_int("SLURM_RESTART_COUNT", hint=_HINT)
+        return read_or_0("SLURM_RESTART_COUNT", hint=_HINT)
 
     @property
     def shows_own_device(self) -> bool:
@@ -179,18 +182,6 @@ def _num_nodes() -> int:
     return read_int(
         "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", hint=_HINT, minimum=1
     )
-
-
-def _interactive_shell() -> str | None:
-    """The user's interactive shell. `srun` with several tasks inside an interactive job is a step
-    like any other.
-    """
-    if "SLURM_PTY_PORT" in os.environ:
-        return "srun --pty"
-    name = os.environ.get("SLURM_JOB_NAME", "")
-    if name in _SHELLS and _num_tasks() == 1:
-        return f"SLURM_JOB_NAME={name}"
-    return None
 
 
 def first_host(nodelist: str) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import TorchVariables, all_set, check_world, read_int
+from core.cluster.variables import TorchVariables, all_set, check_world, read_int, read_or_0
 from core.contract import Absent, Found
 
 if TYPE_CHECKING:
@@ -63,19 +63,10 @@ class TorchElasticEnvironment(TorchVariables):
     def _local_world_size(self) -> int:
         return read_int("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
 
-    def _num_local(self) -> int:
-        """Processes on this node; without a variable for it, those up to this one."""
-        is_set = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
-        if is_set:
-            return self._local_world_size()
-        return self.local_rank() + 1
-
     @property
     def restart_count(self) -> int:
         """`TORCHELASTIC_RESTART_COUNT`, or 0."""
-        if "TORCHELASTIC_RESTART_COUNT" not in os.environ:
-            return 0
-        return read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT)
+        return read_or_0("TORCHELASTIC_RESTART_COUNT", hint=_HINT)
 
     @property
     def store_is_hosted(self) -> bool:
@@ -89,6 +80,9 @@ class TorchElasticEnvironment(TorchVariables):
             ConfigurationError: it isn't.
         """
         local, world_size = self._local_world_size(), self.world_size()
+        num_local = local
+        if not (os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")):
+            num_local = self.local_rank() + 1  # no variable says more of this node
         starter, again = "The launcher", f"let it start {num_devices * num_nodes}."
         if "TORCHELASTIC_RUN_ID" in os.environ:
             starter, options = "torchrun", "--nproc-per-node {} --nnodes {}"
@@ -102,7 +96,7 @@ class TorchElasticEnvironment(TorchVariables):
             num_devices=num_devices,
             num_nodes=num_nodes,
             cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, or {again}",
-            num_local=self._num_local(),
+            num_local=num_local,
         )
 
     def job_id(self) -> str | None:

@@ -45,6 +45,13 @@ def read_int(*names: str, hint: str, minimum: int = 0) -> int:
     return int(text)
 
 
+def read_or_0(name: str, *, hint: str) -> int:
+    """The value of a variable as a number; 0 if it isn't set."""
+    if not os.environ.get(name):
+        return 0
+    return read_int(name, hint=hint)
+
+
 def read_address() -> str:
     """`MASTER_ADDR`, the user's choice of where the ranks meet; empty if it isn't set."""
     return os.environ.get("MASTER_ADDR", "").strip()
@@ -109,7 +116,7 @@ def check_world(
     wanted = num_devices * num_nodes
     if world_size != wanted:
         raise ConfigurationError(
-            f"{starter} started {_count(world_size, 'process', 'es')} "
+            f"{starter} started {world_size} process{'es' * (world_size != 1)} "
             f"({world_variable}={world_size}), but devices={num_devices} and num_nodes={num_nodes} "
             f"ask for {wanted}. {cure}"
         )
@@ -118,12 +125,6 @@ def check_world(
             f"{starter} started {num_local} processes on this node, but devices={num_devices} and "
             f"num_nodes={num_nodes} have room for {num_devices} on each. {cure}"
         )
-
-
-def _count(number: int, noun: str, ending: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}{ending}"
 
 
 class TorchVariables(ClusterEnvironment):

@@ -102,8 +102,11 @@ class Accelerator(abc.ABC):
         Raises:
             DeviceError: more devices, or other ones, than are here.
         """
-        found = self.detect()
-        count = found.count if isinstance(found, Found) else 0
+        found, count, reason = self.detect(), 0, ""
+        if isinstance(found, Found):
+            count = found.count
+        else:
+            reason = f"; {found.reason}"
         if devices == "auto":
             indices = list(range(self.default_num_devices()))
         elif isinstance(devices, int) and devices >= 0:
@@ -114,7 +117,6 @@ class Accelerator(abc.ABC):
             indices = list(devices)
         beyond = [index for index in indices if index >= count]
         if beyond:
-            reason = f"; {found.reason}" if not isinstance(found, Found) else ""
             raise DeviceError(
                 f"devices={devices!r} asks accelerator {self.name!r} for device {beyond[0]}, "
                 f"but there are {count} here{reason}. Ask for at most {count}, or use another "

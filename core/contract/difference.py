@@ -23,9 +23,10 @@ class Difference:
     tensor: str
 
     def __str__(self) -> str:
-        named = f"{'ranks' if len(self.ranks) > 1 else 'rank'} {', '.join(map(str, self.ranks))}"
+        several = len(self.ranks) > 1
+        named = f"rank{'s' * several} {', '.join(map(str, self.ranks))}"
         if self.has_majority:
-            what = f"{named} {'differ' if len(self.ranks) > 1 else 'differs'} from the other ranks"
+            what = f"{named} differ{'s' * (not several)} from the other ranks"
         else:
             what = f"{named} differ from each other, and no majority says which of them is right"
         return f"After step {self.step} {what}; the first tensor that isn't alike is {self.tensor}."

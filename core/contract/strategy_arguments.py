@@ -16,7 +16,6 @@ from core.contract.precision import Precision
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "accelerator": (Accelerator,),
@@ -45,8 +44,11 @@ def by_name(owner: str, given: Sequence[Any], named: Mapping[str, Any]) -> dict[
             continue
         name = next((name for name, kinds in _KINDS.items() if isinstance(part, kinds)), None)
         if name is None:
+            shown = repr(part)[:80]
+            if part is ...:
+                shown = "..."
             raise ConfigurationError(
-                f"{owner}({_shown(part)}): expected by position an Accelerator, a list of devices, "
+                f"{owner}({shown}): expected by position an Accelerator, a list of devices, "
                 "a ClusterEnvironment, a CheckpointIO or a Precision. Give every other option by "
                 "its name."
             )
@@ -56,24 +58,16 @@ def by_name(owner: str, given: Sequence[Any], named: Mapping[str, Any]) -> dict[
             )
         parts[name] = part
     if "parallel_devices" in parts:
-        parts["parallel_devices"] = [_as_device(device) for device in parts["parallel_devices"]]
+        import torch
+
+        devices = []
+        for device in parts["parallel_devices"]:
+            try:
+                devices.append(torch.device(device))
+            except (RuntimeError, TypeError) as error:
+                raise DeviceError(
+                    f"{device!r} is not a device of torch. Expected a torch.device, or the name of "
+                    "one: 'cpu', 'cuda:0'."
+                ) from error
+        parts["parallel_devices"] = devices
     return parts
-
-
-def _shown(part: Any) -> str:
-    return "..." if part is ... else repr(part)[:80]
-
-
-def _as_device(device: torch.device | str) -> torch.device:
-    """The device that a name such as `"cuda:1"` stands for; a device is itself."""
-    import torch
-
-    if isinstance(device, torch.device):
-        return device
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise DeviceError(
-            f"{device!r} is not a device of torch. Expected a torch.device, or the name of one: "
-            "'cpu', 'cuda:0'."
-        ) from error

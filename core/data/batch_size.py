@@ -48,14 +48,11 @@ def _holds_samples(batch: object) -> bool:
     shapes = {part.shape for part in parts if isinstance(part, Tensor) and not part.is_nested}
     are_alike = len(shapes) == 1 and all(isinstance(part, Tensor) for part in parts)
     if isinstance(batch, Mapping) or not are_alike or len(parts) < 2:
-        return any(map(_holds_samples, filter(_is_container, parts)))
+        containers = (part for part in parts if isinstance(part, list | tuple | Mapping))
+        return any(map(_holds_samples, containers))
     shape = shapes.pop()
     is_image = len(shape) == 3 and shape[0] in _CHANNELS
     return is_image or (len(parts) >= _MANY and len(shape) > 0)
-
-
-def _is_container(part: object) -> bool:
-    return isinstance(part, list | tuple | Mapping)
 
 
 def _sizes_in(batch: object) -> Iterator[int]:

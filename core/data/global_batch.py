@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader
 
 from core.contract import ConfigurationError
-from core.data.nested_parts import sampler_chain
+from core.data.nested_parts import has_order, sampler_chain
 
 
 class GlobalBatch(NamedTuple):
@@ -62,7 +62,10 @@ def divide_global_batch(
             "batches of a step by accumulate_grad_batches."
         )
     shard = num_samples // num_shards
-    cuts = shards and _can_be_cut(loader)
+    # torch's own batches of an order that the user hasn't sharded
+    cuts = shards and has_order(loader) and type(loader.batch_sampler) is BatchSampler
+    samplers = sampler_chain(getattr(loader, "batch_sampler", None))
+    cuts = cuts and not any(hasattr(part, "num_replicas") for part in samplers)
     if cuts:
         size = next(number for number in range(min(size, shard), 0, -1) if shard % number == 0)
     elif shard % size:
@@ -86,16 +89,6 @@ def check_global_batch(num_samples: int, num_shards: int) -> None:
             f"global_batch_size={num_samples} can't be divided evenly among {num_shards} ranks. "
             f"{_nearest(num_samples, num_shards)}"
         )
-
-
-def _can_be_cut(loader: object) -> bool:
-    """True for torch's own batches of an order that the user hasn't sharded."""
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader.batch_sampler) is BatchSampler
-        and not any(hasattr(part, "num_replicas") for part in sampler_chain(loader.batch_sampler))
-    )
 
 
 def _nearest(num_samples: int, unit: int) -> str:

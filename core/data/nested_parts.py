@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+def has_order(loader: object) -> TypeGuard[DataLoader[Any]]:
+    """True for a DataLoader that a sampler gives the order of its samples."""
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def sampler_chain(sampler: object) -> Iterator[Any]:

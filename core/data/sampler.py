@@ -21,19 +21,22 @@ from torch.utils.data import (
 from core.contract import CheckpointError
 from core.data.nested_parts import find_generator, sampler_chain
 from core.data.seeds import DrawingRng, mix_seed, seed_workers
-from core.data.sharding import rebalance_last, shard_batches, shard_samples, shard_windows
+from core.data.sharding import rebalance_last, shard_batches, shard_samples
 from core.data.windows import weigh_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import TypeAlias
 
     from core.data.sharding import Step
     from core.data.windows import MicroBatch
 
+    NumBatches: TypeAlias = Callable[[], int | float]
+
 
 # What needs no `DrawingRng`, or none after the first batch.
 _DRAW_NOTHING = (SequentialSampler, range, list, tuple)
-_DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class SeededIndex(NamedTuple):
@@ -117,8 +120,8 @@ class ShardedSampler(Sampler[Any]):
         self.uneven: dict[int, MicroBatch] = {}
         self.epoch = self.position = 0
         self.seeds_samples = False
-        self._other_lengths: tuple[int | None, int | None] | None = None
-        """Numbers of samples, as the state that was loaded last has it and now, if they differ."""
+        self._lengths: tuple[int | None, int | None] = (None, None)
+        """Numbers of samples or batches, as the state that was loaded last has it and now."""
         self.worker_generator = torch.Generator()
         self._generator = find_generator(order)
         self._loader_generator = loader_generator
@@ -126,8 +129,6 @@ class ShardedSampler(Sampler[Any]):
         """The user's generator's, when this epoch was drawn; None if it wasn't yet."""
         self._generator_after: torch.Tensor | None = None
         """The user's generator's, as the state that was loaded last has it."""
-        self._is_changed = False
-        """The user's batches are others than those of the state that was loaded last."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user
         wasn't given yet.
@@ -135,7 +136,11 @@ class ShardedSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
-        self._rewind_generator()
+        if self._generator is not None:
+            if self._generator_state is None:
+                self._generator_state = self._generator.get_state()
+            # an epoch that goes on is drawn once more
+            self._generator.set_state(self._generator_state)
         self._generator_after = None
         seed = mix_seed(self.seed, self.epoch)
         seed_workers(self.worker_generator, self._loader_generator, seed, self.rank, self.size)
@@ -195,7 +200,7 @@ class ShardedSampler(Sampler[Any]):
         self.position += num_samples
         return indices
 
-    def set_window(self, num_accumulated: int, num_batches: Callable[[], int | float]) -> None:
+    def set_window(self, num_accumulated: int, num_batches: NumBatches) -> None:
         """Weigh the batches of the next iteration among those of so many, the accumulation window.
 
         Args:
@@ -223,7 +228,8 @@ class ShardedSampler(Sampler[Any]):
         Its first part was cut into batches of another size, or for another number of ranks.
         """
         if self.batch_size is None:
-            return self._is_changed
+            before, now = self._lengths
+            return before != now
         num_samples = _length_of(self.order)
         if num_samples is None:
             return False  # nor has the loader a length
@@ -274,17 +280,10 @@ class ShardedSampler(Sampler[Any]):
             )
         # First: another epoch puts the position back to 0.
         self.set_epoch(state["epoch"])
-        self.position, self.seed, self._generator_state = (
-            state["position"],
-            state["seed"],
-            state["generator"],
-        )
+        self.position, self.seed = state["position"], state["seed"]
+        self._generator_state = state["generator"]
         self._generator_after = state["generator_after"]
-        before, now = state.get("length"), _length_of(self.order)
-        self._is_changed = self.batch_size is None and before != now
-        self._other_lengths = None
-        if self.batch_size is not None and None not in (before, now) and before != now:
-            self._other_lengths = (before, now)
+        self._lengths = state.get("length"), _length_of(self.order)
 
     def check_length(self) -> None:
         """Check that the data is as long as where the loaded state was saved: to be called if that
@@ -293,23 +292,14 @@ class ShardedSampler(Sampler[Any]):
         Raises:
             CheckpointError: with both numbers.
         """
-        if self._other_lengths is not None:
-            before, now = self._other_lengths
+        before, now = self._lengths
+        if self.batch_size is not None and None not in self._lengths and before != now:
             raise CheckpointError(
                 f"The checkpoint was saved within an epoch of {before} samples, and now the "
                 f"training data has {now}: samples would be seen twice, or never. Build the data "
                 "set as it was, or load a checkpoint of an epoch's end, after which the next epoch "
                 "has all of the new data."
             )
-
-    def _rewind_generator(self) -> None:
-        """Set the generator back, as an epoch that goes on is drawn once more."""
-        if self._generator is None:
-            return
-        if self._generator_state is None:
-            self._generator_state = self._generator.get_state()
-        else:
-            self._generator.set_state(self._generator_state)
 
     def _draw(self, epoch: int, position: int) -> Iterator[Step]:
         if type(self.order) in _DRAW_NOTHING:
@@ -320,7 +310,7 @@ class ShardedSampler(Sampler[Any]):
             # torch's samplers draw, or seed a generator of their own, when the first sample is
             # taken: take the first step here.
             step = next(steps, None)
-        if type(self.order) in _DRAW_AT_ONCE:
+        if type(self.order) in SHUFFLING:
             return chain(filter(None, [step]), steps)
         # The user's own sampler may draw for each sample: the context is entered for each step, and
         # left while the loader and the model are at work.
@@ -341,22 +331,16 @@ class ShardedSampler(Sampler[Any]):
         }
         if self.batch_size is None:
             return shard_batches(self.order, **options)
-        if self.num_accumulated is None:
-            return shard_samples(self.order, self.batch_size, **options)
-        options["num_accumulated"] = self.num_accumulated
-        return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
+        options["num_accumulated"] = self.num_accumulated or 1
+        return shard_samples(self.order, self.batch_size, **options)
 
-    def _rebalance(
-        self, steps: Iterator[Step], num_batches: Callable[[], int | float]
-    ) -> Iterator[Step]:
+    def _rebalance(self, steps: Iterator[Step], num_batches: NumBatches) -> Iterator[Step]:
         wanted = num_batches()
         if wanted != math.inf:
             steps = islice(steps, int(wanted))
         yield from rebalance_last(steps, self.size)
 
-    def _weigh(
-        self, steps: Iterator[Step], num_batches: Callable[[], int | float]
-    ) -> Iterator[Step]:
+    def _weigh(self, steps: Iterator[Step], num_batches: NumBatches) -> Iterator[Step]:
         """The same steps. Notes what uneven batches weigh; for that, each window is read as a
         whole.
         """
@@ -392,25 +376,20 @@ class ShardedSampler(Sampler[Any]):
             num_samples = sum(map(len, step))
             given: list[Any] = shard
             if self.seeds_samples:
-                given = [
-                    self._seeded(index, epoch, number) for number, index in enumerate(shard, first)
-                ]
+                # By the sample's number in the global order, and its index: own sharding counts
+                # alike on all ranks.
+                given = []
+                for number, index in enumerate(shard, first):
+                    own = 0
+                    if isinstance(index, int):
+                        own = index
+                    seed = mix_seed(self.seed, epoch, number, own)
+                    given.append(SeededIndex(index, seed))
             position += num_samples
-            if self.yields_batches:
-                on_the_way.append((num_samples, shard))
-                yield given
-            else:
-                on_the_way.append((num_samples, shard[0]))
-                yield given[0]
-
-    def _seeded(self, index: object, epoch: int, number: int) -> SeededIndex:
-        """The index with a seed, made of its number in the global order and of itself. Own sharding
-        counts alike on all ranks.
-        """
-        own = 0
-        if isinstance(index, int):
-            own = index
-        return SeededIndex(index, mix_seed(self.seed, epoch, number, own))
+            if not self.yields_batches:
+                shard, given = shard[0], given[0]
+            on_the_way.append((num_samples, shard))
+            yield given
 
 
 def unlimited() -> float:

@@ -15,17 +15,14 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
-    RandomSampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 from core.contract import ConfigurationError
-from core.data.nested_parts import data_sets_in, find_generator, sampler_chain
-from core.data.sampler import ShardedSampler
+from core.data.nested_parts import data_sets_in, find_generator, has_order, sampler_chain
+from core.data.sampler import SHUFFLING, ShardedSampler
 from core.data.seeds import mix_seed
 
 if TYPE_CHECKING:
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.contract.step import Stage
     from core.data.global_batch import GlobalBatch
-
-
-_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def shard_loader(
@@ -76,28 +70,43 @@ def shard_loader(
         A copy with the same class, data set, workers and options, and a `ShardedSampler`
         (`sampler_of` finds it).
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not has_order(loader):
         if size > 1 and rank == 0:
-            _warn_unsharded(loader, size)
+            what = type(loader).__name__
+            if isinstance(loader, DataLoader):
+                what = f"a DataLoader over {type(loader.dataset).__name__}"
+            warnings.warn(
+                f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. "
+                "Let it yield the shard of its own rank, which torch.distributed.get_rank() tells, "
+                "and say so with use_distributed_sampler=False.",
+                stacklevel=4,
+            )
         return loader
     if sampler_of(loader) is not None:
         return loader
     for part in sampler_chain(_order_of(loader)):
         # torch's DistributedSampler, or one like it: the user has sharded this loader
         if hasattr(part, "num_replicas"):
-            _warn_of_another_share(part, rank, size)
+            share = getattr(part, "rank", rank), part.num_replicas
+            if share != (rank, size):
+                warnings.warn(
+                    f"{type(part).__name__} gives share {share[0]} of {share[1]} to a rank that "
+                    f"has share {rank} of {size} of the data: some samples are read twice, or by "
+                    "nobody. Leave the sampler out: core shards the loader; or make it from "
+                    "trainer.strategy.data_parallel_rank and data_parallel_size.",
+                    stacklevel=4,
+                )
             rank, size = 0, 1
             break
     if joins is None:
         joins = stage == "fit"
-    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "repeats": joins}
-    options["rebalances"] = rebalances
+    options: dict[str, Any] = {}
     if global_batch is not None and global_batch.cuts:
-        options |= {
-            "batch_size": global_batch.batch_size,
-            "num_accumulated": global_batch.num_accumulated,
-        }
-    sampler = _make_sampler(loader, **options)
+        options["batch_size"] = global_batch.batch_size
+        options["num_accumulated"] = global_batch.num_accumulated
+    sampler = _make_sampler(
+        loader, rank=rank, size=size, seed=seed, repeats=joins, rebalances=rebalances, **options
+    )
     generator = find_generator(sampler.order)
     if generator is not None and size > 1 and broadcast is not None:
         generator.set_state(broadcast(generator.get_state()).cpu())
@@ -122,9 +131,9 @@ def _order_of(loader: DataLoader[Any]) -> Any:
 
 def shuffles(loader: object) -> bool:
     """True if a DataLoader draws its samples in random order, by a sampler of torch."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return False
-    return any(isinstance(part, _SHUFFLING) for part in sampler_chain(_order_of(loader)))
+    return has_order(loader) and any(
+        isinstance(part, SHUFFLING) for part in sampler_chain(_order_of(loader))
+    )
 
 
 def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -176,30 +185,6 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoade
         # augment alike.
         attributes["generator"] = sampler.worker_generator
     return clone
-
-
-def _warn_unsharded(loader: object, size: int) -> None:
-    what = type(loader).__name__
-    if isinstance(loader, DataLoader):
-        what = f"a DataLoader over {type(loader.dataset).__name__}"
-    warnings.warn(
-        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it "
-        "yield the shard of its own rank, which torch.distributed.get_rank() tells, and say so "
-        "with use_distributed_sampler=False.",
-        stacklevel=5,
-    )
-
-
-def _warn_of_another_share(sampler: Any, rank: int, size: int) -> None:
-    share = getattr(sampler, "rank", rank), sampler.num_replicas
-    if share != (rank, size):
-        warnings.warn(
-            f"{type(sampler).__name__} gives share {share[0]} of {share[1]} to a rank that has "
-            f"share {rank} of {size} of the data: some samples are read twice, or by nobody. Leave "
-            "the sampler out: core shards the loader; or make it from "
-            "trainer.strategy.data_parallel_rank and data_parallel_size.",
-            stacklevel=5,
-        )
 
 
 def _chosen_samples(loader: Any) -> int:

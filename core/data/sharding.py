@@ -30,31 +30,10 @@ def shard_samples(
     size: int,
     position: int = 0,
     drop_last: bool = False,
+    num_accumulated: int = 1,
 ) -> Iterator[Step]:
-    """Steps of a global order of samples, from the `position`-th sample on.
-
-    Args:
-        order: samples, one after the other.
-        batch_size: samples a rank and step.
-        size: number of ranks.
-        position: samples to leave out.
-        drop_last: leave out a short last step.
-    """
-    for taken in _cut(islice(order, position, None), batch_size * size, drop_last):
-        yield _split(taken, size)
-
-
-def shard_windows(
-    order: Iterable[object],
-    batch_size: int,
-    *,
-    num_accumulated: int,
-    size: int,
-    position: int = 0,
-    drop_last: bool = False,
-) -> Iterator[list[Step]]:
-    """Accumulation windows of a global order of samples, each a list of steps, from the
-    `position`-th sample on.
+    """Steps of a global order of samples, from the `position`-th sample on, cut by accumulation
+    windows.
 
     A window is as many samples of the order on any number of ranks, if
     `batch_size * num_accumulated * size` is the same. The last one may be short: in as few steps as
@@ -63,15 +42,17 @@ def shard_windows(
     Args:
         order: samples, one after the other.
         batch_size: the most samples of a rank in a step.
-        num_accumulated: steps of a whole window.
         size: number of ranks.
         position: samples to leave out.
         drop_last: leave out a short last window.
+        num_accumulated: steps of a whole window.
     """
-    whole = batch_size * num_accumulated * size
-    for taken in _cut(islice(order, position, None), whole, drop_last):
-        num_steps = -(-len(taken) // (batch_size * size))  # rounded up
-        yield [_split(part, size) for part in _split(taken, num_steps)]
+    at_once = batch_size * size
+    samples = islice(order, position, None)
+    for window in _cut(samples, at_once * num_accumulated, drop_last):
+        num_steps = -(-len(window) // at_once)  # rounded up
+        for taken in _split(window, num_steps):
+            yield _split(taken, size)
 
 
 def shard_batches(
@@ -129,14 +110,9 @@ def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
         if len(held) > 1:
             # The last rank has the least, so if it has a sample, all have.
             if not step[-1]:
-                _even_out(held, size)
+                samples = list(chain.from_iterable(held[0] + step))
+                if len(samples) >= 2 * size:
+                    # One sample for each rank in the last step, and the rest before it.
+                    held = [_split(samples[:-size], size), _split(samples[-size:], size)]
             yield held.pop(0)
     yield from held
-
-
-def _even_out(steps: list[Step], size: int) -> None:
-    """Move samples to the second step from the first, if both have enough together."""
-    samples = list(chain.from_iterable(steps[0] + steps[1]))
-    if len(samples) >= 2 * size:
-        # One sample for each rank in the last step, and the rest before it.
-        steps[:] = _split(samples[:-size], size), _split(samples[-size:], size)

@@ -100,11 +100,20 @@ def read_windows(
         counts: Sizes = [None] * len(own)
         if has_sizes:
             counts = list(map(size_of, own))
-        sizes = _exchange(counts, share, collectives)
+        sizes = {share: counts}  # of each shard's batches, in their order
+        if collectives is not None:
+            gathered = collectives.gather_objects((share, counts))
+            sizes = dict(collectives.broadcast_object(gathered))
         num_steps = max(map(len, sizes.values()))
         if number == 0 and num_steps and not all(sizes.values()):
             if not goes_on or collectives is None:
-                raise _no_batch(sizes)
+                empty = [str(part) for part, own in sorted(sizes.items()) if not own]
+                raise ConfigurationError(
+                    f"The training loader gave no batch in this epoch on {len(empty)} of "
+                    f"{len(sizes)} ranks (shards of the data: {', '.join(empty)}), so that there "
+                    "is none with which they could join the others' steps. Give each rank at "
+                    "least one batch."
+                )
             lent = next(filter(None, collectives.gather_objects(own[:1]) or ()), None)
             lent = collectives.broadcast_object(lent)
             if last is None:
@@ -121,13 +130,6 @@ def read_windows(
     next(batches, None)  # who asks once more asks the loader
 
 
-def _exchange(own: Sizes, share: int, collectives: Collectives | None) -> dict[int, Sizes]:
-    """The sizes of each shard's batches, in their order."""
-    if collectives is None:
-        return {share: own}
-    return dict(collectives.broadcast_object(collectives.gather_objects((share, own))))
-
-
 def _by_step(sizes: dict[int, Sizes]) -> list[tuple[int, ...]]:
     """For each step the sizes of all shards' batches: 0 where one has none, and 1 for each if one
     is unknown.
@@ -136,12 +138,3 @@ def _by_step(sizes: dict[int, Sizes]) -> list[tuple[int, ...]]:
     if any(None in part for part in parts):
         parts = [[1] * len(part) for part in parts]
     return [tuple(size or 0 for size in step) for step in zip_longest(*parts)]
-
-
-def _no_batch(sizes: dict[int, Sizes]) -> ConfigurationError:
-    empty = [str(share) for share, part in sorted(sizes.items()) if not part]
-    return ConfigurationError(
-        f"The training loader gave no batch in this epoch on {len(empty)} of {len(sizes)} ranks "
-        f"(shards of the data: {', '.join(empty)}), so that there is none with which they could "
-        "join the others' steps. Give each rank at least one batch."
-    )

@@ -113,7 +113,12 @@ class CSVLogger(RunFolderLogger):
     def _save_facts(self) -> None:
         if self._facts:
             path = self.folder() / "run.json"
-            facts = {**_read_facts(path), **self._facts}
+            facts: Any = None
+            with contextlib.suppress(OSError, ValueError):
+                facts = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(facts, dict):
+                facts = {}
+            facts.update(self._facts)
             with self.writing():
                 path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             self._facts = {}
@@ -127,9 +132,10 @@ class CSVLogger(RunFolderLogger):
             with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_to_text(columns, self._rows))
             return
-        earlier = [
-            row for row in _read_rows(path) if not (self._begins and _is_from(self._rows[0], row))
-        ]
+        earlier = _read_rows(path)
+        if self._begins:
+            first = self._rows[0]["step"]
+            earlier = [row for row in earlier if not _is_from(first, row.get("step"))]
         self._begins = False
         temporary = path.with_name(f".{path.name}.partial")
         header = dict(zip(columns, columns, strict=True))
@@ -141,14 +147,9 @@ class CSVLogger(RunFolderLogger):
 
 def _to_cell(name: str, value: object) -> float | int:
     number = to_scalar(name, value)
-    return int(number) if name == "epoch" and number.is_integer() else number  # which counts
-
-
-def _read_facts(path: Path) -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return facts if isinstance(facts, dict) else {}
-    return {}
+    if name == "epoch" and number.is_integer():  # which counts
+        return int(number)
+    return number
 
 
 def _read_columns(path: Path) -> list[str]:
@@ -163,10 +164,10 @@ def _read_rows(path: Path) -> list[dict[str, object]]:
     return []
 
 
-def _is_from(first: dict[str, Any], row: dict[str, Any]) -> bool:
-    """True if a row of the file belongs to the step of another row, or to a later one."""
+def _is_from(first: Any, step: Any) -> bool:
+    """True if a row of the file is of the step `first`, or of a later one."""
     with contextlib.suppress(TypeError, ValueError):
-        return float(row["step"]) >= float(first["step"])
+        return float(step) >= float(first)
     return False
 
 

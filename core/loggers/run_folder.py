@@ -79,10 +79,18 @@ class RunFolderLogger(Logger):
         experiment = self._save_dir / self._name
         with self.writing():
             if self._version is None:
-                self._version, self._has_made = _claim_next(experiment), True
-            folder = experiment / (
-                self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}"
-            )
+                taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
+                # The highest and not the first gap, so that runs are in order. Another process may
+                # claim it first: then the next.
+                number = max((int(text) for text in taken if text.isdecimal()), default=-1)
+                while self._version is None:
+                    number += 1
+                    with contextlib.suppress(FileExistsError):
+                        (experiment / f"{_PREFIX}{number}").mkdir(parents=True)
+                        self._version, self._has_made = number, True
+            folder = experiment / f"{_PREFIX}{self._version}"
+            if isinstance(self._version, str):
+                folder = experiment / self._version
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._has_made = True
@@ -136,8 +144,9 @@ class RunFolderLogger(Logger):
         """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its
         `str`.
         """
-        options = vars(params) if isinstance(params, Namespace) else params
-        text = json.dumps(dict(options), indent=2, default=str, skipkeys=True)
+        if isinstance(params, Namespace):
+            params = vars(params)
+        text = json.dumps(dict(params), indent=2, default=str, skipkeys=True)
         with self.writing():
             (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
 
@@ -152,13 +161,10 @@ def refuse_shared_folders(loggers: Sequence[Logger]) -> None:
     for logger in loggers:
         if not isinstance(logger, RunFolderLogger):
             continue
-        version = logger.state_dict().get("version")
-        # Without a version each gets a folder of its own, unless it is one logger, given twice.
-        key = (
-            type(logger),
-            os.path.abspath(logger.root_dir),
-            id(logger) if version is None else version,
-        )
+        version = folder = logger.state_dict().get("version")
+        if version is None:  # each gets a folder of its own, unless it is one logger, given twice
+            folder = id(logger)
+        key = (type(logger), os.path.abspath(logger.root_dir), folder)
         if key in seen:
             raise ConfigurationError(
                 f"Two loggers are {type(logger).__name__}({logger.save_dir!r}, {logger.name!r}, "
@@ -184,32 +190,16 @@ def to_scalar(name: str, value: Any) -> float:
         ) from error
 
 
-def _claim_next(experiment: Path) -> int:
-    taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
-    # The highest and not the first gap, so that runs are in order. Another process may claim it
-    # first: then the next.
-    number = max((int(text) for text in taken if text.isdecimal()), default=-1) + 1
-    while True:
-        try:
-            (experiment / f"{_PREFIX}{number}").mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return number
-
-
 def flatten_names(params: Mapping[str, object] | Namespace, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings: `{"model": {"width": 8}}` becomes `{"model/width": 8}`. An empty
     mapping stays.
     """
-    params = vars(params) if isinstance(params, Namespace) else params
+    if isinstance(params, Namespace):
+        params = vars(params)
     flat: dict[str, object] = {}
     for name, value in params.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping | Namespace) and (
-            value if isinstance(value, Mapping) else vars(value)
-        ):
-            flat |= flatten_names(value, f"{path}/")
-        else:
-            flat[path] = value
+        below: dict[str, object] = {}
+        if isinstance(value, Mapping | Namespace):
+            below = flatten_names(value, f"{prefix}{name}/")
+        flat |= below or {f"{prefix}{name}": value}
     return flat

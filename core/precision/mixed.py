@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
-    from torch.amp import GradScaler
     from torch.optim import Optimizer
 
 _NAMES = {torch.float16: "16-mixed", torch.bfloat16: "bf16-mixed"}
@@ -171,7 +170,7 @@ class MixedPrecision(Precision):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the loss scale. The empty state of another precision leaves it as it is."""
         if self._scaler and state:
-            self._scaler.load_state_dict(state)
+            self._scaler.grad_scaler.load_state_dict(state)
 
 
 class LossScaler:
@@ -232,10 +231,6 @@ class LossScaler:
         """The scaler's state after all steps so far."""
         self._update()
         return self.grad_scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the loss scale."""
-        self.grad_scaler.load_state_dict(state)
 
     def _update(self) -> None:
         if self._stepped:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core._version import DISTRIBUTION, __version__
 from core.contract import Strategy
+from core.resolve.candidates import create
 from core.resolve.decision import Choice, Decision, Resolution
 from core.resolve.declared import check_declared
 from core.resolve.devices import check_devices
@@ -20,7 +21,6 @@ from core.resolve.parts import (
     choose_checkpoint_io,
     choose_precision,
     launchers_environment,
-    strategys_launcher,
 )
 from core.resolve.plugins import sort_plugins
 from core.resolve.strategy_choice import check_strategy_argument, choose_strategy
@@ -81,7 +81,7 @@ def resolve(
         machines.accelerator.part,
         len(machines.devices),
         machines.num_nodes,
-        makes_processes=machines.makes_processes,
+        makes_processes=not machines.environment.part.creates_processes,
     )
     if not isinstance(strategy, Strategy):
         # A preset's own parts count as an instance's do; those that were chosen before it are
@@ -91,7 +91,8 @@ def resolve(
             machines = choose_machines(accelerator, devices, num_nodes, own, given)
     formats = choose_precision(precision, chosen.part, chosen.identity, own, given)
     checkpoint_io = choose_checkpoint_io(chosen.part, own, given)
-    launcher = machines.launcher or strategys_launcher(chosen.part)
+    asked = f"{type(chosen.part).__name__} asks for it"
+    launcher = machines.launcher or create("launcher", chosen.part.launcher_name, asked)
     environment = launchers_environment(launcher, machines.environment, own, given)
 
     # The strategy before the launcher: the number of processes follows from its devices.
@@ -112,7 +113,11 @@ def resolve(
         num_nodes=machines.num_nodes,
         interactive_alias=chosen.part.interactive_alias,
     )
-    _check(chosen.part, machines.num_nodes)
+    # Before any process starts: does it all go together?
+    check_declared(chosen.part)
+    chosen.part.check()
+    environment.part.validate(chosen.part.num_processes_per_node, machines.num_nodes)
+    launcher.part.check()
     nodes = Decision("nodes", str(machines.num_nodes), f"num_nodes={num_nodes}")
     parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
     resolution = Resolution(
@@ -121,15 +126,6 @@ def resolve(
     if environment.part.global_rank() == 0:
         _log.info(resolution.summary)
     return resolution
-
-
-def _check(strategy: Strategy, num_nodes: int) -> None:
-    """Check, before any process starts, that it all goes together."""
-    check_declared(strategy)
-    strategy.check()
-    if strategy.cluster_environment is not None:
-        strategy.cluster_environment.validate(strategy.num_processes_per_node, num_nodes)
-    strategy.launcher.check()
 
 
 def _fingerprint(*choices: Choice[Any]) -> Fingerprint:

@@ -21,6 +21,7 @@ from core.resolve.candidates import (
     create,
     detect,
     identify,
+    passed,
     precedence,
     refuse_class,
     same_part,
@@ -31,12 +32,11 @@ from core.resolve.decision import Choice, Decision
 from core.resolve.devices import check_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
     from core.contract import ClusterEnvironment, Launcher
-    from core.contract.accelerator import Detection
 
 KIND = "accelerator"
 
@@ -60,23 +60,33 @@ def choose_accelerator(
         DeviceError: no such device is here, or it can't be used.
     """
     if not isinstance(argument, str | Accelerator):
-        raise _not_an_accelerator(argument)
+        refuse_class(KIND, argument, Accelerator)
+        raise ConfigurationError(
+            f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of "
+            "core.Accelerator. " + _alternatives()
+        )
     word = ""
     if isinstance(argument, str):
         word = normalize_alias(argument)
     brought = given.get("accelerator")
     if brought is not None:
-        _check_agreement(argument, word, brought)
+        named = _STANDS_FOR.get(word, (argument,))
+        if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
+            raise ConfigurationError(
+                f"accelerator={argument!r}, but the strategy was made with "
+                f"{type(brought).__name__}. Leave one of them out."
+            )
         choice = Choice(KIND, brought, identify(KIND, brought), "the strategy brings it")
     elif isinstance(argument, Accelerator):
-        choice = Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
-    elif word == "auto" and "parallel_devices" not in given:
+        choice = passed(KIND, argument)
+    elif word == "auto" and not given.get("parallel_devices"):
         candidates = survey(KIND)
         chosen = best(KIND, candidates, "accelerator={!r}")
         reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))
         return create(KIND, chosen.offer, reason)
     elif word == "auto":
-        choice = _of_devices(given["parallel_devices"])
+        kind = given["parallel_devices"][0].type
+        choice = create(KIND, kind, f"the strategy has parallel_devices on {kind}")
     elif word in _STANDS_FOR:
         return _first_of(word, launcher)
     else:
@@ -125,7 +135,9 @@ def choose_devices(
     checked = check_devices(argument)
     if "parallel_devices" in given:
         return _brought_devices(argument, checked, accelerator, given["parallel_devices"])
-    per_node = _processes_of_a_node(environment, num_nodes)
+    per_node = 0  # processes that a scheduler has made on each node, if alike
+    if environment.creates_processes and environment.world_size() % num_nodes == 0:
+        per_node = environment.world_size() // num_nodes
     if (
         environment.shows_own_device
         and checked in ("auto", -1, per_node)
@@ -138,13 +150,16 @@ def choose_devices(
     if counted is not None:
         indices = list(range(counted))
         reason = f"devices={argument!r} on each of the launcher's nodes"
-    elif checked == "auto":
-        number, reason = _automatic_number(accelerator, environment, num_nodes)
-        indices = accelerator.parse_devices(number)
     else:
         reason = f"devices={argument!r} was asked for"
         if checked == -1:
             reason = "devices=-1 stands for all that are here"
+        elif checked == "auto" and per_node > 1:
+            checked = per_node
+            reason = f"auto: one for each of the {per_node} processes that were started on a node"
+        elif checked == "auto":
+            checked = accelerator.default_num_devices()
+            reason = f"auto: {accelerator.name} takes {checked}"
         indices = accelerator.parse_devices(checked)
     if not indices:
         raise DeviceError(
@@ -152,11 +167,6 @@ def choose_devices(
             f"{_alternatives()}"
         )
     return accelerator.torch_devices(indices), _decision(indices, reason)
-
-
-def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
-    kind = devices[0].type
-    return create(KIND, kind, f"the strategy has parallel_devices on {kind}")
 
 
 def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerator]:
@@ -181,7 +191,16 @@ def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerato
 
 def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
     """Refuse an accelerator that was chosen by the user and isn't here."""
-    detection = _detection(choice)
+    try:
+        detection = detect(choice.part)
+    except (CoreError, KeyboardInterrupt):
+        raise
+    except BaseException as cause:
+        raise PluginLoadError(
+            f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether "
+            f"it is here. {type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows "
+            "which other ones are here."
+        ) from cause
     if not isinstance(detection, Found):
         why = detection.reason
     elif detection.count == 0:
@@ -194,61 +213,9 @@ def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
     raise DeviceError(f"Accelerator {choice.part.name!r} {problem}: {why}. {_alternatives()}")
 
 
-def _detection(choice: Choice[Accelerator]) -> Detection:
-    try:
-        return detect(choice.part)
-    except (CoreError, KeyboardInterrupt):
-        raise
-    except BaseException as cause:
-        raise PluginLoadError(
-            f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether "
-            f"it is here. {type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows "
-            "which other ones are here."
-        ) from cause
-
-
 def _alternatives() -> str:
-    return f"Here are: {_names(other.name for other in survey(KIND) if other.is_here)}."
-
-
-def _check_agreement(argument: object, word: str, brought: Accelerator) -> None:
-    named = _STANDS_FOR.get(word, (argument,))
-    if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
-        raise ConfigurationError(
-            f"accelerator={argument!r}, but the strategy was made with {type(brought).__name__}. "
-            "Leave one of them out."
-        )
-
-
-def _not_an_accelerator(argument: object) -> ConfigurationError:
-    refuse_class(KIND, argument, Accelerator)
-    return ConfigurationError(
-        f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of "
-        "core.Accelerator. " + _alternatives()
-    )
-
-
-def _processes_of_a_node(environment: ClusterEnvironment, num_nodes: int) -> int:
-    """Number of processes that a scheduler has made on each node; 0 if it hasn't, or not alike."""
-    if not environment.creates_processes or environment.world_size() % num_nodes:
-        return 0
-    return environment.world_size() // num_nodes
-
-
-def _automatic_number(
-    accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int
-) -> tuple[int, str]:
-    """Number of devices that `"auto"` takes. If a scheduler made several processes, one for each of
-    them.
-    """
-    per_node = _processes_of_a_node(environment, num_nodes)
-    if per_node > 1:
-        return (
-            per_node,
-            f"auto: one for each of the {per_node} processes that were started on a node",
-        )
-    number = accelerator.default_num_devices()
-    return number, f"auto: {accelerator.name} takes {number}"
+    here = ", ".join(other.name for other in survey(KIND) if other.is_here)
+    return f"Here are: {here or 'none'}."
 
 
 def _brought_devices(
@@ -258,16 +225,16 @@ def _brought_devices(
     if checked not in ("auto", len(brought), indices):
         raise DeviceError(
             f"devices={argument!r}, but the strategy was made with {len(brought)} parallel_devices "
-            f"({_names(map(str, brought))}). Leave one of them out."
+            f"({', '.join(map(str, brought)) or 'none'}). Leave one of them out."
         )
     expected = accelerator.torch_devices(accelerator.parse_devices(1))[0].type
-    strangers = [device for device in brought if device.type != expected]
-    if strangers:
-        raise DeviceError(
-            f"The strategy has {strangers[0]} among its parallel_devices, and accelerator "
-            f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that type, or "
-            "another accelerator."
-        )
+    for device in brought:
+        if device.type != expected:
+            raise DeviceError(
+                f"The strategy has {device} among its parallel_devices, and accelerator "
+                f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that "
+                "type, or another accelerator."
+            )
     return brought, _decision(indices, "the strategy brings parallel_devices")
 
 
@@ -278,7 +245,3 @@ def _decision(indices: Sequence[int], reason: str) -> Decision:
     if len(shown) > 8:
         shown[3:-1] = ["..."]
     return Decision("devices", f"{len(indices)} (indices {', '.join(shown)})", reason)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"

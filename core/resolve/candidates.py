@@ -33,9 +33,13 @@ aren't asked again.
 class Candidate(NamedTuple):
     """A registered part, and whether it is here."""
 
-    name: str
     offer: Offer
     detection: Detection
+
+    @property
+    def name(self) -> str:
+        """By which a user may ask for it."""
+        return _name_of(self.offer)
 
     @property
     def is_here(self) -> bool:
@@ -91,6 +95,11 @@ def identify(kind: str, part: object) -> Identity:
     return Identity(f"{type(part).__module__}.{type(part).__qualname__}")
 
 
+def passed(kind: str, part: Any) -> Choice[Any]:
+    """The choice of an object that the user passed."""
+    return Choice(kind, part, identify(kind, part), "this instance was passed")
+
+
 def survey(kind: str) -> list[Candidate]:
     """Ask every registered part of a kind whether it is here.
 
@@ -112,35 +121,31 @@ def survey(kind: str) -> list[Candidate]:
                 # a plugin can also call sys.exit(), or never come to an end
                 if isinstance(cause, ConfigurationError):
                     raise  # a part that is here may report the user's own mistake
-                _warn_of(kind, offer, cause)
+                detail = failure(cause)
+                if not isinstance(cause, CoreError):
+                    detail += f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
+                named = f"The {kind} {_name_of(offer)!r} of {offer} was not considered."
+                warnings.warn(f"{named} {detail}", RuntimeWarning, stacklevel=2)
     return candidates
 
 
 def _ask_in_time(kind: str, offer: Offer) -> Candidate:
-    name = offer.spec.qualified_name
-    key = (kind, name, str(offer.version))
+    key = (kind, offer.spec.qualified_name, str(offer.version))
     if key in _given_up:
         raise TimeIsUp("it hung before in this process")
     try:
         with time_limit(DETECTION_TIMEOUT_S):
-            candidate = ask(kind, offer)
+            return ask(kind, offer)
     except BaseException as cause:
         if offer.spec.provider != IN_PROCESS and isinstance(cause.__cause__ or cause, TimeIsUp):
             _given_up.add(key)
         raise
-    if offer.status is Status.CONFLICT:
-        return candidate._replace(name=name)
-    return candidate
 
 
-def _warn_of(kind: str, offer: Offer, cause: BaseException) -> None:
-    name, detail = offer.spec.alias, failure(cause)
+def _name_of(offer: Offer) -> str:
     if offer.status is Status.CONFLICT:
-        name = offer.spec.qualified_name
-    if not isinstance(cause, CoreError):
-        detail += f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
-    message = f"The {kind} {name!r} of {offer} was not considered. {detail}"
-    warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return offer.spec.qualified_name
+    return offer.spec.alias
 
 
 def failure(cause: BaseException) -> str:
@@ -155,7 +160,7 @@ def ask(kind: str, offer: Offer) -> Candidate:
     detector: Any = REGISTRIES[kind].get(offer)
     if not isinstance(detector, type):
         detector = REGISTRIES[kind].create(offer)
-    return Candidate(offer.spec.alias, offer, detect(detector))
+    return Candidate(offer, detect(detector))
 
 
 def detect(part: Any) -> Detection:

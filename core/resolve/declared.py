@@ -45,14 +45,10 @@ def check_declared(strategy: Strategy) -> None:
                 f"the methods of core.contract.{protocol.__name__}, and has no {missing[0]}(). "
                 "Write it, or take the capability away."
             )
-    _check_devices(strategy)
-
-
-def _check_devices(strategy: Strategy) -> None:
-    expected, found = strategy.device_types, strategy.parallel_devices[0].type
-    if expected and found not in expected:
-        names = " or ".join(map(repr, expected))
+    types, device_type = strategy.device_types, strategy.parallel_devices[0].type
+    if types and device_type not in types:
+        kinds = " or ".join(map(repr, types))
         raise ConfigurationError(
-            f"{type(strategy).__name__} trains on devices of type {names}, and this run is on "
-            f"{found!r}. Pass accelerator={names}, or leave the strategy to strategy='auto'."
+            f"{type(strategy).__name__} trains on devices of type {kinds}, and this run is on "
+            f"{device_type!r}. Pass accelerator={kinds}, or leave the strategy to strategy='auto'."
         )

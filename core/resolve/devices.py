@@ -42,8 +42,17 @@ def check_devices(devices: object) -> CheckedDevices:
         parts = stripped.removesuffix(",").split(",")
         return _check_indices([_parse(part.strip(), devices) for part in parts], devices)
     if isinstance(devices, Sequence) and not isinstance(devices, bytes | bytearray):
-        return _check_indices([_index(item, devices) for item in devices], devices)
-    return _check_number(_number(devices), devices)
+        indices = []
+        for item in devices:
+            index = _integer(item)
+            if index is None:
+                raise _error(devices, f"{item!r} is not the index of a device")
+            indices.append(index)
+        return _check_indices(indices, devices)
+    number = _integer(devices)
+    if number is None:
+        raise _error(devices, f"a {type(devices).__name__} is none of these")
+    return _check_number(number, devices)
 
 
 def check_num_nodes(num_nodes: object, environment: ClusterEnvironment) -> int:
@@ -76,13 +85,6 @@ def _parse(part: str, text: str) -> int:
     raise _error(text, f"{part!r} is not a whole number")
 
 
-def _number(devices: object) -> int:
-    number = _integer(devices)
-    if number is None:
-        raise _error(devices, f"a {type(devices).__name__} is none of these")
-    return number
-
-
 def _check_number(number: int, written: object) -> int:
     if number == 0:
         raise _error(
@@ -93,13 +95,6 @@ def _check_number(number: int, written: object) -> int:
     if number < -1:
         raise _error(written, "of the negative numbers only -1 means something: all devices")
     return number
-
-
-def _index(item: object, devices: Sequence[object]) -> int:
-    index = _integer(item)
-    if index is None:
-        raise _error(devices, f"{item!r} is not the index of a device")
-    return index
 
 
 def _check_indices(indices: list[int], written: object) -> list[int]:

@@ -43,11 +43,6 @@ class Machines(NamedTuple):
     devices: list[torch.device]
     decision: Decision
 
-    @property
-    def makes_processes(self) -> bool:
-        """True if nothing has made the processes yet."""
-        return not self.environment.part.creates_processes
-
 
 def choose_machines(
     accelerator: str | Accelerator,

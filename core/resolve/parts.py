@@ -19,6 +19,7 @@ from core.resolve.candidates import (
     best,
     create,
     identify,
+    passed,
     precedence,
     refuse_class,
     same_part,
@@ -66,11 +67,18 @@ def choose_precision(
         ConfigurationError: two were named, or no provider offers it.
     """
     kind = "precision"
-    written = _written_precision(argument)
+    written = argument
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        written = str(argument)
+    elif argument is not None and not isinstance(argument, str | Precision):
+        refuse_class(kind, argument, Precision)
+        raise ConfigurationError(
+            f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, "
+            "32, 64, or an instance of core.Precision."
+        )
     wanted = _only(kind, written, plugins.get(kind), given.get("precision_plugin"))
     if isinstance(wanted, Precision):
-        reason = "this instance was passed"
-        return Choice(kind, wanted, identify(kind, wanted), reason)
+        return passed(kind, wanted)
     reason = "it is the default"
     if wanted is not None:
         reason = f"precision={argument or wanted!r} was asked for"
@@ -103,11 +111,11 @@ def choose_checkpoint_io(
     default.
     """
     kind = "checkpoint io"
-    passed = plugins.get(kind)
+    own = plugins.get(kind)
     default: CheckpointIO | None = None
-    if isinstance(passed, CheckpointIO) and passed.is_default:
-        passed, default = None, passed
-    wanted = _only(kind, passed, given.get("checkpoint_io"))
+    if isinstance(own, CheckpointIO) and own.is_default:
+        own, default = None, own
+    wanted = _only(kind, own, given.get("checkpoint_io"))
     if wanted is not None:
         return _passed(kind, wanted)
     own = strategy.configure_checkpoint_io()
@@ -136,11 +144,6 @@ def passed_launcher(
     return _passed(kind, wanted)
 
 
-def strategys_launcher(strategy: Strategy) -> Choice[Launcher]:
-    """The launcher that a strategy asks for."""
-    return create("launcher", strategy.launcher_name, f"{type(strategy).__name__} asks for it")
-
-
 def launchers_environment(
     launcher: Choice[Launcher],
     environment: Choice[ClusterEnvironment],
@@ -162,25 +165,19 @@ def launchers_environment(
     )
 
 
-def _written_precision(argument: object) -> str | Precision | None:
-    if isinstance(argument, int) and not isinstance(argument, bool):
-        return str(argument)
-    if argument is None or isinstance(argument, str | Precision):
-        return argument
-    refuse_class("precision", argument, Precision)
-    raise ConfigurationError(
-        f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, 32, "
-        "64, or an instance of core.Precision."
-    )
-
-
-def _only(kind: str, *sources: object) -> Any:
+def _only(kind: str, *sources: Any) -> Any:
     """The one part among `sources` that was named; None if there is none."""
     named = [source for source in sources if source is not None]
     for other in named[1:]:
-        if not _same(kind, named[0], other):
+        one = named[0]
+        if kind == "precision" and isinstance(one, str) | isinstance(other, str):
+            names = {canonical_precision(getattr(part, "name", part)) for part in (one, other)}
+            is_same = len(names) == 1
+        else:
+            is_same = same_part(kind, one, other)
+        if not is_same:
             raise ConfigurationError(
-                f"Two parts of the kind {kind!r} were passed: {show(named[0])} and {show(other)}. "
+                f"Two parts of the kind {kind!r} were passed: {show(one)} and {show(other)}. "
                 "Keep one of them."
             )
     # An object says more than the name of its class.
@@ -188,14 +185,7 @@ def _only(kind: str, *sources: object) -> Any:
     return next(iter(named), None)
 
 
-def _same(kind: str, one: Any, other: Any) -> bool:
-    if kind == "precision" and isinstance(one, str) | isinstance(other, str):
-        names = [getattr(part, "name", part) for part in (one, other)]
-        return canonical_precision(names[0]) == canonical_precision(names[1])
-    return same_part(kind, one, other)
-
-
 def _passed(kind: str, part: object) -> Choice[Any]:
     if isinstance(part, str):
         return create(kind, part, f"plugins=[{part!r}] was asked for")
-    return Choice(kind, part, identify(kind, part), "this instance was passed")
+    return passed(kind, part)

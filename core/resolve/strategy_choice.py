@@ -9,11 +9,11 @@ from core.launch.script import is_notebook
 from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
 from core.registry.known_plugins import pip_install
 from core.registry.names import split_name
-from core.resolve.candidates import create, identify, refuse_class
-from core.resolve.decision import Choice
+from core.resolve.candidates import create, passed, refuse_class
 
 if TYPE_CHECKING:
     from core.contract import Accelerator
+    from core.resolve.decision import Choice
 
 KIND = "strategy"
 
@@ -57,17 +57,13 @@ def choose_strategy(
             was named and the one that several devices need isn't installed.
     """
     if isinstance(argument, Strategy):
-        return Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
-    if argument.strip().casefold() == "auto":
-        return _automatic(accelerator, num_devices, num_nodes, makes_processes)
-    return _adapted(argument, f"strategy={argument!r} was asked for", accelerator, num_devices)
-
-
-def _automatic(
-    accelerator: Accelerator, num_devices: int, num_nodes: int, makes_processes: bool
-) -> Choice[Strategy]:
-    wanted = f"auto: {_count(num_devices, 'device')} on {_count(num_nodes, 'node')}"
-    if (alias := accelerator.default_strategy(num_devices, num_nodes)) is not None:
+        return passed(KIND, argument)
+    if argument.strip().casefold() != "auto":
+        return _adapted(argument, f"strategy={argument!r} was asked for", accelerator, num_devices)
+    given = f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')}"
+    wanted = f"auto: {given}"
+    alias = accelerator.default_strategy(num_devices, num_nodes)
+    if alias is not None:
         return create(KIND, alias, f"{wanted}, and {accelerator.name} chooses this one")
     if num_devices * num_nodes == 1:
         return create(KIND, _ONE_DEVICE, wanted)
@@ -78,10 +74,9 @@ def _automatic(
             raise
         package = known_aliases(KIND)[DEFAULT_PARALLEL_STRATEGY]
         raise ConfigurationError(
-            f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that "
-            f"takes {DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run "
-            f"{pip_install(package)}, name another strategy (see `core list-strategies`), or use "
-            "devices=1."
+            f"{given} and no strategy: that takes {DEFAULT_PARALLEL_STRATEGY!r}, which is not "
+            f"installed. Run {pip_install(package)}, name another strategy (see "
+            "`core list-strategies`), or use devices=1."
         ) from unknown
     alias = chosen.part.interactive_alias
     if makes_processes and alias is not None and is_notebook():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # new parameters ---------------------------------------------------------------------------------
 
 
-def refuse_new(strategy: str, module: nn.Module, *, refreshes: bool) -> Callable[[], None]:
+def refuse_new(strategy: str, module: nn.Module, refreshes: bool) -> Callable[[], None]:
     """Make it an error that a parameter gets gradients which comes into the module from now on: no
     strategy shards it, or averages its gradients.
 
@@ -40,22 +40,20 @@ def refuse_new(strategy: str, module: nn.Module, *, refreshes: bool) -> Callable
             if own is parameter:
                 raise ConfigurationError(_came_late(strategy, name, refreshes))
 
-    def look(into: nn.Module, newcomers: Iterable[Tensor]) -> None:
+    def look(into: nn.Module, newcomers: Iterable[Tensor | None]) -> None:
         if any(part is into for part in module.modules()):
             for own in newcomers:
-                if own not in known and own.requires_grad:
+                if own is not None and own not in known and own.requires_grad:
                     hooks.append(own.register_post_accumulate_grad_hook(refuse))
-
-    def look_at_parameter(into: nn.Module, name: str, new: Tensor | None) -> None:
-        if new is not None:
-            look(into, [new])
 
     def look_at_module(into: nn.Module, name: str, new: nn.Module | None) -> None:
         if new is not None:
             look(into, new.parameters())
 
     hooks: list[RemovableHandle] = [
-        torchs.register_module_parameter_registration_hook(look_at_parameter),
+        torchs.register_module_parameter_registration_hook(
+            lambda into, name, new: look(into, [new])
+        ),
         torchs.register_module_module_registration_hook(look_at_module),
     ]
 

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import CheckpointError
-from core.session import mismatch, module_tree, nested, state_objects
+from core.session import mismatch, module_tree, nested, optimizer_state, state_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,12 +44,7 @@ def adapted(
                 )
         return named
     if isinstance(saved, dict) and state_objects.is_optimizer(session, target):
-        groups = [
-            {**group, "params": [_renamed(name, renamed) for name in group["params"]]}
-            for group in saved["param_groups"]
-        ]
-        state = {_renamed(name, renamed): entry for name, entry in saved["state"].items()}
-        named = {**saved, "state": state, "param_groups": groups}
+        named = optimizer_state.with_names(saved, lambda name: _renamed(name, renamed))
         if strict:
             return named
         return _without_strangers(session, target, named)

@@ -5,28 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from core.contract.checkpoint_io import Collectives
-    from core.contract.spec import Fingerprint
     from core.contract.world import World
 
 
 class StrategyCollectives:
     """The communication of one strategy; of a world of one without `Capability.COLLECTIVES`."""
 
-    def __init__(
-        self,
-        world: World,
-        has_peers: bool,
-        fingerprint: Fingerprint,
-        in_background: Callable[[], Collectives],
-    ) -> None:
-        self._world, self._fingerprint = world, fingerprint
+    def __init__(self, session: Any) -> None:  # a Session, whose module imports this one
+        self._world: World = session.strategy
+        self._fingerprint = session.fingerprint
         self.rank, self.size = 0, 1
-        if has_peers:
-            self.rank, self.size = world.global_rank, world.world_size
-        self.in_background = in_background
+        if session.has_peers:
+            self.rank, self.size = self._world.global_rank, self._world.world_size
+        self.in_background = session.strategy.background_collectives
 
     @property
     def writer(self) -> Mapping[str, Any]:

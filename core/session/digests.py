@@ -34,7 +34,11 @@ def digest_of(tensor: Tensor) -> Tensor:
     Returns:
         A scalar of int64, on the device of the tensor, without a wait for it.
     """
-    words = _words_of(tensor.detach())
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    # The bits in the elements' logical order: of a contiguous tensor a view, else a copy.
+    words = tensor.resolve_neg().reshape(-1).view(_WORDS[tensor.element_size()])
     columns = torch.zeros(min(_COLUMNS, len(words)), dtype=torch.int64, device=words.device)
     for chunk in words.split(_CHUNK):
         num_whole = len(chunk) // _COLUMNS * _COLUMNS
@@ -43,12 +47,3 @@ def digest_of(tensor: Tensor) -> Tensor:
         columns[: len(chunk) - num_whole] += chunk[num_whole:]
     weights = torch.arange(len(columns), device=words.device).mul_(_STEP).mul_(2).add_(1)
     return columns.mul_(weights).sum()
-
-
-def _words_of(tensor: Tensor) -> Tensor:
-    """The bits in the elements' logical order, as integers. Of a contiguous tensor a view, else a
-    copy.
-    """
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.resolve_neg().reshape(-1).view(_WORDS[tensor.element_size()])

@@ -71,7 +71,10 @@ class RankComparison:
         self._world, self._step = world, step
         self._names = [[*tensors] for _, tensors in parts]
         self._digests = [_stacked(map(digest_of, tensors.values()), device) for _, tensors in parts]
-        keys = [torch.tensor(_hash(key)) for key, _ in parts]
+        keys = []
+        for key, _ in parts:
+            digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+            keys.append(torch.tensor(int.from_bytes(digest, signed=True)))
         rows = _stacked([*keys, *map(digest_of, self._digests)], device).view(2, -1)
         self._rows = world.all_gather(rows)  # (ranks, 2, parts)
         self._copied = None
@@ -247,9 +250,3 @@ def _place(tensor: Any) -> list[object]:
 def _stacked(digests: Iterable[Tensor], device: torch.device) -> Tensor:
     nothing = torch.zeros((), dtype=torch.int64)
     return torch.stack([each.to(device, non_blocking=True) for each in (nothing, *digests)])[1:]
-
-
-def _hash(key: object) -> int:
-    return int.from_bytes(
-        hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big", signed=True
-    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
 from core.session.changed_modules import refuse_new
+from core.session.optimizer_state import check_later_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,17 +48,20 @@ class Guards:
             self._accepted.pop(module)()
         # A world of one may be a peer among others.
         if strategy.world_size > 1 or Capability.ELASTIC in strategy.capabilities:
-            name = type(strategy).__name__
-            self._accepted[module] = refuse_new(name, module, refreshes=refreshes)
+            self._accepted[module] = refuse_new(type(strategy).__name__, module, refreshes)
 
     def watch_optimizers(self, added: Sequence[Optimizer]) -> None:
-        """Compare what ranks have alike after steps."""
+        """Compare what ranks have alike after steps, and look at groups that are added later."""
         session, strategy = self._session, self._session.strategy
         is_cuda = strategy.root_device.type == "cuda"
         if session.compiles and is_cuda and strategy.is_global_zero:
             from core.session.equal_masks import warn_of_equal_masks
 
             warn_of_equal_masks(handle.module for handle in session.handles)
+        if strategy.world_size > 1:
+            for optimizer in added:
+                if hasattr(optimizer, "add_param_group"):
+                    self._undo.append(check_later_groups(optimizer, session.handles))
         if not (session.has_peers and added):
             return
         if self.alike is None:

@@ -20,7 +20,17 @@ _MARKS: WeakKeyDictionary[object, tuple[str, list[tuple[ref[Any], int]]]] = Weak
 def mark(session: Session, state: object, path: str) -> None:
     """This rank. Remember what a failed load of the checkpoint `path` may have overwritten."""
     for owner in _owners(session, state):
-        _MARKS[owner] = (path, [(ref(tensor), tensor._version) for tensor in _tensors_of(owner)])
+        if hasattr(owner, "parameters"):
+            tensors = [*owner.parameters(), *owner.buffers()]
+        else:
+            entries = [entry for entry in owner.state.values() if isinstance(entry, dict)]
+            tensors = [value for entry in entries for value in entry.values()]
+        versions = [
+            (ref(each), each._version)
+            for each in tensors
+            if hasattr(each, "_version") and not each.is_inference()
+        ]
+        _MARKS[owner] = (path, versions)
 
 
 def unmark(session: Session, target: object) -> None:
@@ -59,7 +69,7 @@ def refuse_half_loaded(session: Session, purpose: str, state: object = None) -> 
                 )
 
 
-def _owners(session: Session, value: Any) -> Iterator[object]:
+def _owners(session: Session, value: Any) -> Iterator[Any]:
     if state_objects.is_module(session, value):
         yield session.handle_of(value).module
     elif state_objects.is_optimizer(session, value):
@@ -67,13 +77,3 @@ def _owners(session: Session, value: Any) -> Iterator[object]:
     else:
         for item in nested.items_of(value):
             yield from _owners(session, item)
-
-
-def _tensors_of(owner: Any) -> list[Any]:
-    """Its tensors that count their changes."""
-    if hasattr(owner, "parameters"):
-        tensors = [*owner.parameters(), *owner.buffers()]
-    else:
-        entries = [entry for entry in owner.state.values() if isinstance(entry, dict)]
-        tensors = [value for entry in entries for value in entry.values()]
-    return [each for each in tensors if hasattr(each, "_version") and not each.is_inference()]

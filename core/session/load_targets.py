@@ -21,7 +21,11 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, object] 
     targets = {}
     for name, value in own.items():
         shape = getattr(described[name], "shape", None)
-        if shape != _shape(value):
+        if isinstance(value, ShardedLeaf):
+            own_shape: object = value.global_shape
+        else:
+            own_shape = getattr(value, "shape", None)
+        if shape != own_shape:
             return None
         if shape is not None:
             targets[name] = value
@@ -76,11 +80,3 @@ def _target(parameter: Any, own: Any, described: Any) -> object:
             parameter.shape, parameter.stride(), dtype=described.dtype
         )
     return parameter.to(described.dtype, copy=True)
-
-
-def _shape(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, ShardedLeaf):
-        return value.global_shape
-    if not hasattr(value, "shape"):
-        return None
-    return tuple(value.shape)

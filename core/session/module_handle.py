@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import ConfigurationError
 from core.session import module_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -52,21 +51,3 @@ class ModuleHandle:
         if name not in self._compiled:
             self._compiled[name] = self.compiler(call)
         return self._compiled[name]
-
-
-def find_handle(
-    handles: Sequence[ModuleHandle], module: nn.Module | None, strategy: str
-) -> ModuleHandle:
-    """The handle of a module, own or wrapped; see `Session.handle_of`."""
-    for handle in reversed(handles):
-        if module is None or module is handle.module or module is handle.wrapped:
-            return handle
-    known = ", ".join(type(handle.module).__name__ for handle in handles) or "nothing"
-    name = "A module"
-    if module is not None:
-        name = type(module).__name__
-    raise ConfigurationError(
-        f"{name} was not set up with this {strategy}, which has set up {known}. With Fabric, "
-        "call fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends "
-        "in super().setup(trainer), or calls self.session.add_module(trainer.module)."
-    )

@@ -35,15 +35,16 @@ def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {canonical_name(name): tensor for name, tensor in named}
 
 
-def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
+def is_on(module: nn.Module, device: torch.device) -> bool:
     """True if `module.to(device)` would do nothing. The answer is no if a part has its own
     `_apply`.
 
     Args:
         module: with parameters and buffers.
         device: with its index.
-        base: `torch.nn.Module`.
     """
+    from torch import nn
+
     kinds = set()
     for _, part in _parts(module):
         kinds.add(type(part))
@@ -52,7 +53,7 @@ def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> boo
                 if tensor is not None and tensor.device != device:
                     return False
     # An override may do more than move tensors, so that module has to be asked.
-    return all(kind._apply is base._apply and kind.to is base.to for kind in kinds)
+    return all(kind._apply is nn.Module._apply and kind.to is nn.Module.to for kind in kinds)
 
 
 def tie_again(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

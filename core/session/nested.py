@@ -25,13 +25,16 @@ def items_of(value: Any) -> Iterable[Any]:
     return items
 
 
-def are_alike(target: object, saved: object) -> bool:
+def are_alike(target: Any, saved: Any) -> bool:
     """True for two dicts, and for two lists or tuples of one length."""
     if isinstance(target, dict):
         return isinstance(saved, dict)
-    if not (isinstance(target, list | tuple) and isinstance(saved, list | tuple)):
-        return False
-    return len(target) == len(saved)
+    return are_sequences(target, saved) and len(target) == len(saved)
+
+
+def are_sequences(target: object, saved: object) -> bool:
+    """True for two lists or tuples: those of a user may have grown or shrunk since."""
+    return isinstance(target, list | tuple) and isinstance(saved, list | tuple)
 
 
 def pairs(target: Any, saved: Any) -> Iterator[tuple[Any, Any, Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -28,15 +28,16 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         state: an optimizer's `state_dict()`.
         names: names of its parameters, group after group, in the order of `param_groups`.
     """
+    return with_names(state, names.__getitem__)
+
+
+def with_names(state: Mapping[str, Any], name_of: Callable[[Any], Any]) -> dict[str, Any]:
+    """The state with `name_of(name)` in the place of each parameter's name, or position."""
     groups = [
-        {**group, "params": [names[index] for index in group["params"]]}
-        for group in state["param_groups"]
+        {**group, "params": list(map(name_of, group["params"]))} for group in state["param_groups"]
     ]
-    return {
-        **state,
-        "state": {names[index]: entry for index, entry in state["state"].items()},
-        "param_groups": groups,
-    }
+    entries = {name_of(name): entry for name, entry in state["state"].items()}
+    return {**state, "state": entries, "param_groups": groups}
 
 
 def to_positional(
@@ -80,15 +81,12 @@ def to_positional(
                 f"group {there[name]}. Build the optimizer with the same groups, in the same "
                 "order, as when the checkpoint was written."
             )
-    position = {name: index for index, name in enumerate(names)}
+    positional = with_names(state, {name: index for index, name in enumerate(names)}.__getitem__)
     # torch pairs a group's saved positions with the group's own parameters in order: sorted, each
     # meets itself.
-    groups = [
-        {**group, "params": sorted(map(position.__getitem__, group["params"]))}
-        for group in state["param_groups"]
-    ]
-    entries = {position[name]: entry for name, entry in state["state"].items()}
-    return {**state, "state": entries, "param_groups": groups}
+    for group in positional["param_groups"]:
+        group["params"].sort()
+    return positional
 
 
 def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:
@@ -116,7 +114,7 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
         for key, name in names.items():
             owners.setdefault(key, (index, name))
     found = []
-    for parameter in _parameters_of(optimizer):
+    for parameter in parameters_of(optimizer):
         if id(parameter) not in owners:
             raise ConfigurationError(
                 f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs "
@@ -129,7 +127,8 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
     return [name for _, name in found]
 
 
-def _parameters_of(optimizer: Any) -> list[Any]:
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Its parameters, group after group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -150,7 +149,7 @@ def check_trained(
         ConfigurationError: an optimizer has none.
     """
     for optimizer in optimizers:
-        held = _parameters_of(optimizer)
+        held = parameters_of(optimizer)
         foreign = _foreign(held, handles)
         if held and len(foreign) == len(held):
             names = " or ".join({type(handle.module).__name__: None for handle in handles})
@@ -162,6 +161,20 @@ def check_trained(
             )
         if world_size > 1:
             _warn_of_foreign(optimizer, foreign)
+
+
+def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Callable[[], None]:
+    """Warn of parameters of no module in groups that are added from now on. Returns what undoes
+    it.
+    """
+    add = optimizer.add_param_group
+
+    def add_checked(group: dict[str, Any]) -> None:
+        add(group)
+        _warn_of_foreign(optimizer, _foreign(optimizer.param_groups[-1]["params"], handles))
+
+    vars(optimizer)["add_param_group"] = add_checked
+    return lambda: vars(optimizer).pop("add_param_group", None)
 
 
 def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[Any]:
@@ -191,7 +204,7 @@ def stepped_tensors(optimizers: Iterable[object]) -> Iterator[Tensor]:
 
     for optimizer in optimizers:
         if isinstance(optimizer, Optimizer):
-            for parameter in _parameters_of(optimizer):
+            for parameter in parameters_of(optimizer):
                 for value in (parameter, *optimizer.state.get(parameter, {}).values()):
                     if hasattr(value, "to_local"):
                         yield value.to_local()

@@ -6,8 +6,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.contract.protocols import KeepsRankState
-from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
-from core.session import nested, state_objects
+from core.contract.sharded_leaf import TensorDescription
+from core.session import nested, replicas, state_objects
 
 if TYPE_CHECKING:
     from core.session.session import Session
@@ -37,9 +37,8 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
     if strategy.checkpoint_io.layout != "sharded":
         moved = nested.replace(_on_cpu, kept)
         return {KEY: collectives.gather_objects(moved)}
-    described = collectives.gather_objects(nested.replace(_description, kept))
-    described = collectives.broadcast_object(described)
-    leaves = [nested.replace(_elsewhere, each) for each in described]
+    leaves = collectives.gather_objects(nested.replace(_elsewhere, kept))
+    leaves = collectives.broadcast_object(leaves)
     leaves[collectives.rank] = nested.replace(_here, kept)
     return {KEY: leaves}
 
@@ -88,20 +87,13 @@ def _on_cpu(value: Any) -> object:
     return value.detach().cpu()
 
 
-def _description(value: Any) -> object:
-    if not hasattr(value, "data_ptr"):
-        return value
-    return TensorDescription(tuple(value.shape), value.dtype)
-
-
 def _here(value: Any) -> object:
     if not hasattr(value, "data_ptr"):
         return value
-    shape = tuple(value.shape)
-    return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value.detach()),))
+    return replicas.here(value.detach())
 
 
 def _elsewhere(value: Any) -> object:
-    if not isinstance(value, TensorDescription):
+    if not hasattr(value, "data_ptr") and not isinstance(value, TensorDescription):
         return value
-    return ShardedLeaf(value.shape, value.dtype)
+    return replicas.elsewhere(value)

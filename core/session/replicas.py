@@ -9,7 +9,7 @@ from core.contract.sharded_leaf import Chunk, ShardedLeaf, has_turn
 from core.session import nested
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,15 +32,21 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
         size: number of processes.
     """
     # By memory, so that a tied parameter is one, and the state's detached tensors are found again.
-    owners = _owners({_memory_of(tensor): tensor.nbytes for tensor in replicated}, size)
+    sizes = {_memory_of(tensor): tensor.nbytes for tensor in replicated}
+    loads, owners = [0] * size, {}
+    # a stable sort: the order is shared
+    for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):
+        if num_bytes >= _MIN_BYTES:
+            # Of equal loads the first: `index` gives the same rank everywhere.
+            owners[memory] = owner = loads.index(min(loads))
+            loads[owner] += num_bytes
 
     def shared(value: Any) -> object:
         if not hasattr(value, "data_ptr") or _memory_of(value) not in owners:
             return value
-        shape = tuple(value.shape)
         if owners[_memory_of(value)] != rank:
-            return ShardedLeaf(shape, value.dtype)
-        return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value),))
+            return elsewhere(value)
+        return here(value)
 
     return nested.replace(shared, state)
 
@@ -59,7 +65,9 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> object:
     axes, coordinate, turns = mesh.mesh_dim_names or (), mesh.get_coordinate() or (), count()
 
     def dropped(value: Any) -> object:
-        own = _axes_of(value)
+        own: tuple[str, ...] = ()
+        if hasattr(value, "device_mesh"):
+            own = value.device_mesh.mesh_dim_names or ()
         # No DTensor, one cut along every axis, which has no copies, or one on the user's own mesh.
         if not own or own == axes or not set(own) <= set(axes):
             return value
@@ -69,28 +77,20 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> object:
         )
         if has_turn(next(turns), positions):
             return value
-        return ShardedLeaf(tuple(value.shape), value.dtype)
+        return elsewhere(value)
 
     return nested.replace(dropped, state)
 
 
-def _axes_of(value: Any) -> tuple[str, ...]:
-    """The axes of a DTensor; none of anything else."""
-    if not hasattr(value, "device_mesh"):
-        return ()
-    return value.device_mesh.mesh_dim_names or ()
+def here(value: Any) -> ShardedLeaf:
+    """The leaf of a tensor that this rank writes."""
+    shape = tuple(value.shape)
+    return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value),))
 
 
-def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[int, int], int]:
-    loads = [0] * num_ranks
-    owners = {}
-    # a stable sort: the order is shared
-    for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):
-        if num_bytes >= _MIN_BYTES:
-            # Of equal loads the first: `index` gives the same rank everywhere.
-            owners[memory] = owner = loads.index(min(loads))
-            loads[owner] += num_bytes
-    return owners
+def elsewhere(value: Any) -> ShardedLeaf:
+    """The leaf of a tensor, or of one that was described, which another rank writes."""
+    return ShardedLeaf(tuple(value.shape), value.dtype)
 
 
 def _memory_of(tensor: Tensor) -> tuple[int, int]:

@@ -50,14 +50,10 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
         CheckpointError: another class has saved it, or it has no groups.
     """
     groups = saved.get("param_groups")
-    has_groups = isinstance(groups, list) and all(map(_is_group, groups))
-    if not (has_groups and groups):
+    has_groups = isinstance(groups, list) and groups
+    if not has_groups or not all(isinstance(each, dict) and "params" in each for each in groups):
         raise wrong_kind(f"{place}['param_groups']", groups, "a list of dicts with 'params'")
     _compare("optimizer", _class_of(optimizer), saved.get(OPTIMIZER_KEY))
-
-
-def _is_group(value: object) -> bool:
-    return isinstance(value, dict) and "params" in value
 
 
 def wrong_kind(place: str, saved: object, expected: str) -> CheckpointError:
@@ -120,30 +116,36 @@ def check_schedulers(
             f"configure_optimizers made {len(schedulers)}. Make those that it was saved with, or "
             "start a new run from its weights."
         )
+    what = ""
     if schedulers and not states:
         names = ", ".join(_name_of(type(scheduler)) for scheduler in schedulers)
-        warnings.warn(
-            f"The checkpoint has no state of a learning-rate scheduler, and {names} begins anew, "
-            "at its first step.",
-            stacklevel=2,
+        what = f"no state of a learning-rate scheduler, and {names} begins anew, at its first step"
+    elif states and not schedulers:
+        what = (
+            "the state of a learning-rate scheduler, and configure_optimizers made none: rates "
+            "stay as saved"
         )
-    if states and not schedulers:
-        warnings.warn(
-            "The checkpoint has the state of a learning-rate scheduler, and configure_optimizers "
-            "made none: rates stay as saved.",
-            stacklevel=2,
-        )
+    if what:
+        warnings.warn(f"The checkpoint has {what}.", stacklevel=2)
     for each in zip(schedulers, states, described or [None] * len(states), strict=False):
         check_scheduler(*each)
 
 
 def _compare(what: str, own: type, name: str | None) -> None:
-    if not name or _is_same(own, name):
+    if not name:
         return
-    if _are_strangers(own, name):
+    mine, (module, _, last) = _name_of(own), name.rpartition(".")
+    of_torch = {each.startswith("torch.") for each in (mine, name)}
+    # One of the user's may have moved to another module, as from a script to a package.
+    if name == mine or (of_torch == {False} and last == own.__name__):
+        return
+    other: Any = getattr(sys.modules.get(module), last, None)
+    are_known = of_torch == {True} and isinstance(other, type)
+    # AdamW is a subclass of Adam.
+    if are_known and not issubclass(own, other) and not issubclass(other, own):
         raise _refusal(what, own, name)
     warnings.warn(
-        f"The {what} state in the checkpoint is of {name}, and {_name_of(own)} goes on from it, "
+        f"The {what} state in the checkpoint is of {name}, and {mine} goes on from it, "
         f"with the options that were saved. Make the {what} that it was saved with if you want "
         "another thing.",
         stacklevel=2,
@@ -164,24 +166,3 @@ def _class_of(optimizer: Optimizer) -> type:
 
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_same(own: type, saved: str) -> bool:
-    """True of the class itself; one of the user's may have moved to another module, as from a
-    script to a package.
-    """
-    if saved == _name_of(own):
-        return True
-    is_users = not saved.startswith("torch.") and not _name_of(own).startswith("torch.")
-    return is_users and saved.rpartition(".")[2] == own.__name__
-
-
-def _are_strangers(own: type, saved: str) -> bool:
-    """True if both are classes of torch, and neither is a subclass of the other. AdamW is one of
-    Adam.
-    """
-    if not (saved.startswith("torch.") and _name_of(own).startswith("torch.")):
-        return False
-    module, _, name = saved.rpartition(".")
-    other = getattr(sys.modules.get(module), name, None)
-    return isinstance(other, type) and not issubclass(own, other) and not issubclass(other, own)

@@ -6,13 +6,13 @@ import sys
 from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, UnsupportedError
+from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import default_step, mismatch, module_tree, optimizer_state
 from core.session.changed_modules import ReplacedParameters, beside
 from core.session.collectives import StrategyCollectives
 from core.session.guards import Guards
-from core.session.module_handle import ModuleHandle, find_handle
+from core.session.module_handle import ModuleHandle
 from core.session.required import required
 
 if TYPE_CHECKING:
@@ -191,7 +191,12 @@ class Session:
         """
         strategy = self.strategy
         self._check_number(len(strategy.optimizers) + len(optimizers))
-        self._rebind(optimizers)
+        if self._replaced:
+            for handle in self.handles:
+                # an identity that was replaced may be that of another object by now
+                handle.original_names.clear()
+            for optimizer in optimizers:
+                self._replaced.rebind(optimizer)
         optimizer_state.check_trained(optimizers, self.handles, strategy.world_size)
         added = [
             required(
@@ -229,23 +234,13 @@ class Session:
 
     def move_module(self, module: nn.Module) -> None:
         """All ranks. Move parameters and buffers to the strategy's `root_device`, in place."""
-        from torch import nn
-
         device = self.strategy.root_device
         # torch would walk through all for nothing
-        if not module_tree.is_on(module, device, nn.Module):
+        if not module_tree.is_on(module, device):
             before = dict(module.named_parameters(remove_duplicate=False))
             module.to(device)
             # Devices that can't take over a parameter's memory have new objects in its place.
             self._replaced.remember(module, module_tree.tie_again(module, before).items())
-
-    def _rebind(self, optimizers: Sequence[Optimizer]) -> None:
-        if self._replaced:
-            for handle in self.handles:
-                # an identity that was replaced may be that of another object by now
-                handle.original_names.clear()
-            for optimizer in optimizers:
-                self._replaced.rebind(optimizer)
 
     def handle_of(self, module: nn.Module | None = None) -> ModuleHandle:
         """The handle of a module, own or wrapped; of the last one that was set up if None is given.
@@ -253,7 +248,18 @@ class Session:
         Raises:
             ConfigurationError: the module wasn't set up with this strategy.
         """
-        return find_handle(self.handles, module, self._name)
+        for handle in reversed(self.handles):
+            if module is None or module is handle.module or module is handle.wrapped:
+                return handle
+        known = ", ".join(type(handle.module).__name__ for handle in self.handles) or "nothing"
+        name = "A module"
+        if module is not None:
+            name = type(module).__name__
+        raise ConfigurationError(
+            f"{name} was not set up with this {self._name}, which has set up {known}. With Fabric, "
+            "call fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends "
+            "in super().setup(trainer), or calls self.session.add_module(trainer.module)."
+        )
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the optimizer's parameters by identity; see `Strategy.parameter_names`."""
@@ -395,10 +401,7 @@ class Session:
     @property
     def collectives(self) -> Collectives:
         """The communication that a CheckpointIO needs."""
-        strategy = self.strategy
-        return StrategyCollectives(
-            strategy, self.has_peers, self.fingerprint, strategy.background_collectives
-        )
+        return StrategyCollectives(self)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it ---------------
 

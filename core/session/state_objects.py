@@ -86,7 +86,20 @@ def restore(session: Session, target: Any, saved: Any, strict: bool, place: str)
         state = _without(same_class.OPTIMIZER_KEY, saved)
         session.strategy.load_optimizer_state_dict(target, state)
     elif callable(getattr(target, "load_state_dict", None)):
-        _restore_object(target, saved, strict, place)
+        try:
+            if hasattr(target, "_modules"):
+                mismatch.load(target, saved, strict=strict)
+            else:
+                if is_scheduler(target):
+                    saved = _without(same_class.SCHEDULER_KEY, saved)
+                target.load_state_dict(saved)
+        except (CoreError, OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever the user's own method raises
+            reason = f"its load_state_dict raised {type(error).__name__}: {error}"
+            raise same_class.wrong_kind(
+                place, saved, f"a state of {type(target).__name__} ({reason})"
+            ) from error
     elif nested.are_alike(target, saved):
         restored = {
             key: restore(session, item, part, strict, f"{place}[{key!r}]")
@@ -102,29 +115,12 @@ def restore(session: Session, target: Any, saved: Any, strict: bool, place: str)
     return True
 
 
-def _restore_object(target: Any, saved: Any, strict: bool, place: str) -> None:
-    try:
-        if hasattr(target, "_modules"):
-            mismatch.load(target, saved, strict=strict)
-        else:
-            if is_scheduler(target):
-                saved = _without(same_class.SCHEDULER_KEY, saved)
-            target.load_state_dict(saved)
-    except (CoreError, OSError, MemoryError):
-        raise
-    except Exception as error:  # whatever the user's own method raises
-        reason = f"its load_state_dict raised {type(error).__name__}: {error}"
-        raise same_class.wrong_kind(
-            place, saved, f"a state of {type(target).__name__} ({reason})"
-        ) from error
-
-
 def check_kinds(session: Session, target: Any, saved: Any, place: str = "state") -> None:
     """Check, before anything is restored, that what was saved is of the kind of what it is restored
     into.
 
-    A module, optimizer or scheduler needs a dict, and a container that holds any needs one like it;
-    optimizers and schedulers can go on from what their own class has saved.
+    A module, optimizer or scheduler needs a dict, a tensor a tensor, and a container of any of
+    these one like it; optimizers and schedulers can go on from what their own class has saved.
 
     Raises:
         CheckpointError: one can't.
@@ -133,8 +129,16 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
         if nested.are_alike(target, saved):
             for key, item, part in nested.pairs(target, saved):
                 check_kinds(session, item, part, f"{place}[{key!r}]")
+        elif _holds_state(target) and not nested.are_sequences(target, saved):
+            expected = f"a {type(target).__name__} of tensors or states"
+            raise same_class.wrong_kind(place, saved, expected)
+    elif hasattr(target, "data_ptr"):
+        if not hasattr(saved, "shape"):
+            raise same_class.wrong_kind(place, saved, "a tensor")
     elif hasattr(target, "load_state_dict"):
-        if not isinstance(saved, dict) and _has_dict(session, target):
+        # Modules and optimizers aren't asked what their state is: it takes long.
+        has_dict = hasattr(target, "_modules") or is_optimizer(session, target)
+        if not isinstance(saved, dict) and (has_dict or isinstance(target.state_dict(), dict)):
             expected = f"a dict, the state of {type(target).__name__},"
             raise same_class.wrong_kind(place, saved, expected)
         if is_optimizer(session, target):
@@ -150,17 +154,14 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
                     raise same_class.wrong_kind(f"{place}[{name!r}]", value, expected)
 
 
+def _holds_state(value: Any) -> bool:
+    if hasattr(value, "data_ptr") or hasattr(value, "load_state_dict"):
+        return True
+    return any(map(_holds_state, nested.items_of(value)))
+
+
 def _has_fractions(value: Any) -> bool:
     return hasattr(value, "dtype") and value.dtype.is_floating_point
-
-
-def _has_dict(session: Session, target: Any) -> bool:
-    """True if the state of an object is a dict. Modules and optimizers aren't asked: it takes
-    long.
-    """
-    if hasattr(target, "_modules") or is_optimizer(session, target):
-        return True
-    return isinstance(target.state_dict(), dict)
 
 
 def _without(key: str, saved: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
 from core.contract.errors import ModuleError, UnsupportedError
+from core.session.optimizer_state import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,9 +128,16 @@ class Weights:
         if step.num_accumulated > 1:
             self._add(own, optimizers)
             return self._scaled(loss, own, step.num_accumulated)
+        import torch
+
         total = self._sum(own)
         self._windows[id(optimizers[0])] = Window(own, total)
-        return loss * _quotient(own * self._world.data_parallel_size, total)
+        shared = own * self._world.data_parallel_size
+        if isinstance(total, torch.Tensor):
+            part: float | Tensor = torch.where(total == 0, 0.0, shared / total)
+        else:
+            part = shared / (total or math.inf)
+        return loss * part
 
     def backward(
         self,
@@ -146,8 +154,16 @@ class Weights:
                 weight can't be one.
         """
         own = self._checked(weight)
+        # Go on with windows that were corrected; forget those that were cleared.
         for optimizer in optimizers:
-            self._reopen(optimizer)
+            window = self._windows.get(id(optimizer), Window())
+            if window.has_gradients and not _gradients_of(optimizer):  # after `model.zero_grad()`
+                self.drop(optimizer)
+            elif window.total is not None:
+                total, window.total = _read(window.total), None
+                if total:
+                    shards = self._world.data_parallel_size
+                    self._world.scale_gradients(optimizer, total / (shards * self._reference))
         if len(optimizers) == 1:
             run(self._scaled(loss, own, 1))
         else:
@@ -162,7 +178,7 @@ class Weights:
             )
         self._add(own, optimizers)
         for optimizer in optimizers:
-            self._windows[id(optimizer)].has_gradients = _has_any(optimizer)
+            self._windows[id(optimizer)].has_gradients = bool(_gradients_of(optimizer))
 
     def correct(self, optimizer: Optimizer) -> None:
         """All ranks, when the window's gradients are complete. Make them those of the mean over all
@@ -194,19 +210,6 @@ class Weights:
     def drop(self, optimizer: Optimizer) -> None:
         """Forget the window of an optimizer whose gradients were cleared."""
         self._windows.pop(id(optimizer), None)
-
-    def _reopen(self, optimizer: Optimizer) -> None:
-        """All ranks, before a backward by hand. Go on with a window that was corrected; forget one
-        that was cleared.
-        """
-        window = self._windows.get(id(optimizer), Window())
-        if window.has_gradients and not _has_any(optimizer):  # after `model.zero_grad()`, say
-            self.drop(optimizer)
-        elif window.total is not None:
-            total, window.total = _read(window.total), None
-            if total:
-                shards = self._world.data_parallel_size
-                self._world.scale_gradients(optimizer, total / (shards * self._reference))
 
     def _add(self, own: float | Tensor, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
@@ -269,20 +272,9 @@ def _read(total: Any) -> float:
     return number
 
 
-def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
-    """`part / total`, and 0 where there is nothing."""
-    import torch
-
-    if isinstance(total, torch.Tensor):
-        return torch.where(total == 0, 0.0, part / total)
-    if not total:
-        return 0.0
-    return part / total
-
-
 def _gradients(optimizer: Optimizer) -> list[Any]:
     """The gradient of each parameter; of those in shards, this rank's own, and None for none."""
-    gradients = [each.grad for group in optimizer.param_groups for each in group["params"]]
+    gradients = [each.grad for each in parameters_of(optimizer)]
     return [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
 
 
@@ -293,10 +285,6 @@ def _gradients_of(optimizer: Optimizer) -> list[Tensor]:
 def _versions(optimizer: Optimizer) -> list[tuple[int, int]]:
     """Numbers that change when one of the gradients does."""
     return [(id(grad), getattr(grad, "_version", 0)) for grad in _gradients(optimizer)]
-
-
-def _has_any(optimizer: Optimizer) -> bool:
-    return bool(_gradients_of(optimizer))
 
 
 def scale_gradients(optimizer: Optimizer, factor: float) -> None:

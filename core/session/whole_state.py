@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
@@ -19,9 +20,7 @@ from core.session import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from torch import Tensor
+    from collections.abc import Callable, Mapping
 
     from core.contract.checkpoint_io import PathLike
     from core.session.session import Session
@@ -58,8 +57,11 @@ def save_checkpoint(
     # one.
     are_alike = Capability.REPLICATED_PARAMETERS in strategy.capabilities
     if sharded and collectives.size > 1 and are_alike:
+        # in an order that ranks share
+        parameters = chain.from_iterable(handle.module.parameters() for handle in session.handles)
+        kept_too = optimizer_state.stepped_tensors(strategy.optimizers)
         plain = replicas.share_out(
-            plain, _parameter_tensors(session), rank=collectives.rank, size=collectives.size
+            plain, chain(parameters, kept_too), rank=collectives.rank, size=collectives.size
         )
     if sharded and strategy.device_mesh is not None:
         plain = replicas.drop_copies(plain, strategy.device_mesh)
@@ -72,19 +74,6 @@ def save_checkpoint(
     if not (sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero):
         plain = None
     checkpoint_io.save_checkpoint(plain, path, collectives=collectives)
-
-
-def _parameter_tensors(session: Session) -> Iterator[Tensor]:
-    """Parameters of all modules, and the tensors that optimizers keep for them, in an order that
-    ranks share.
-    """
-    for handle in session.handles:
-        yield from handle.module.parameters()
-    for optimizer in session.strategy.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                entry = optimizer.state.get(parameter, {})
-                yield from (value for value in entry.values() if hasattr(value, "data_ptr"))
 
 
 def load_checkpoint(

@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from core.strategies.rendezvous.store import RendezvousStore
 
 
-def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> None:
-    """Check that all are equal.
-
-    Args:
-        fingerprints: one a rank, in the order of ranks.
-        hosts: name of each rank's node, in the same order; may be left out.
-
-    Raises:
-        FingerprintError: they aren't; a table says which ranks, on which nodes, have what.
-    """
-    difference = _difference(fingerprints, hosts or ["?"] * len(fingerprints))
-    if difference:
-        raise FingerprintError(difference)
-
-
 def exchange(
     store: RendezvousStore,
     rank: int,
@@ -58,37 +43,31 @@ def exchange(
     Raises:
         FingerprintError: on all ranks, if one differs.
     """
-    rows = json.dumps(mine)
-    kind = hashlib.blake2b(rows.encode(), digest_size=8).hexdigest()
-    store.set(f"{prefix}/{rank}", json.dumps([socket.gethostname(), kind]))
-    if store.add(f"{prefix}/of/{kind}", 1) == 1:  # the first of its kind says what that is
-        store.set(f"{prefix}/rows/{kind}", rows)
+    kind = hashlib.blake2b(repr(mine).encode(), digest_size=8).hexdigest()
+    store.set(f"{prefix}/{rank}", json.dumps([socket.gethostname(), mine]))
+    store.add(f"{prefix}/of/{kind}", 1)
     # To add nothing is to read a counter.
     if store.add(f"{prefix}/come", 1) == world_size:
         verdict = ""
         if store.add(f"{prefix}/of/{kind}", 0) != world_size:
-            answers = [json.loads(store.get(f"{prefix}/{rank}")) for rank in range(world_size)]
-            texts = {
-                each: store.get(f"{prefix}/rows/{each}") for each in {kind for _, kind in answers}
-            }
-            # JSON has made lists of the tuples, which can't be compared or hashed.
-            all_rows = {each: tuple(map(tuple, json.loads(text))) for each, text in texts.items()}
-            verdict = _difference(
-                [all_rows[each] for _, each in answers], [host for host, _ in answers]
-            )
+            texts = [store.get(f"{prefix}/{each}") for each in range(world_size)]
+            verdict = describe_difference(list(map(json.loads, texts)))
         store.set(f"{prefix}/verdict", verdict)
     verdict = store.get(f"{prefix}/verdict").decode()
     if verdict:
         raise FingerprintError(verdict)
 
 
-def _difference(fingerprints: Sequence[Fingerprint], hosts: Sequence[str]) -> str:
-    """The difference as a table; empty if there is none."""
-    ranks: dict[Fingerprint, list[int]] = defaultdict(list)
-    for rank, rows in enumerate(fingerprints):
-        ranks[rows].append(rank)
-    if len(ranks) == 1:
-        return ""
+def describe_difference(answers: Sequence[tuple[str, Sequence[Sequence[str]]]]) -> str:
+    """A table of which ranks, on which nodes, have what.
+
+    Args:
+        answers: of each rank, in the order of ranks: name of its node, and its fingerprint.
+    """
+    ranks: dict[tuple[tuple[str, ...], ...], list[int]] = defaultdict(list)
+    for rank, (_, rows) in enumerate(answers):
+        # JSON has made lists of the tuples, which can't be hashed
+        ranks[tuple(map(tuple, rows))].append(rank)
     table = [("kind", "ranks", "nodes", "alias", "provider")]
     for kind in sorted({row[0] for rows in ranks for row in rows}):
         chosen = {rows: tuple(row for row in rows if row[0] == kind) for rows in ranks}
@@ -98,7 +77,7 @@ def _difference(fingerprints: Sequence[Fingerprint], hosts: Sequence[str]) -> st
                 providers = ", ".join(
                     f"{name} {version}".rstrip() for _, _, name, version in chosen[rows]
                 )
-                nodes = ", ".join(dict.fromkeys(hosts[rank] for rank in members))
+                nodes = ", ".join(dict.fromkeys(answers[rank][0] for rank in members))
                 table.append((kind, spans(members), nodes, aliases or "none", providers or "-"))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [

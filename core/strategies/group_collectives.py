@@ -10,9 +10,12 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
 
     from core.contract import Collectives
+
+    Buffers: TypeAlias = Iterable[tuple[int, Any]]
 
 _PIECE_BYTES = 1 << 28
 """The most bytes of one message: the sizes that gloo's transports take have had limits."""
@@ -31,13 +34,37 @@ def gather_objects(
     elsewhere.
     """
     whole = group or dist.group.WORLD
-    if whole is not None and dst == 0 and _hears_branches(whole):
-        return _gather_within(obj, whole)
+    if whole is not None and dst == 0:
+        # NCCL's groups send from devices only: to send between two ranks, they would connect these
+        # two first.
+        size, backends = dist.get_world_size(whole), dist.get_backend_config(whole)
+        if FAN < size == dist.get_world_size() and "cpu:" in backends:
+            return _gather_within(obj, whole)
     gathered: list[object] | None = None
     if dist.get_rank(group) == dst:
         gathered = [None] * dist.get_world_size(group)
     dist.gather_object(obj, gathered, dst=dst, group=group)
     return gathered
+
+
+def _exchange(
+    group: dist.ProcessGroup,
+    sends: Buffers = (),
+    receives: Buffers = (),
+) -> None:
+    # Receives first: what comes then has a place.
+    works = [*_messages(dist.irecv, receives, group), *_messages(dist.isend, sends, group)]
+    for work in works:
+        work.wait()
+
+
+def _messages(
+    send: Callable[..., Any], buffers: Buffers, group: dist.ProcessGroup
+) -> Iterator[Any]:
+    for rank, buffer in buffers:
+        if len(buffer):
+            for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(_PIECE_BYTES):
+                yield send(piece, rank, group=group)
 
 
 class GroupCollectives:
@@ -69,24 +96,11 @@ class GroupCollectives:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return gather_objects(obj, dst, self._group)
 
-    def exchange(
-        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
-    ) -> None:
+    def exchange(self, sends: Buffers, receives: Buffers) -> None:
         """Send bytes to ranks, and receive some from ranks, all at once; see
         `DirectCollectives.exchange`.
         """
-        # Receives first: what comes then has a place.
-        works = [*self._messages(dist.irecv, receives), *self._messages(dist.isend, sends)]
-        for work in works:
-            work.wait()
-
-    def _messages(
-        self, send: Callable[..., Any], buffers: Sequence[tuple[int, Any]]
-    ) -> Iterator[Any]:
-        for rank, buffer in buffers:
-            if len(buffer):
-                for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(_PIECE_BYTES):
-                    yield send(piece, rank, group=self._group)
+        _exchange(self._group, sends, receives)
 
     def agree(self, vote: bool) -> bool:
         """All ranks. True if all say so."""
@@ -129,17 +143,6 @@ def gather_in_branches(
     return [each for bundle in bundles for each in bundle]
 
 
-def _hears_branches(group: dist.ProcessGroup) -> bool:
-    """True if a group is of all ranks, more than one may hear directly, and sends from the
-    processor.
-
-    NCCL's groups send from devices only: to send between two ranks, they would connect these two
-    first.
-    """
-    size = dist.get_world_size(group)
-    return FAN < size == dist.get_world_size() and "cpu:" in dist.get_backend_config(group)
-
-
 def _gather_within(obj: object, group: dist.ProcessGroup) -> list[object] | None:
     """All ranks of a group that can send from the processor, whose numbers are those of all
     ranks.
@@ -148,29 +151,19 @@ def _gather_within(obj: object, group: dist.ProcessGroup) -> list[object] | None
     def gather_from(obj: object, ranks: Sequence[int]) -> list[object] | None:
         first, others = ranks[0], ranks[1:]
         if dist.get_rank() != first:
-            content = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
-            _pass(dist.isend, [torch.tensor([len(content)])], [first], group)
-            _pass(dist.isend, [content], [first], group)
+            content = bytearray(pickle.dumps(obj))
+            _exchange(group, [(first, bytearray(len(content).to_bytes(8)))])
+            _exchange(group, [(first, content)])
             return None
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in others]
-        _pass(dist.irecv, sizes, others, group)
-        contents = [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
-        _pass(dist.irecv, contents, others, group)
-        return [obj, *(pickle.loads(content.numpy().tobytes()) for content in contents)]
+        sizes = {rank: bytearray(8) for rank in others}
+        _exchange(group, receives=sizes.items())
+        contents = {rank: bytearray(int.from_bytes(size)) for rank, size in sizes.items()}
+        _exchange(group, receives=contents.items())
+        return [obj, *map(pickle.loads, contents.values())]
 
     return gather_in_branches(
         obj, dist.get_rank(group), dist.get_world_size(group), gather_from, FAN
     )
-
-
-def _pass(
-    operation: Any, tensors: Sequence[torch.Tensor], peers: Sequence[int], group: dist.ProcessGroup
-) -> None:
-    """Send or receive, all at once."""
-    for work in [
-        operation(tensor, peer, group) for tensor, peer in zip(tensors, peers, strict=True)
-    ]:
-        work.wait()
 
 
 class GatherWithGradients(torch.autograd.Function):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _PATIENCE = timedelta(seconds=20)
 """With ranks that don't come to a point, unless the limit of collectives is near."""
 _OPERATIONS = {
-    "mean": dist.ReduceOp.SUM,  # and divided; gloo has no average
-    "avg": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.AVG,
+    "avg": dist.ReduceOp.AVG,
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
@@ -104,9 +104,7 @@ class ParallelStrategy(Strategy):
     @property
     def _timeout(self) -> timedelta:
         """Of all that isn't a collective on the devices."""
-        if self._group_timeout is None:
-            return default_pg_timeout
-        return self._group_timeout
+        return self._group_timeout or default_pg_timeout
 
     @property
     def process_group_backend(self) -> str:
@@ -212,7 +210,13 @@ class ParallelStrategy(Strategy):
         Raises:
             ConfigurationError: an unknown `reduce_op`, or a sparse tensor.
         """
-        operation = self._operation(reduce_op)
+        operation: Any = reduce_op
+        if isinstance(reduce_op, str):
+            operation = _OPERATIONS.get(reduce_op.lower())
+        if operation is None:
+            raise ConfigurationError(
+                f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}."
+            )
         if not self._is_connected():
             return tensor
         if tensor.layout != torch.strided:
@@ -221,15 +225,14 @@ class ParallelStrategy(Strategy):
                 "tensor.to_dense(); build layers with sparse gradients, such as nn.Embedding, with "
                 "sparse=False."
             )
-        averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+        averages = operation == dist.ReduceOp.AVG
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())
-        divides = averages and dist.get_backend(group) != "nccl"  # others have no average
-        if averages and not divides:
-            operation = dist.ReduceOp.AVG
-        summed = tensor
-        if divides and tensor.dtype == torch.float16:
-            summed = tensor.float()  # in float16 the sum of some hundred ranks would be infinite
+        summed, divides = tensor, averages and dist.get_backend(group) != "nccl"
+        if divides:  # others have no average
+            operation = dist.ReduceOp.SUM
+            if tensor.dtype == torch.float16:
+                summed = tensor.float()  # the sum of some hundred ranks would be infinite
         # A copy: all_reduce works in place.
         result = self._to_group(summed, copy=True)
         dist.all_reduce(result, op=operation, group=group)
@@ -372,13 +375,3 @@ class ParallelStrategy(Strategy):
         if not self._sends_from(device):
             device = self._group_device
         return tensor.to(device, copy=copy).contiguous()
-
-    @staticmethod
-    def _operation(reduce_op: ReduceOp | object) -> object:
-        if not isinstance(reduce_op, str):
-            return reduce_op
-        if reduce_op.lower() not in _OPERATIONS:
-            raise ConfigurationError(
-                f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}."
-            )
-        return _OPERATIONS[reduce_op.lower()]

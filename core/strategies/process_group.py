@@ -86,9 +86,7 @@ def join(
                 "number, or use another script."
             )
         return False
-    patience = timeout
-    if patience is None:
-        patience = default_pg_timeout
+    patience = timeout or default_pg_timeout
     shared = _shared_store(environment, rank, world_size, patience)
     rendezvous = RendezvousStore(shared, rank, world_size, meets_within(patience))
     select_device()
@@ -128,21 +126,17 @@ def leave() -> None:
     """
     if dist.is_initialized():
         _await_others()
+        # An exception is under way, or has ended the program.
+        is_failing = sys.exc_info()[0] is not None
+        if not threading.main_thread().is_alive():
+            is_failing = is_failing or getattr(sys, "last_value", None) is not None
         # gloo's groups wait for nothing as they go. NCCL's first finish what is in their queues.
-        if _is_failing() and dist.get_backend() != "gloo":
+        if is_failing and dist.get_backend() != "gloo":
             _abort_process_group()
         else:
             dist.destroy_process_group()
         gc.collect()  # what holds a group, such as DDP's reducer with its buffers, is in cycles
         atexit.unregister(_await_others)
-
-
-def _is_failing() -> bool:
-    """True if an exception is under way, or has ended the program."""
-    is_at_exit = not threading.main_thread().is_alive()
-    return sys.exc_info()[0] is not None or (
-        is_at_exit and getattr(sys, "last_value", None) is not None
-    )
 
 
 def _await_others() -> None:
@@ -154,12 +148,12 @@ def _shared_store(
 ) -> Store:
     # One store a process and meeting point: a new server on the same port would race with clients
     # of the old one.
-    key = (environment.main_address, environment.main_port, world_size)
+    place = environment.main_address, environment.main_port
+    key = (*place, world_size)
     if key not in _stores:
         from core.strategies.rendezvous.connections import connect, serve  # once a process
 
         hosts = rank == 0 and not environment.store_is_hosted
-        place = environment.main_address, environment.main_port
         # The server doesn't wait for the ranks: the rendezvous does, and names those that don't
         # come.
         store = serve(*place, timeout) if hosts else connect(*place, rank, timeout)

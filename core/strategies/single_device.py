@@ -22,10 +22,9 @@ class SingleDeviceStrategy(Strategy):
             device: where the model and its batches are; or its name, such as `"cpu"` or `"cuda:1"`.
             parts: `accelerator`, `precision_plugin`, `checkpoint_io`, as every strategy takes them.
         """
-        devices = None
         if device is not None:
-            devices = [device]
-        super().__init__(**parts, parallel_devices=devices)
+            parts["parallel_devices"] = [device]
+        super().__init__(**parts)
 
     def check(self) -> None:
         """Refuse several devices: they would stay idle without a word.

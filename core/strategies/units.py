@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -114,7 +114,13 @@ def _named_by_user(root: nn.Module, listed: Iterable[type[nn.Module] | str]) -> 
     for item in listed:
         matches = {name for name, part in parts.items() if _is_meant(item, name, part)}
         if not matches:
-            raise ConfigurationError(_not_there(root, item, parts))
+            kinds = sorted({type(part).__name__ for part in parts.values()})
+            wanted = str(getattr(item, "__name__", item))
+            raise ConfigurationError(
+                f"{wanted!r} is listed as a unit, and no part of {type(root).__name__} is or has "
+                f"that name.{did_you_mean(wanted, [*kinds, *parts])} It holds "
+                f"{', '.join(_cut(kinds)) or 'nothing'}."
+            )
         found |= matches
     return Units({name: part for name, part in parts.items() if name in found}, "as listed")
 
@@ -123,18 +129,6 @@ def _is_meant(item: type[nn.Module] | str, name: str, part: nn.Module) -> bool:
     if isinstance(item, str):
         return item in (name, type(part).__name__)
     return isinstance(part, item)
-
-
-def _not_there(root: nn.Module, item: Any, parts: Mapping[str, nn.Module]) -> str:
-    kinds = sorted({type(part).__name__ for part in parts.values()})
-    name = getattr(item, "__name__", item)
-    hint = did_you_mean(name, [*kinds, *parts])
-    held = ", ".join(_cut(kinds)) or "nothing"
-    owner = type(root).__name__
-    return (
-        f"{name!r} is listed as a unit, and no part of {owner} is or has that name.{hint} It "
-        f"holds {held}."
-    )
 
 
 def _not_split(root: nn.Module) -> Units:
@@ -170,7 +164,10 @@ def _in_lists(root: nn.Module) -> Units:
     if not lists:  # a deep model may have been made with one layer
         found = [each for each in found if isinstance(each[1], nn.ModuleList)]
         lists = [each for each in found if _repeats(each[1], least=1)]
-    sizes = {name: _num_elements(part) for name, part in lists}
+    sizes = {}
+    for name, part in lists:
+        parameters = (each for each in part.parameters() if not isinstance(each, _LAZY))
+        sizes[name] = sum(each.numel() for each in parameters)
     if not any(sizes.values()):  # lazy, or with nothing on this rank for now
         sizes = {name: len(list(part.parameters())) for name, part in lists}
     lists = [(name, part) for name, part in lists if sizes[name]]
@@ -211,10 +208,6 @@ def _repeats(part: nn.Module, least: int = 2) -> bool:
 
 def _kind(part: nn.Module) -> type[nn.Module]:
     return type(next(part.children()))
-
-
-def _num_elements(part: nn.Module) -> int:
-    return sum(each.numel() for each in part.parameters() if not isinstance(each, _LAZY))
 
 
 def _spans(names: Iterable[str]) -> list[str]:

@@ -5,12 +5,12 @@ loss leaves out.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError, ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection, Iterable
 
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
@@ -43,7 +43,12 @@ class FrozenParameters:
             if parameter in self._known:
                 self._known.pop(parameter)[1].remove()
             if not parameter.requires_grad:
-                handle = _on_gradient(parameter, self._refusal(name))
+                # torch takes hooks of those that aren't frozen only
+                parameter.requires_grad_(True)
+                try:
+                    handle = parameter.register_post_accumulate_grad_hook(self._refuse)
+                finally:
+                    parameter.requires_grad_(False)
                 self._known[parameter] = name, handle
 
     def unfrozen(self) -> dict[Tensor, str]:
@@ -60,26 +65,11 @@ class FrozenParameters:
             handle.remove()
         self._known = {}
 
-    def _refusal(self, name: str) -> Callable[[Tensor], None]:
-        message = (
+    def _refuse(self, parameter: Tensor) -> None:
+        name, _ = self._known[parameter]
+        raise ConfigurationError(
             f"The parameter {name!r} gets gradients, and was frozen when it was set up: {self._why}"
         )
-
-        def refuse(parameter: Tensor) -> None:
-            raise ConfigurationError(message)
-
-        return refuse
-
-
-def _on_gradient(parameter: Tensor, refuse: Callable[[Tensor], None]) -> Any:
-    """A hook for the first gradient of a frozen parameter; torch takes hooks of those that aren't
-    frozen only.
-    """
-    parameter.requires_grad_(True)
-    try:
-        return parameter.register_post_accumulate_grad_hook(refuse)
-    finally:
-        parameter.requires_grad_(False)
 
 
 _MOST_NAMED = 8
@@ -115,19 +105,19 @@ class LeftOutParameters:
         digest = hashlib.sha256("\n".join(left_out).encode()).hexdigest()
         others = self._strategy.absent_ranks(f"left out {digest}")
         if others:
-            raise ModuleError(self._missed_by(others, left_out))
+            self._refuse(others, left_out)
         self._agreed.add(left_out)
 
     def forget(self) -> None:
         """Idempotent. Forget what ranks have agreed on."""
         self._agreed.clear()
 
-    def _missed_by(self, others: list[int], names: tuple[str, ...]) -> str:
-        more = ""
+    def _refuse(self, others: list[int], names: tuple[str, ...]) -> None:
+        named = ", ".join(map(repr, names[:_MOST_NAMED]))
         if len(names) > _MOST_NAMED:
-            more = f" and {len(names) - _MOST_NAMED} more"
-        return (
-            f"The loss does not depend on {', '.join(map(repr, names[:_MOST_NAMED]))}{more} on "
+            named += f" and {len(names) - _MOST_NAMED} more"
+        raise ModuleError(
+            f"The loss does not depend on {named} on "
             f"rank {self._strategy.global_rank}, and on "
             f"{', '.join(f'rank {other}' for other in others)} it does, or leaves out others: "
             f"{type(self._strategy).__name__} exchanges gradients of the same parameters on all "

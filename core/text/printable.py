@@ -16,7 +16,7 @@ def printable(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     odd = {char for char in text if not char.isprintable() and char not in keep}
-    return text.translate({ord(char): _escaped(char) for char in odd})
+    return text.translate({ord(char): char.encode("unicode_escape").decode() for char in odd})
 
 
 def shortened(text: str, max_chars: int) -> str:
@@ -27,7 +27,3 @@ def shortened(text: str, max_chars: int) -> str:
         return text
     half = (max_chars - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()

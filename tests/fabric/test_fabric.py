@@ -571,5 +571,8 @@ def test_parameters_of_no_module_are_told_where_ranks_train_them_apart(fabric, m
         match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(3,\)\)\. Each rank",
     ):
         added = fabric.setup_optimizers(optimizer)
-    added.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
-    assert len(optimizer.param_groups) == 2
+    with pytest.warns(UserWarning, match=r"of no module .* \(of shape \(7,\)\)\. Each rank"):
+        added.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    module.layer = torch.nn.Linear(1, 1)
+    added.add_param_group({"params": [*module.layer.parameters()]})
+    assert len(optimizer.param_groups) == 3

@@ -320,6 +320,7 @@ def refusal(request, tmp_path):
         with pytest.raises(CheckpointError) as caught:
             fabric.load(tmp_path / "wrong.ckpt", target)
         assert torch.equal(target["model"].weight, before)
+        assert torch.equal(target["averages"]["ema"]["weight"], torch.ones(3))
         return str(caught.value)
 
     return of
@@ -334,6 +335,9 @@ def refusal(request, tmp_path):
         ("model", "a dict, the state of Linear,"),
         ("norm", "a dict, the state of BatchNorm1d,"),
         ("count", "a dict, the state of Count,"),
+        ("averages", "a dict of tensors or states"),
+        ("averages.ema", "a dict of tensors or states"),
+        ("averages.ema.weight", "a tensor"),
     ],
 )
 def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(

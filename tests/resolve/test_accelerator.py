@@ -185,6 +185,8 @@ def test_parallel_devices_that_contradict_the_arguments():
         DeviceError, match=r"devices=3, but the strategy was made with 2 parallel_devices"
     ):
         resolve(strategy=ManyDevices(parallel_devices=devices), devices=3)
+    with pytest.raises(DeviceError, match=r"devices=1, but .* with 0 parallel_devices \(none\)"):
+        resolve(strategy=ManyDevices(parallel_devices=[]), devices=1)
     with pytest.raises(
         DeviceError,
         match=r"has cpu among its parallel_devices, and accelerator 'fourdevices'.*'meta'",

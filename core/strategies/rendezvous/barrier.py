@@ -42,19 +42,15 @@ class NamedBarriers:
             waited_s = time.monotonic() - began_s
             if waited_s > limit_s:
                 # Empty if the last one has come since the count was read.
-                return [
-                    rank for rank in range(self._world_size) if self._last_point_of(rank) != key
-                ]
+                return [rank for rank in range(self._world_size) if not self._is_at(key, rank)]
             pause(waited_s)
             # To add nothing is to read the counter.
             has_come = self._store.add(key, 0)
         return []
 
-    def _last_point_of(self, rank: int) -> str:
-        key = f"rank/{rank}"
-        if self._store.check([key]):
-            return self._store.get(key).decode()
-        return ""
+    def _is_at(self, point: str, rank: int) -> bool:
+        place = f"rank/{rank}"
+        return self._store.check([place]) and self._store.get(place).decode() == point
 
 
 def barriers_of_group() -> NamedBarriers:

@@ -142,8 +142,8 @@ def test_nothing_stays_on_the_module():
 @pytest.mark.parametrize("copied", [False, True])
 def test_statistics_count_each_batch_once(copied):
     class Counted(nn.Module):
-        """Statistics of a layer that is frozen now and then, and a buffer that some forwards
-        change.
+        """Statistics of a layer that is frozen now and then, those of a norm that counts no
+        batches, and a buffer that some forwards change.
         """
 
         def __init__(self):
@@ -151,11 +151,15 @@ def test_statistics_count_each_batch_once(copied):
             self.norm = nn.BatchNorm1d(4)
             self.register_buffer("num_calls", torch.zeros(()))
             self.register_buffer("num_odd", torch.zeros(()))
+            self.own = nn.Module()
+            self.own.register_buffer("mean", torch.zeros(4))
+            self.own.register_buffer("variance", torch.ones(4))
 
         def forward(self, x):
             self.num_calls += 1
             if self.num_calls % 2 == 0:
                 self.num_odd += 1
+            x = nn.functional.batch_norm(x, self.own.mean, self.own.variance, training=True)
             return self.norm(x).tanh()
 
     def counted(**options):

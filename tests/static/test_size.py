@@ -11,19 +11,19 @@ from support.syntax_nodes import syntax_nodes
 
 ROOT = Path(__file__).parents[2]
 NODES = {
-    "core": 155_950,
+    "core": 154_550,
     "plugins/colossalai": 11_550,
     "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_330,
     "plugins/lightning": 43_460,
-    "plugins/parallel": 77_500,
+    "plugins/parallel": 77_550,
     "plugins/plan": 28_490,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
     "plugins/testing": 61_260,
-    "plugins/training": 94_930,
+    "plugins/training": 92_900,
     "plugins/transformers": 10_060,
-    "plugins": 494_990,
+    "plugins": 493_520,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -69,12 +69,12 @@ class HCCLStrategy(ParallelStrategy):
         if (
             self.world_size == 1
             or name is None
+            or name not in (*_REDUCED_BY, "product")
             or (name in _REDUCED_BY and tensor.dtype in _REDUCED_DTYPES)
         ):
             return super().reduce(tensor, group, reduce_op)
         if averages_integers and torch.get_default_dtype() in _REDUCED_DTYPES:
             return super().reduce(tensor, group, reduce_op)  # as floats
-        self._operation(name)  # refuses what there isn't
         return _combine(self.all_gather(tensor, group).detach().cpu(), name).to(tensor.device)
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:

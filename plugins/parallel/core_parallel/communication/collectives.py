@@ -141,7 +141,8 @@ class _ToTerms(torch.autograd.Function):
     def forward(ctx: Any, gradient: Tensor, group: Any) -> Tensor:
         """Enlarge."""
         ctx.group = group
-        return gradient * group.size()
+        enlarged: Tensor = gradient * group.size()
+        return enlarged
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

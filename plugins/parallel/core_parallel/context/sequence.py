@@ -280,7 +280,7 @@ class Context:
             if not parameter.requires_grad or absent.is_absent(parameter):
                 continue
             try:
-                if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):  # type: ignore[attr-defined]
+                if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
                     return  # backward() adds it up over the ranks
             except RuntimeError as error:  # torch's answer where the gradient is what was asked for
                 raise ModuleError(

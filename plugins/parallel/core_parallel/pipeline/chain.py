@@ -528,7 +528,7 @@ class _Answer(torch.autograd.Function):
                 "in a part of the model, or leave pipeline out."
             )
         # the anchor's own node, which `torch.autograd.grad` of something else leaves out
-        accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # type: ignore[attr-defined]
+        accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
         found = ctx.chain.backward(ctx.made, gradients, accumulates=accumulates)
         return (None, None, None, None, *([None] * ctx.num_outputs), *found)
 

@@ -255,8 +255,9 @@ class Context:
         return tree_unflatten(own, form)
 
     def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
-        if isinstance(leaf, Tensor) and leaf.requires_grad and not torch.compiler.is_compiling():
-            leaf.register_hook(self._refuse_own_gradients)
+        own = _local(leaf)
+        if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
+            own.register_hook(self._refuse_own_gradients)
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:

@@ -173,8 +173,9 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
     for name, style in styles.items():
         part = module.get_submodule(name)
         if not any(isinstance(one, AbsentTensor) for one in part.parameters()):
-            parallelize_module(part, mesh, style, src_data_rank=None)
+            # before the style's own hooks, which may make another kind of tensor of the result
             refuse_second_derivatives(part, _WITHOUT_SECOND)
+            parallelize_module(part, mesh, style, src_data_rank=None)
 
 
 def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:

@@ -198,10 +198,22 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
     assert_equal_tensors(ended, one_ended, 1e-12)
 
 
+class Tied(OnMeta):
+    """A module with a weight in two places."""
+
+    def configure_model(self):
+        is_new = self.net is None
+        super().configure_model()
+        if is_new:
+            self.again = nn.Linear(6, 8, bias=False, device=self.net.up.weight.device)
+            self.again.weight = self.net.up.weight
+
+
 def test_the_users_module_has_the_trained_weights_afterwards():
     torch.manual_seed(5)
-    one, both = OnMeta(), OnMeta()
+    one, both = Tied(), Tied()
     both.load_state_dict(one.state_dict())
+    bias = both.bias
     options = {
         "accelerator": "cpu",
         "max_epochs": 1,
@@ -212,6 +224,8 @@ def test_the_users_module_has_the_trained_weights_afterwards():
     on_two = MeshParallelStrategy(data=2, start_method="fork")
     Trainer(strategy=on_two, devices=2, **options).fit(both, loader(16, 2))
     assert_equal_tensors(both.state_dict(), one.state_dict(), 1e-12)
+    assert both.bias is bias
+    assert both.again.weight is both.net.up.weight
 
 
 def _layers():

@@ -198,6 +198,23 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
     assert_equal_tensors(ended, one_ended, 1e-12)
 
 
+def test_first_values_are_drawn_before_they_are_converted():
+    """Generators give other numbers in float64."""
+
+    def draw(rank):
+        fabric = rank.fabric(precision="64-true")
+        torch.manual_seed(4)
+        net = nn.Linear(6, 8, device="meta", dtype=torch.float32)
+        fabric.setup(net)
+        drawn = net.weight.detach().clone()
+        fabric.teardown()
+        return drawn
+
+    (drawn, _) = on(data=2).run(draw)
+    torch.manual_seed(4)
+    assert torch.equal(drawn, nn.Linear(6, 8, dtype=torch.float32).weight.double())
+
+
 class Tied(OnMeta):
     """A module with a weight in two places."""
 

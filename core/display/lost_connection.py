@@ -26,4 +26,5 @@ def is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
         return True  # torch's DistError and its subclasses are RuntimeErrors
     # The user's own error that was raised from a lost connection counts too.
-    return error.__cause__ is not None and is_lost_connection(error.__cause__)
+    cause = error.__cause__
+    return cause is not None and cause is not error and is_lost_connection(cause)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import core
-from core.launch.worker_failure import describe_exit
+from core.launch.worker_failure import WorkerFailure, describe_exit
 from core_testing import programs
 
 MAX_LINES = 12
@@ -278,3 +278,12 @@ def test_the_environment_leaves_the_hooks_alone(show, monkeypatch):
     source = "import warnings\nbefore = warnings.showwarning\nfabric = make()\n"
     source += "assert (sys.excepthook, warnings.showwarning) == (sys.__excepthook__, before)"
     assert show(source) == ""
+
+
+def test_an_error_that_is_its_own_cause_is_shown():
+    """As `raise error from error` leaves it."""
+    error = ValueError("the user's own")
+    error.__cause__ = error
+    report = WorkerFailure.of(error)
+    assert "ValueError: the user's own" in report.short_traceback
+    assert not report.is_echo

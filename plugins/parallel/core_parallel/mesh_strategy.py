@@ -314,9 +314,9 @@ class MeshStrategy(FSDPStrategy):
             return super().setup_module(module)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
-        self.model = self.precision_plugin.convert_module(module)
-        if self.world_size > 1:
+        if self.world_size > 1:  # before values are converted, as on one device
             self._begin_alike(module, lambda tensor: True)
+        self.model = self.precision_plugin.convert_module(module)
         self.module_to_device(module)
         return self.model
 

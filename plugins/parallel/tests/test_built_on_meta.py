@@ -198,10 +198,39 @@ def test_a_model_gives_its_own_first_values(axis, tmp_path):
     assert_equal_tensors(ended, one_ended, 1e-12)
 
 
+def test_first_values_are_drawn_before_they_are_converted():
+    """Generators give other numbers in float64."""
+
+    def draw(rank):
+        fabric = rank.fabric(precision="64-true")
+        torch.manual_seed(4)
+        net = nn.Linear(6, 8, device="meta", dtype=torch.float32)
+        fabric.setup(net)
+        drawn = net.weight.detach().clone()
+        fabric.teardown()
+        return drawn
+
+    (drawn, _) = on(data=2).run(draw)
+    torch.manual_seed(4)
+    assert torch.equal(drawn, nn.Linear(6, 8, dtype=torch.float32).weight.double())
+
+
+class Tied(OnMeta):
+    """A module with a weight in two places."""
+
+    def configure_model(self):
+        is_new = self.net is None
+        super().configure_model()
+        if is_new:
+            self.again = nn.Linear(6, 8, bias=False, device=self.net.up.weight.device)
+            self.again.weight = self.net.up.weight
+
+
 def test_the_users_module_has_the_trained_weights_afterwards():
     torch.manual_seed(5)
-    one, both = OnMeta(), OnMeta()
+    one, both = Tied(), Tied()
     both.load_state_dict(one.state_dict())
+    bias = both.bias
     options = {
         "accelerator": "cpu",
         "max_epochs": 1,
@@ -212,6 +241,8 @@ def test_the_users_module_has_the_trained_weights_afterwards():
     on_two = MeshParallelStrategy(data=2, start_method="fork")
     Trainer(strategy=on_two, devices=2, **options).fit(both, loader(16, 2))
     assert_equal_tensors(both.state_dict(), one.state_dict(), 1e-12)
+    assert both.bias is bias
+    assert both.again.weight is both.net.up.weight
 
 
 def _layers():

@@ -774,3 +774,9 @@ def test_batches_of_any_structure_are_cut():
         CoreError, match="The batch holds a object, which can't be cut into microbatches"
     ):
         cut_batch([torch.ones(4), object()], 4, 2)
+
+
+def test_an_error_that_is_its_own_cause_is_the_first():
+    error = RuntimeError("of the user's part")
+    error.__cause__ = error
+    assert scheduled_step._first_cause(error) is error

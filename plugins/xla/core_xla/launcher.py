@@ -100,7 +100,10 @@ class XLALauncher(Launcher):
                 f"A process of torch_xla's launch has ended before its work did: {error}", rank=-1
             ) from error
         except Exception as error:
-            raise _first_error(folder) or error from error
+            first = _first_error(folder)
+            if first is None:
+                raise
+            raise first from error
 
 
 def _work(ordinal: int, folder: Path, num_processes: int, num_nodes: int, node_rank: int) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from core import (
     LaunchError,
     Trainer,
 )
-from core_xla import detection
+from core_xla import detection, library
+from core_xla.launcher import XLALauncher
 
 needs_torch_xla = pytest.mark.skipif(
     find_spec("torch_xla") is None, reason="needs torch_xla: tox run -e xla"
@@ -207,3 +209,16 @@ def test_threads_instead_of_processes_are_refused(monkeypatch):
         LaunchError, match=r"8 devices .* threads of one process .* Use strategy='xla_spmd'"
     ):
         Trainer(strategy="ddp_spawn", accelerator="xla", devices=8, logger=False)
+
+
+def test_an_error_of_torch_xlas_launch_has_no_cause(tmp_path, monkeypatch):
+    """core looks through the causes of an error, of which none may be the error itself."""
+    failure = RuntimeError("no device answers")
+
+    def launch(*args, **kwargs):
+        raise failure
+
+    monkeypatch.setattr(library, "torch_xla", lambda *name: SimpleNamespace(launch=launch))
+    with pytest.raises(RuntimeError, match="no device answers"):
+        XLALauncher()._run(tmp_path, 0)
+    assert failure.__cause__ is None

@@ -653,6 +653,7 @@ def _quiet() -> Iterator[None]:
 
 def _first_cause(error: BaseException) -> BaseException:
     """The error that was raised in a stage: torch wraps it, with all arguments in its text."""
-    while type(error) is RuntimeError and error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    cause = error.__cause__
+    if type(error) is not RuntimeError or cause is None or cause is error:
+        return error
+    return _first_cause(cause)

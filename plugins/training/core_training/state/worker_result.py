@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.session import canonical_name, from_canonical, to_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import nn
 
     from core.contract import Strategy
     from core_training.run import Run
@@ -82,12 +80,13 @@ class WorkerResult:
                 own.data = own.data.to(dtype)
             if own.is_leaf and own.requires_grad != requires_grad:
                 own.requires_grad_(requires_grad)
-        weights = from_canonical(run.module, self.weights)
-        if any(parameter.is_meta for parameter in run.module.parameters()):
-            # which can't be written to; nobody trains them in this process
-            run.module.load_state_dict(weights, assign=True)
-        else:
-            run.module.load_state_dict(weights)
+            if own.is_meta and name in self.weights:
+                # It can't be written to. It stays the same object, so that what is tied stays so.
+                values = torch.empty_like(own, device="cpu")
+                if isinstance(own, nn.Parameter):
+                    values = nn.Parameter(values, own.requires_grad)
+                torch.utils.swap_tensors(own, values)
+        run.module.load_state_dict(from_canonical(run.module, self.weights))
         run.progress.load_state_dict(self.progress)
         run.should_stop = self.should_stop
         run.logged.take(self.metrics)

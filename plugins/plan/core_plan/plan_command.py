@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core import ConfigurationError, UnknownAliasError
+from core import ConfigurationError
 from core.cli import say, say_json, shown, size_text, styled
 from core.registry import STRATEGY_REGISTRY
 from core_plan.sizes import parse_size
@@ -146,18 +146,18 @@ class _Planning:
         from core_plan.layouts import installed_strategies
 
         names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
-        known = {str(each): each.alias in STRATEGY_REGISTRY for each in parse_contenders(names)}
+        contenders = parse_contenders(names)
         # First those that the program itself may register: if it doesn't, that is an error.
-        waiting = sorted(known, key=known.__getitem__)
+        contenders.sort(key=lambda each: each.alias in STRATEGY_REGISTRY)
+        waiting = [*map(str, contenders)]
         found: dict[str, Assessment] = {}
         while waiting:
             contender = waiting.pop(0)
             number = len(found) + 1
             what = f"{contender} ({number} of {number + len(waiting)})"
             made = self._plan(contender, self._devices, self._num_nodes, self._options, what=what)
-            kind, _, message = (made.failure or "").partition(": ")
-            if kind == UnknownAliasError.__name__ and not known.get(contender, True):
-                raise ConfigurationError(message)
+            if made.failure and "Error: Unknown strategy " in made.failure:
+                raise ConfigurationError(made.failure)
             found[contender] = judge(made, limit_bytes, self._options, self._changed)
             own = made.own_strategy
             if own and not strategies and own not in (*found, *waiting):

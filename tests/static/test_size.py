@@ -23,7 +23,7 @@ NODES = {
     "plugins/testing": 61_260,
     "plugins/training": 92_900,
     "plugins/transformers": 10_060,
-    "plugins": 493_520,
+    "plugins": 493_590,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

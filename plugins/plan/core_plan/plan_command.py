@@ -146,16 +146,24 @@ class _Planning:
         from core_plan.layouts import installed_strategies
 
         names = [strategies] if strategies else installed_strategies(self._devices, self._num_nodes)
-        contenders = parse_contenders(names)
-        for each in contenders:
-            STRATEGY_REGISTRY.offer(each.alias)  # an unknown one is an error before any rehearsal
-        waiting = [*map(str, contenders)]
+        # First those that the program itself may register: if it doesn't, that is an error.
+        waiting = sorted(
+            map(str, parse_contenders(names)),
+            key=lambda each: each.partition(":")[0] in STRATEGY_REGISTRY,
+        )
         found: dict[str, Assessment] = {}
         while waiting:
             contender = waiting.pop(0)
             number = len(found) + 1
-            what = f"{contender} ({number} of {number + len(waiting)})"
-            made = self._plan(contender, self._devices, self._num_nodes, self._options, what=what)
+            made = self._plan(
+                contender,
+                self._devices,
+                self._num_nodes,
+                self._options,
+                what=f"{contender} ({number} of {number + len(waiting)})",
+            )
+            if "Error: Unknown strategy " in str(made.failure):
+                raise ConfigurationError(made.failure)
             found[contender] = judge(made, limit_bytes, self._options, self._changed)
             own = made.own_strategy
             if own and not strategies and own not in (*found, *waiting):
@@ -168,7 +176,7 @@ class _Planning:
         """
         found: dict[str, list[MemoryPlan]] = {}
         for plan in plans:
-            if plan.failure is not None:
+            if plan.failure:
                 continue
             fewer = [
                 self._plan(

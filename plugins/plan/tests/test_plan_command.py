@@ -187,10 +187,19 @@ def test_the_page_has_a_bar_a_strategy_and_the_peak_over_devices(core_plan):
         (["train.py", "--memory", "80"], "80GiB, 80GB or 512MiB"),
         (["absent.py"], "There is no file 'absent.py'"),
         (["train.py", "--strategies", "ddp,ddp"], "named twice"),
-        (["train.py", "--strategies", "dpp"], "Did you mean 'dp' or 'ddp'?"),
+        (["train.py", "--strategies", "ddp,dpp"], "Did you mean 'dp' or 'ddp'?"),
     ],
 )
 def test_mistakes_are_told(core_plan, arguments, message):
     done = programs.run([*programs.CORE, "plan", *arguments], cwd=core_plan.folder, timeout=60)
     assert done.returncode != 0
     assert message in " ".join(done.stderr.split())
+    assert "Rehearsing ddp" not in done.stderr
+
+
+def test_a_strategy_that_the_program_registers_is_planned_for(core_plan):
+    registers = "from core.registry import STRATEGY_REGISTRY as registry\n"
+    registers += "registry.register('mine', registry['ddp'])\n"
+    (core_plan.folder / "own.py").write_text(registers + PROGRAM, encoding="utf-8")
+    found = plans(core_plan("own.py", "--devices", "2", "--strategies", "ddp,mine", "--json"))
+    assert found["mine"]["peak_bytes"] == found["ddp"]["peak_bytes"] > 0

@@ -126,10 +126,9 @@ def _shipped(spec: Spec) -> list[type[Conformance[Any]]]:
     package = spec.target.partition(":")[0].partition(".")[0]
     module = _MODULE_OF_CORE if spec.provider == CORE else f"{package}.{_MODULE}"
     try:
-        is_there = find_spec(module) is not None
+        if find_spec(module) is None:
+            return []
     except ModuleNotFoundError:  # the provider is one file, and no package
-        is_there = False
-    if not is_there:
         return []
     values = vars(import_module(module)).values()
     return [

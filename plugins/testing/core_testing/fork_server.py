@@ -46,7 +46,8 @@ def import_all(names: str) -> None:
         module = importlib.import_module(module_name)
         if star:
             for each in module.__all__:
-                getattr(module, each)
+                with contextlib.suppress(ImportError):  # core-training, say, isn't installed
+                    getattr(module, each)
     # Frozen objects are passed over by later collections, which would otherwise write to pages
     # shared with the forks.
     gc.collect()

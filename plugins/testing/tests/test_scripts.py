@@ -148,6 +148,16 @@ def test_a_script_imports_nothing_that_its_server_has_not(tmp_path):
     assert done.stdout == "['core', 'core.registry']\n", done.stderr
 
 
+def test_a_server_passes_over_names_of_what_is_not_installed(tmp_path, monkeypatch):
+    (tmp_path / "halved.py").write_text(
+        '__all__ = ["half"]\ndef __getattr__(name):\n    raise ImportError(name)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "import sys; print('halved' in sys.modules)"
+    done = run_forked(tmp_path / "whole.py", text, [], timeout_s=60, preload="halved:*")
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_what_a_fork_of_a_script_starts_is_the_forks_child(tmp_path):
     """The script's spare is no relative of it."""
     text = """

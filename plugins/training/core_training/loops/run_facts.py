@@ -128,11 +128,8 @@ def _monitored(run: Run) -> list[list[str]]:
     judges = [
         (getattr(each, "monitor", None), getattr(each, "mode", None)) for each in run.callbacks
     ]
-    return [
-        [name, mode]
-        for name, mode in dict.fromkeys(judges)
-        if isinstance(name, str) and mode in ("min", "max")
-    ]
+    told = (judge for judge in judges if isinstance(judge[0], str) and judge[1] in ("min", "max"))
+    return [[*judge] for judge in dict.fromkeys(told)]
 
 
 def _memory(run: Run) -> dict[str, float]:

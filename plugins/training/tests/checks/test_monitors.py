@@ -82,10 +82,11 @@ def test_one_that_is_logged_later_is_not(module, monitor):
     fit(module, EarlyStopping(monitor))  # a warning is an error here
 
 
-def test_a_callback_may_call_anything_its_monitor():
+@pytest.mark.parametrize("logger", [False, True])
+def test_a_callback_may_call_anything_its_monitor(logger, tmp_path):
     callback = Callback()
     callback.monitor = ["val_loss", {}]
-    fit(Logging(), callback)
+    fit(Logging(), callback, logger=logger, default_root_dir=tmp_path)
 
 
 def one():

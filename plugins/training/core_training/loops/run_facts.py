@@ -125,7 +125,7 @@ def _command() -> str:
 
 def _monitored(run: Run) -> list[list[str]]:
     """Metrics that callbacks judge by, each with `"min"` or `"max"`."""
-    judges = [
+    judges: list[tuple[Any, Any]] = [
         (getattr(each, "monitor", None), getattr(each, "mode", None)) for each in run.callbacks
     ]
     told = (judge for judge in judges if isinstance(judge[0], str) and judge[1] in ("min", "max"))

@@ -37,4 +37,4 @@ def __getattr__(name: str) -> type:
         advice = str(error)
     except AttributeError:
         pass
-    return refusing(name, advice, Strategy)
+    return refusing(name, __name__, advice, Strategy)

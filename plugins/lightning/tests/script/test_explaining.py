@@ -72,3 +72,14 @@ def test_core_run_reports_and_runs_nothing(tmp_path, monkeypatch, options, code,
     )
     done = CliRunner().invoke(command, ["run", *options, "train.py"])
     assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+def test_a_class_whose_package_is_not_installed_is_not_called_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from lightning.pytorch.loggers import CometLogger\n"
+        "from lightning.pytorch.strategies import DeepSpeedStrategy\n"
+        "logger, strategy = CometLogger(), DeepSpeedStrategy(stage=2)\n",
+        encoding="utf-8",
+    )
+    assert explain(script) == (f"{script}: runs equal", True)

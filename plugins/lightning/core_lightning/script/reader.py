@@ -341,12 +341,17 @@ class Reader(ast.NodeVisitor):
             self._use(node, f"{name}({key.arg}=)")
 
     def _check_arguments(self, node: ast.Call, name: str, function: Any) -> None:
-        parameters = inspect.signature(function).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            return
+        signature = inspect.signature(function)
+        known = signature.parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
         for key in node.keywords:
-            if key.arg not in {None, "pl_module", *parameters}:  # hooks take the second
+            if not takes_any and key.arg not in {None, "pl_module", *known}:  # hooks take it
                 self._report(node, f"core-lightning has no {name}({key.arg}=)")
+        given = [each for each in node.args if not isinstance(each, ast.Starred)]
+        try:
+            signature.bind_partial(None, *given)
+        except TypeError as error:
+            self._report(node, f"core-lightning's {name}: {error}")
 
 
 def _is_super(node: ast.AST) -> bool:

@@ -15,7 +15,7 @@ NODES = {
     "plugins/colossalai": 11_550,
     "plugins/deepspeed": 23_700,
     "plugins/fsdp": 15_330,
-    "plugins/lightning": 43_460,
+    "plugins/lightning": 43_515,
     "plugins/parallel": 77_550,
     "plugins/plan": 28_490,
     "plugins/report": 10_850,
@@ -23,7 +23,7 @@ NODES = {
     "plugins/testing": 61_260,
     "plugins/training": 92_900,
     "plugins/transformers": 10_060,
-    "plugins": 493_520,
+    "plugins": 493_570,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -331,7 +331,7 @@ class LightningCLI:
         if not path or not Path(path).is_file():
             return
         saved = torch.load(path, weights_only=True, map_location="cpu")
-        hparams = dict(saved.get("hyper_parameters") or {})
+        hparams = saved.get("hyper_parameters") or {}
         hparams.pop("_instantiator", None)
         if not hparams:
             return

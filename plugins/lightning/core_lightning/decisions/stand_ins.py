@@ -74,8 +74,7 @@ def refusing(
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         raise error(text)
 
-    doc = "Something that isn't there: programs import it, and not all of them make one."
-    return type(name, (base,), {"__init__": refuse, "__doc__": doc, "__module__": module})
+    return type(name, (base,), {"__init__": refuse, "__doc__": text, "__module__": module})
 
 
 @cache

@@ -294,8 +294,7 @@ class Reader(ast.NodeVisitor):
         if self._has_own(kind, name):
             return
         static = inspect.getattr_static(cls, name, None)
-        is_frozen = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
-        is_fixed = is_frozen
+        is_fixed = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
         if isinstance(static, property):
             is_fixed = static.fset is None
         line = reasons.missing(cls, name)
@@ -347,9 +346,10 @@ class Reader(ast.NodeVisitor):
         for key in node.keywords:
             if not takes_any and key.arg not in {None, "pl_module", *known}:  # hooks take it
                 self._report(node, f"core-lightning has no {name}({key.arg}=)")
-        given = [each for each in node.args if not isinstance(each, ast.Starred)]
         try:
-            signature.bind_partial(None, *given)
+            signature.bind_partial(
+                None, *(each for each in node.args if not isinstance(each, ast.Starred))
+            )
         except TypeError as error:
             self._report(node, f"core-lightning's {name}: {error}")
 

@@ -288,7 +288,7 @@ class _LightningLoops(LoopPolicy):
 
     def step_outputs(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
         """A dict, with the loss as it was divided for accumulation."""
-        step = self._trainer.running_step
+        step = self._trainer.running_step  # None in a search, whose run is a copy
         found: dict[str, Any] = {}
         if isinstance(output, dict):
             found.update(output)
@@ -300,8 +300,8 @@ class _LightningLoops(LoopPolicy):
             return {}
         if step is not None:
             loss = loss / step.num_accumulated
-        found.pop("loss", None)
-        return {"loss": loss, **found}
+        found["loss"] = loss
+        return found
 
 
 def _with_checkpoint_io(given: list[Any]) -> list[Any]:

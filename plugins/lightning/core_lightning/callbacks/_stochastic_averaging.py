@@ -206,7 +206,7 @@ class StochasticWeightAveraging(RefusesOverrides, Callback):
 
     def _lead(self, optimizer: Optimizer) -> LRSchedulerConfig:
         rates = self._swa_lrs
-        if not isinstance(rates, list):
+        if not isinstance(rates, list | tuple):
             rates = [rates] * len(optimizer.param_groups)
         for rate, group in zip(rates, optimizer.param_groups, strict=False):
             group["initial_lr"] = rate

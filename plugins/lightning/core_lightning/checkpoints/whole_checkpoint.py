@@ -78,10 +78,11 @@ def _save(module: Any, checkpoint: dict[str, Any], hook: Callable[..., None]) ->
     before = dict(whole)
     before |= {key: dict(value) for key, value in whole.items() if isinstance(value, dict)}
     hook(module, whole)
-    changed = {}
-    for key, value in whole.items():
-        if key not in before or _differs(before[key], value):
-            changed[key] = value
+    changed = {
+        key: value
+        for key, value in whole.items()
+        if key not in before or _differs(before[key], value)
+    }
     checkpoint.update(plain_part(module, changed))
 
 

@@ -330,10 +330,11 @@ class LightningCLI:
         path = self.subcommand and self._own(self.config).get("ckpt_path")
         if not path or not Path(path).is_file():
             return
-        hparams = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters")
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+        hparams = saved.get("hyper_parameters") or {}
+        hparams.pop("_instantiator", None)
         if not hparams:
             return
-        hparams.pop("_instantiator", None)
         class_path = hparams.pop("_class_path", None)
         if class_path is not None:
             hparams = {"class_path": class_path, "dict_kwargs": hparams}

@@ -64,14 +64,17 @@ _ADVICE = {
 }
 
 
-def refusing(name: str, text: str, base: type, error: type[Exception] = ConfigurationError) -> type:
-    """A class that programs can import, and that raises an error where one of it is made."""
+def refusing(
+    name: str, module: str, text: str, base: type, error: type[Exception] = ConfigurationError
+) -> type:
+    """A class that programs can import from a module, and that raises an error where one of it is
+    made.
+    """
 
     def refuse(self: Any, *_: Any, **__: Any) -> None:
         raise error(text)
 
-    doc = "Something that isn't there: programs import it, and not all of them make one."
-    return type(name, (base,), {"__init__": refuse, "__doc__": doc, "__module__": __name__})
+    return type(name, (base,), {"__init__": refuse, "__doc__": text, "__module__": module})
 
 
 @cache
@@ -80,4 +83,4 @@ def __getattr__(name: str) -> type:
     if name not in _ADVICE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    return refusing(name, f"{name} is not on core. {_ADVICE[name]}", object)
+    return refusing(name, __name__, f"{name} is not on core. {_ADVICE[name]}", object)

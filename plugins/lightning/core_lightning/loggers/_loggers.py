@@ -116,7 +116,7 @@ def _of_service(name: str) -> type:
     try:
         return getattr(import_module("core.loggers"), name)  # type: ignore[no-any-return]
     except ImportError as error:
-        return refusing(name, str(error), DummyLogger, MissingPackageError)
+        return refusing(name, __name__, str(error), DummyLogger, MissingPackageError)
 
 
 _SERVICES = ("CometLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger")

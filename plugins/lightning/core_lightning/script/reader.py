@@ -294,8 +294,7 @@ class Reader(ast.NodeVisitor):
         if self._has_own(kind, name):
             return
         static = inspect.getattr_static(cls, name, None)
-        is_frozen = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
-        is_fixed = is_frozen
+        is_fixed = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
         if isinstance(static, property):
             is_fixed = static.fset is None
         line = reasons.missing(cls, name)
@@ -341,12 +340,18 @@ class Reader(ast.NodeVisitor):
             self._use(node, f"{name}({key.arg}=)")
 
     def _check_arguments(self, node: ast.Call, name: str, function: Any) -> None:
-        parameters = inspect.signature(function).parameters
-        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            return
+        signature = inspect.signature(function)
+        known = signature.parameters
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
         for key in node.keywords:
-            if key.arg not in {None, "pl_module", *parameters}:  # hooks take the second
+            if not takes_any and key.arg not in {None, "pl_module", *known}:  # hooks take it
                 self._report(node, f"core-lightning has no {name}({key.arg}=)")
+        try:
+            signature.bind_partial(
+                None, *(each for each in node.args if not isinstance(each, ast.Starred))
+            )
+        except TypeError as error:
+            self._report(node, f"core-lightning's {name}: {error}")
 
 
 def _is_super(node: ast.AST) -> bool:

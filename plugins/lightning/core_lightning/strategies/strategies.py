@@ -29,12 +29,11 @@ def __getattr__(name: str) -> type:
     """The class of an installed package; else one that says what to install when it is made."""
     if name not in _OF_PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = _OF_PACKAGES[name]
-    advice = f"{name} is not there. The strategies of {package} are: pip install {package}."
     try:
         return named(getattr(import_module("core.strategies"), name))  # type: ignore[no-any-return]
     except ImportError as error:
         advice = str(error)
     except AttributeError:
-        pass
-    return refusing(name, advice, Strategy)
+        package = _OF_PACKAGES[name]
+        advice = f"{name} is not there. The strategies of {package} are: pip install {package}."
+    return refusing(name, __name__, advice, Strategy)

@@ -23,11 +23,10 @@ def _limit(name: str, doc: str, *, none: int | None = 0) -> Any:
             return -1
         return value
 
-    def put(self: Loop, value: int | None) -> None:
+    def put(self: Loop, value: Any) -> None:
         if value in (None, -1):
             value = none
-        options: dict[str, Any] = {name: value}
-        self.trainer.options = dataclasses.replace(self.trainer.options, **options)
+        self.trainer.options = dataclasses.replace(self.trainer.options, **{name: value})
 
     return property(get, put, doc=doc)
 
@@ -93,10 +92,10 @@ class EpochLoop(Loop):
     def batch_progress(self) -> SimpleNamespace:
         """Batches that are `processed`."""
         progress = self.trainer.progress
-        total, current = (
-            SimpleNamespace(processed=count) for count in (progress.total_batches, progress.batch)
+        return SimpleNamespace(
+            total=SimpleNamespace(processed=progress.total_batches),
+            current=SimpleNamespace(processed=progress.batch),
         )
-        return SimpleNamespace(total=total, current=current)
 
 
 @dataclass(frozen=True)

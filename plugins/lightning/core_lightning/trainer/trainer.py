@@ -39,7 +39,6 @@ from core_lightning.strategies._precisions import (
 from core_lightning.strategies.strategy_names import named
 from core_lightning.trainer.outside import callbacks_of_packages
 from core_lightning.trainer.trainer_attributes import TrainerAttributes
-from core_lightning.utilities.lists import as_list
 
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""
@@ -96,7 +95,9 @@ class Trainer(TrainerAttributes):
             logger = default_logger(default_root_dir or os.getcwd())
         if options.get("log_every_n_steps") == 0:
             options["log_every_n_steps"] = sys.maxsize
-        own = as_list(callbacks)
+        if isinstance(callbacks, str | Callback):
+            callbacks = [callbacks]
+        own = list(callbacks or ())
         has_summary = any(isinstance(each, ModelSummary) for each in own)
         if has_summary and options.get("enable_model_summary") is False:
             options["enable_model_summary"] = True
@@ -287,7 +288,7 @@ class _LightningLoops(LoopPolicy):
 
     def step_outputs(self, output: Any, loss: Tensor | None) -> dict[str, Any]:
         """A dict, with the loss as it was divided for accumulation."""
-        step = self._trainer.running_step
+        step = self._trainer.running_step  # None in a search, whose run is a copy
         found: dict[str, Any] = {}
         if isinstance(output, dict):
             found.update(output)
@@ -299,8 +300,8 @@ class _LightningLoops(LoopPolicy):
             return {}
         if step is not None:
             loss = loss / step.num_accumulated
-        found.pop("loss", None)
-        return {"loss": loss, **found}
+        found["loss"] = loss
+        return found
 
 
 def _with_checkpoint_io(given: list[Any]) -> list[Any]:

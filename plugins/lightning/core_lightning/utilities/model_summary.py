@@ -37,14 +37,10 @@ class ModelSummary:
         names = max(map(len, ["name", *self.layer_names]))
         types = max(map(len, ["type", *self.layer_types]))
         lines = [f"{'name':{names}}  {'type':{types}}  parameters"]
-        for name, kind, number in zip(
-            self.layer_names, self.layer_types, self.param_nums, strict=True
-        ):
-            lines.append(f"{name:{names}}  {kind:{types}}  {number}")
-        lines.append(
-            f"{self.trainable_parameters} of {self.total_parameters} parameters are trained"
-        )
-        return "\n".join(lines)
+        rows = zip(self.layer_names, self.layer_types, self.param_nums, strict=True)
+        lines += [f"{name:{names}}  {kind:{types}}  {number}" for name, kind, number in rows]
+        trained = f"{self.trainable_parameters} of {self.total_parameters} parameters are trained"
+        return "\n".join([*lines, trained])
 
 
 def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:

@@ -205,6 +205,21 @@ def test_a_checkpoints_hyperparameters_are_the_modules_arguments(cli, nets):
     assert made.model.hparams == {"width": 7}
 
 
+def test_a_checkpoint_without_hyperparameters_leaves_the_class_as_it_is(cli, nets):
+    saved = {
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": nets.Plain().state_dict(),
+        "hyper_parameters": {"_instantiator": "lightning.pytorch.cli.instantiate_module"},
+        "epoch": 0,
+        "global_step": 1,
+    }
+    torch.save(saved, "their.ckpt")
+    words = "test --model=nets_of_cli.Plain --model.width=5 --ckpt_path=their.ckpt --verbose=false"
+    defaults = {**DEFAULTS, "logger": False, "limit_test_batches": 1}
+    made = cli.LightningCLI(None, nets.Data, trainer_defaults=defaults, args=words.split())
+    assert (type(made.model), made.model.hparams) == (nets.Plain, {"width": 5})
+
+
 def test_a_config_is_never_replaced_and_mistakes_end_before_work(cli, nets, capsys):
     defaults = {**DEFAULTS, "logger": False, "limit_train_batches": 1}
     options = {

@@ -86,7 +86,8 @@ def test_a_rate_for_each_group(lit):
                 [{"params": [self.layers.weight]}, {"params": [self.layers.bias], "lr": 0.05}], 0.1
             )
 
-    assert averaged(lit, Groups(), swa_lrs=[0.02, 0.03]) == (5, 20, 3.224)
+    for rates in ([0.02, 0.03], (0.02, 0.03)):
+        assert averaged(lit, Groups(), swa_lrs=rates) == (5, 20, 3.224)
 
 
 def test_validation_is_of_the_weights_that_are_trained(lit):

@@ -11,7 +11,7 @@ import torch
 
 import core
 import core_lightning
-from core_lightning.decisions import differences
+from core_lightning.decisions import differences, stand_ins
 from core_lightning.names import modules as names
 from core_lightning.utilities.gradients import grad_norm
 
@@ -61,6 +61,20 @@ def test_what_has_no_counterpart_can_be_imported_and_says_so_when_it_is_made(ins
         match=r"SpikeDetection is not on core. EarlyStopping\(check_fin",
     ):
         own(window=3)
+
+
+def test_each_name_with_advice_can_be_imported(installed):
+    leads = {target for found in names.MODULES.values() for target in found.values()}
+    assert {f"{names.STAND_INS}:{name}" for name in stand_ins._ADVICE} <= leads
+    parsing = installed("lightning.pytorch.utilities.parsing")
+    with pytest.raises(core.ConfigurationError, match="Look at the module, its hparams"):
+        parsing.lightning_getattr(torch.nn.Linear(1, 1), "bias")
+
+
+def test_a_bar_of_the_programs_own_can_be_made_of_tqdms(installed):
+    pytest.importorskip("tqdm")
+    bar = installed("lightning.pytorch.callbacks.progress.tqdm_progress").Tqdm(disable=True)
+    assert bar.disable
 
 
 def test_lightning_that_was_imported_before_is_left_alone(monkeypatch):

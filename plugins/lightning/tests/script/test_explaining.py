@@ -72,3 +72,35 @@ def test_core_run_reports_and_runs_nothing(tmp_path, monkeypatch, options, code,
     )
     done = CliRunner().invoke(command, ["run", *options, "train.py"])
     assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+def test_a_class_whose_package_is_not_installed_is_not_called_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from lightning.pytorch.loggers import CometLogger\n"
+        "from lightning.pytorch.strategies import DeepSpeedStrategy\n"
+        "logger, strategy = CometLogger(), DeepSpeedStrategy(stage=2)\n",
+        encoding="utf-8",
+    )
+    assert explain(script) == (f"{script}: runs equal", True)
+
+
+def test_arguments_that_are_not_taken_by_position_are_reported(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from lightning.pytorch import Trainer\n"
+        "from lightning.pytorch.tuner import Tuner\n"
+        "tuner = Tuner(Trainer(max_epochs=1))\n"
+        "options = []\n"
+        "tuner.lr_find(None, *options)\n"
+        "tuner.lr_find(None, None, None, None, None, 'fit', 1e-6, *options)\n"
+        "Trainer('cpu')\n",
+        encoding="utf-8",
+    )
+    text, runs = explain(script)
+    assert not runs
+    said = "too many positional arguments"
+    assert text.splitlines()[:-1] == [
+        f"{script}:6: core-lightning's Tuner.lr_find: {said}",
+        f"{script}:7: core-lightning's Trainer: {said}",
+    ]

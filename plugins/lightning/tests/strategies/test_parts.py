@@ -98,7 +98,7 @@ def test_a_program_for_slurm_runs_outside_of_it(installed, lit, monkeypatch):
 def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
     strategies = installed("lightning.fabric.strategies")
     assert issubclass(strategies.XLAFSDPStrategy, core.Strategy)
-    absent = refusing("SomeStrategy", "pip install core-some", core.Strategy)
+    absent = refusing("SomeStrategy", __name__, "pip install core-some", core.Strategy)
     assert not isinstance(core.Strategy, absent)
     with pytest.raises(core.ConfigurationError, match="pip install core-some"):
         absent(devices=2)

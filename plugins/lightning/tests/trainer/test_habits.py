@@ -84,6 +84,13 @@ def test_rows_are_written_through_the_experiment(installed, tmp_path):
     ) == "step,a\n3,1.5\n"
 
 
+def test_callbacks_may_be_any_collection_or_nothing(lit):
+    """Hydra makes a list of its own class; `early and [EarlyStopping(...)]` may be False."""
+    own = lit.pl.callbacks.ModelSummary()
+    assert lit.make_trainer(callbacks=iter([own])).callbacks == [own]
+    assert lit.make_trainer(callbacks=False).callbacks == []
+
+
 def test_a_callback_logs_as_the_module_does(lit):
     class Logs(torch.nn.Module, lit.pl.Callback):
         def on_train_batch_end(self, trainer, *_):

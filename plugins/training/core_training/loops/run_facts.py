@@ -128,8 +128,8 @@ def _monitored(run: Run) -> list[list[str]]:
     judges: list[tuple[Any, Any]] = [
         (getattr(each, "monitor", None), getattr(each, "mode", None)) for each in run.callbacks
     ]
-    told = (judge for judge in judges if isinstance(judge[0], str) and judge[1] in ("min", "max"))
-    return [[*judge] for judge in dict.fromkeys(told)]
+    named = (judge for judge in judges if isinstance(judge[0], str) and judge[1] in ("min", "max"))
+    return [[*judge] for judge in dict.fromkeys(named)]
 
 
 def _memory(run: Run) -> dict[str, float]:

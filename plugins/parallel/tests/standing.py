@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module
+from core_testing.waiting import slowness
 
 
 class Stands(nn.Module):
@@ -29,7 +30,8 @@ class Stands(nn.Module):
     def forward(self, x):
         """The same tensor."""
         if "hangs" in self.how:
-            time.sleep(600)
+            # The limits of a watch grow in the same way.
+            time.sleep(600 * slowness())
         elif "dies" in self.how:
             os.kill(os.getpid(), signal.SIGKILL)
         elif "strays" in self.how:

@@ -98,21 +98,28 @@ def refuse_second_derivatives(module: nn.Module, reason: str) -> None:
         module: in whose results they come.
         reason: why, and what to do.
     """
-    module.register_forward_hook(partial(_watch_gradients, partial(_refuse_graph, reason)))
+    module.register_forward_hook(partial(_watch_gradients, reason))
 
 
-def _watch_gradients(
-    watch: Callable[[Tensor], None], module: nn.Module, args: Any, output: Any
-) -> None:
+def _watch_gradients(reason: str, module: nn.Module, args: Any, output: Any) -> None:
     if torch.compiler.is_compiling():  # which refuses second derivatives itself
         return
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(watch)
+            leaf.register_hook(partial(refuse_graph, reason))
 
 
-def _refuse_graph(reason: str, gradient: Tensor) -> None:
-    if torch.is_grad_enabled():  # in a backward: a graph of it is made
+def refuse_graph(reason: str, gradient: Tensor | None = None) -> None:
+    """Within a backward: refuse to make a graph of a gradient.
+
+    Args:
+        reason: why, and what to do.
+        gradient: for which torch calls it as a hook; it is left as it is.
+
+    Raises:
+        ModuleError: a graph is made.
+    """
+    if torch.is_grad_enabled():
         raise ModuleError(
             "A gradient was to be differentiated again (create_graph=True), as in a gradient "
             f"penalty or MAML. {reason}"

@@ -11,22 +11,23 @@ import itertools
 import math
 import random
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
+from core_parallel.context.gradient_terms import refuse_terms
 from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.microbatches.recorded_logs import RecordedLogs
-from core_parallel.modules import absent, forwards, graphs, own_state
+from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
 from core_parallel.modules.comparing import NoDropout, no_constants, random_states
 from core_parallel.modules.parted_tensor import PartedTensor
@@ -257,7 +258,7 @@ class Context:
     def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
         own = _local(leaf)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
-            own.register_hook(self._refuse_own_gradients)
+            own.register_hook(partial(refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
@@ -272,23 +273,6 @@ class Context:
         return SequencePart(
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
         )
-
-    def _refuse_own_gradients(self, gradient: Tensor) -> None:
-        """In a backward: refuse `torch.autograd.grad` for parameters, of which a rank has a
-        term.
-        """
-        for name, parameter in self.module.named_parameters():
-            if not parameter.requires_grad or absent.is_absent(parameter):
-                continue
-            try:
-                if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
-                    return  # backward() adds it up over the ranks
-            except RuntimeError as error:  # torch's answer where the gradient is what was asked for
-                raise ModuleError(
-                    f"torch.autograd.grad was asked for the gradient of {name!r}, of which each "
-                    f"of {self._size} ranks has a term under context=: that of its part of the "
-                    "sequence. Call backward, after which .grad is whole; or leave context out."
-                ) from error
 
     def ways(self, given: Any) -> frozenset[int]:
         """The ways in which samples meet the cuts, for a key."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
+from core_fsdp.forward import refuse_graph
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import graphs, own_state
@@ -379,7 +380,7 @@ class Chain:
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
-        with self._accumulating() if accumulates else self._reduced(accumulates=False):
+        with self.added_up(), self._reduced(accumulates):
             for stage in reversed(self.layout.own_stages):
                 found = {}
                 for index in reversed(range(len(made.sizes))):
@@ -393,14 +394,9 @@ class Chain:
         return self._share_gradients(made)
 
     @contextmanager
-    def _accumulating(self) -> Iterator[None]:
-        with self.added_up(), self._reduced(accumulates=True):
-            yield
-
-    @contextmanager
-    def _reduced(self, *, accumulates: bool) -> Iterator[None]:
-        """All ranks of the pipeline. Reduce gradients of what is in shards after all
-        microbatches.
+    def _reduced(self, accumulates: bool) -> Iterator[None]:
+        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches,
+        if there are any.
         """
         if self.shards is None:
             yield
@@ -428,15 +424,13 @@ class Chain:
             for output, gradient in zip(done.outputs, incoming, strict=True)
             if output.requires_grad and gradient is not None
         ]
-        outputs = [output for output, _ in pairs]
-        gradients = [gradient for _, gradient in pairs]
         given = [one for one in done.inputs if isinstance(one, Tensor) and one.requires_grad]
-        if pairs and accumulates:
-            torch.autograd.backward(outputs, gradients)
-        elif pairs and given:
-            found = torch.autograd.grad(outputs, given, gradients, allow_unused=True)
-            for one, gradient in zip(given, found, strict=True):
-                one.grad = gradient
+        if pairs and (given or accumulates):
+            torch.autograd.backward(
+                [output for output, _ in pairs],
+                [gradient for _, gradient in pairs],
+                inputs=None if accumulates else given,
+            )
         return [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
 
     def _give_back(self, made: _Pass, stage: int, index: int, found: list[Tensor]) -> None:
@@ -521,12 +515,10 @@ class _Answer(torch.autograd.Function):
                 "backward was called twice on one result of the model, whose graph over the ranks "
                 "of a pipeline is gone by then. Add up the losses, and call it once."
             )
-        if torch.is_grad_enabled():
-            raise ModuleError(
-                "A gradient was to be differentiated again (create_graph=True), as in a gradient "
-                "penalty or MAML. Over the ranks of a pipeline there is no graph of it. Compute it "
-                "in a part of the model, or leave pipeline out."
-            )
+        refuse_graph(
+            "Over the ranks of a pipeline there is no graph of it. Compute it in a part of the "
+            "model, or leave pipeline out."
+        )
         # the anchor's own node, which `torch.autograd.grad` of something else leaves out
         accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
         found = ctx.chain.backward(ctx.made, gradients, accumulates=accumulates)

@@ -56,7 +56,7 @@ def read(values: Sequence[Any]) -> list[Any]:
     on_device = [value for value in values if type(value) is Tensor and not value.is_cpu]
     if on_device:
         device = on_device[0].device
-        rows = [widen(value.detach().to(device), is_float=True) for value in on_device]
+        rows = [widen(value.to(device), is_float=True) for value in on_device]
         found = dict(zip(map(id, on_device), torch.stack(rows).tolist(), strict=True))
         values = [found.get(id(value), value) for value in values]
     return [None if value is None else float(value) for value in values]

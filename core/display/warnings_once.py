@@ -111,11 +111,7 @@ def _show(
     if file is None:
         _num_given[given] += 1
         num_given = _num_given[given]
-        is_always_shown = any(
-            action == "always" and issubclass(category, each)
-            for action, _, each, _, _ in warnings.filters
-        )
-        if _rank.is_silent or (num_given > 1 and not is_always_shown):
+        if _rank.is_silent or (num_given > 1 and not _is_always_shown(category)):
             return
         if _rank.store is not None:
             if not _rank.is_first(f"{num_given}/{filename}:{lineno}/{message}"):
@@ -123,6 +119,13 @@ def _show(
             if _rank.number > 0:
                 message = f"{message} [first on rank {_rank.number}]"
     _by_python(message, category, filename, lineno, file, line)
+
+
+def _is_always_shown(category: type[Warning]) -> bool:
+    return any(
+        action == "always" and issubclass(category, each)
+        for action, _, each, _, _ in warnings.filters
+    )
 
 
 def is_of_core(package: str) -> bool:

@@ -59,26 +59,8 @@ class StagingMemory:
         Raises:
             CheckpointError: something in it can't be saved; its path is named.
         """
-        buffers: dict[str, torch.Tensor] = {}
-        from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []
-        in_memory: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def begin(tensor: torch.Tensor, name: str) -> torch.Tensor:
-            if tensor.device.type == "cuda":
-                held = torch.empty(0, dtype=tensor.dtype)
-                from_devices.append((held, tensor))
-                return held
-            # Popped, so that no memory is given out twice.
-            buffer = self._buffers.pop(name, None)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
-            buffers[name] = buffer
-            if not can_copy(tensor):
-                return buffer.copy_(tensor)
-            in_memory.append((buffer, tensor))
-            return buffer
-
-        copy = once_each(begin)
+        copies = _Copies(self._buffers)
+        copy = once_each(copies.begin)
 
         def take(leaf: Any, key_path: KeyPath, target: object) -> Any:
             name = leaf_name(key_path)
@@ -95,12 +77,12 @@ class StagingMemory:
             return copy(leaf, name)
 
         made = copied(state, take)
-        if from_devices:
+        if copies.from_devices:
             self._on_devices = self._on_devices or DeviceCopies()
-            self._on_devices.begin(from_devices, stepped)
-        copy_all(in_memory)
+            self._on_devices.begin(copies.from_devices, stepped)
+        copy_all(copies.in_memory)
         # Buffers that this state didn't need are freed.
-        self._buffers = buffers
+        self._buffers = copies.buffers
         return made
 
     def finish(self) -> None:
@@ -117,6 +99,38 @@ class StagingMemory:
         if self._on_devices:
             self._on_devices.close()
         self._buffers, self._on_devices = {}, None
+
+
+class _Copies:
+    """Copies of one state, each with memory of its own, most of which are still to be made.
+
+    Attributes:
+        buffers: the memory of copies that aren't made by devices, by name.
+        from_devices: copies that devices make: targets and sources.
+        in_memory: copies from memory to memory.
+    """
+
+    def __init__(self, kept: dict[str, torch.Tensor]) -> None:
+        self._kept = kept
+        self.buffers: dict[str, torch.Tensor] = {}
+        self.from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.in_memory: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """The copy of a tensor."""
+        if tensor.device.type == "cuda":
+            held = torch.empty(0, dtype=tensor.dtype)
+            self.from_devices.append((held, tensor))
+            return held
+        # Popped, so that no memory is given out twice.
+        buffer = self._kept.pop(name, None)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.buffers[name] = buffer
+        if not can_copy(tensor):
+            return buffer.copy_(tensor)
+        self.in_memory.append((buffer, tensor))
+        return buffer
 
 
 def can_copy(tensor: torch.Tensor) -> bool:

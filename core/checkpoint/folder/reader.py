@@ -214,25 +214,12 @@ class FolderReader:
             # Leaves that shared memory when they were saved share it again.
             key = (dtype, shape, frozenset(saved.values()))
             if not saved or key not in wholes:
-                try:
-                    wholes[key] = torch.empty(shape, dtype=dtype)
-                except RuntimeError as error:
-                    raise MemoryError(
-                        f"a tensor of type {dtype} and shape {shape} can't be made: {error}"
-                    ) from None
+                wholes[key] = _empty(dtype, shape)
                 reads.extend(reads_of(saved, dtype, {place: wholes[key]}))
             return wholes[key]
 
         state = self._decode(take, targets)
-        # Without repetitions: what is tied here and was tied then is read once.
-        distinct: dict[Any, ChunkRead] = {}
-        for read in reads:
-            key: Any = id(read)
-            # Only where there is memory: other tensors may all have the address 0.
-            if read.memory is not None:
-                key = (id(read.saved.file), read.start, read.stop, read.target.data_ptr())
-            distinct[key] = read
-        return Plan(state, list(distinct.values()), has_targets)
+        return Plan(state, _distinct(reads), has_targets)
 
     def verify(
         self,
@@ -312,3 +299,24 @@ def _mapped(saved: SavedChunk, dtype: torch.dtype, shape: Shape) -> torch.Tensor
     """A tensor on the memory that is mapped from the file, where it lies as in memory."""
     stop = saved.position + math.prod(shape) * dtype.itemsize
     return torch.frombuffer(saved.file.view(saved.position, stop), dtype=dtype).view(shape)
+
+
+def _empty(dtype: torch.dtype, shape: Shape) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise MemoryError(
+            f"a tensor of type {dtype} and shape {shape} can't be made: {error}"
+        ) from None
+
+
+def _distinct(reads: list[ChunkRead]) -> list[ChunkRead]:
+    """The same reads without repetitions: what is tied here and was tied then is read once."""
+    places: dict[Any, ChunkRead] = {}
+    for read in reads:
+        place: Any = id(read)
+        # Only where there is memory: other tensors may all have the address 0.
+        if read.memory is not None:
+            place = (id(read.saved.file), read.start, read.stop, read.target.data_ptr())
+        places[place] = read
+    return list(places.values())

@@ -82,27 +82,23 @@ class RemoteFolder(AnyFolder):
         except Exception as error:
             raise messages.UnsettledError("is in its place, and can't be read back") from error
         if not is_whole:
-            try:
-                if before is None:
-                    self._manifest.delete()
-                elif before:
-                    self._manifest.write(before)
-                else:
-                    raise FileNotFoundError("the one before could not be read")
-            except Exception as error:
-                raise messages.UnsettledError(
-                    "is in its place, and its manifest is damaged"
-                ) from error
+            self._put_back(before)
             raise messages.not_as_written(manifest.NAME)
-        # What the last manifest named, and what is a day older than this one. A live writer may
-        # need all else.
         with contextlib.suppress(Exception):  # a save on another day does it
-            changed = {entry.name: entry.changed_s for entry in self.place.entries()}
-            latest = changed.get(manifest.NAME, 0.0) - STALE_S
-            replaced = self._named(before)
-            for name in filter(manifest.OWN_FILE.fullmatch, changed.keys() - kept):
-                if name in replaced or 0 < changed[name] < latest:
-                    self.place.child(name).delete()
+            for name in self._unneeded(kept, self._named(before)):
+                self.place.child(name).delete()
+
+    def _put_back(self, before: bytes | None) -> None:
+        """Restore the manifest of before in the place of one that is damaged."""
+        try:
+            if before is None:
+                self._manifest.delete()
+            elif before:
+                self._manifest.write(before)
+            else:
+                raise FileNotFoundError("the one before could not be read")
+        except Exception as error:
+            raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
 
     def _manifest_before(self) -> bytes | None:
         """The manifest that is there; None if there is none, nothing if it can't be read now."""
@@ -121,6 +117,18 @@ class RemoteFolder(AnyFolder):
             return set(manifest.from_bytes(content or b"", str(self._manifest)).files)
         except CheckpointError:
             return set()
+
+    def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
+        """Files that the last manifest named, and those a day older than this one. A live writer
+        may need all else.
+        """
+        changed = {entry.name: entry.changed_s for entry in self.place.entries()}
+        latest = changed.get(manifest.NAME, 0.0) - STALE_S
+        return [
+            name
+            for name in filter(manifest.OWN_FILE.fullmatch, changed.keys() - kept)
+            if name in replaced or 0 < changed[name] < latest
+        ]
 
     def discard(self, token: str) -> None:
         """Rank 0. Delete what was written for a save that failed, unless the manifest may name it

@@ -114,7 +114,7 @@ class EpochReduction:
         always: set[str],
     ) -> Any:
         """All ranks. Totals of all shards, the objects of any rank, and True if any rank's have
-        changed. Rank 0 warns once of a name that some ranks always log, and others never.
+        changed.
         """
         merged: dict[str, _Total] = {}
         seen: set[tuple[int, str]] = set()
@@ -137,15 +137,23 @@ class EpochReduction:
                     merged[name] = total
         answer = strategy.broadcast((merged, paths, has_changed))
         # ranks of one shard have parts of a model
-        if not logged or strategy.data_parallel_size != strategy.world_size:
-            return answer
+        if strategy.data_parallel_size == strategy.world_size:
+            self._warn_of_alone(always, logged)
+        return answer
+
+    def _warn_of_alone(self, always: set[str], logged: dict[int, Any]) -> None:
+        """Rank 0. Warn once of a name that some ranks always log, and others never.
+
+        Args:
+            always: names that any rank has logged in each batch.
+            logged: what each rank has logged, of those that had a batch; empty on other ranks.
+        """
         for name in always - self._known_alone:
             on = [rank for rank, names in logged.items() if name in names]
             off = [rank for rank in logged if rank not in on]
             if off:
                 self._known_alone.add(name)
                 warn_caller(describe_alone(name, on, off))
-        return answer
 
     def _compute(self, objects: dict[str, Any], has_changed: bool) -> dict[str, float]:
         """All ranks, with objects in one order: torchmetrics communicates when it computes."""

@@ -70,11 +70,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
     try:
         run.stage_loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)
         if run.fast_dev_run:
-            batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
-            run.fabric.print(
-                f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and "
-                "monitors are off, and other limits don't count."
-            )
+            _announce_quick_run(run)
         with torch_modes(run.options), profiled_stage(run):
             prepare_data(strategy, (run.datamodule, module))
             run.fabric.draw_alike()  # here, since who prepares data may draw
@@ -90,17 +86,8 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             return WorkerResult.of(run, result)
         return result
     except BaseException as raised:
-        # batches of an unfinished window don't count: its gradients are lost
-        unfinished = run.count_unfinished()
-        run.progress.batch -= unfinished
-        run.progress.total_batches -= unfinished
-        run.progress.epoch_is_ending = False
-        error = raised
-        if isinstance(error, RuntimeError):
-            from core_training.loops.torch_errors import explain_torch  # most runs have none
-
-            error = explain_torch(error, run.module, trains=run.trains)
-        error = explain(run.signals.explain(error))
+        _return_to_step(run)
+        error = explain(run.signals.explain(_explain_torch(run, raised)))
         try:
             requeue.requeue_after(run, error)
             on_exception = getattr(strategy, "on_exception", None)
@@ -120,6 +107,14 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         _end(run)
 
 
+def _explain_torch(run: Run, error: BaseException) -> BaseException:
+    if not isinstance(error, RuntimeError):
+        return error
+    from core_training.loops.torch_errors import explain_torch  # most runs have none
+
+    return explain_torch(error, run.module, trains=run.trains)
+
+
 def _attach(run: Run) -> None:
     """Give the Trainer to those who have it as an attribute; a progress bar shows something on rank
     0 only.
@@ -134,6 +129,14 @@ def _attach(run: Run) -> None:
             callback.trainer = run.trainer  # type: ignore[attr-defined]
             if not run.strategy.is_global_zero:
                 callback.disable()  # type: ignore[attr-defined]
+
+
+def _announce_quick_run(run: Run) -> None:
+    batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
+    run.fabric.print(
+        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors "
+        "are off, and other limits don't count."
+    )
 
 
 def _set_up(run: Run) -> None:
@@ -237,6 +240,16 @@ def _run_stage(run: Run) -> object:
     if run.stage == "test":
         return evaluate(run, "test", run.loaders.test)
     return evaluate(run, "validation", run.loaders.validation)
+
+
+def _return_to_step(run: Run) -> None:
+    """Uncount the batches of an unfinished window after an exception, since its gradients are
+    lost.
+    """
+    unfinished = run.count_unfinished()
+    run.progress.batch -= unfinished
+    run.progress.total_batches -= unfinished
+    run.progress.epoch_is_ending = False
 
 
 def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:

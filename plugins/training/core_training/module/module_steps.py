@@ -139,8 +139,10 @@ def apply_overrides(run: Run, step: TrainingStep) -> None:
         step.zero_grad = lambda optimizer: zero_grad(progress.epoch, progress.batch, optimizer)
     clip = override_of(module, "configure_gradient_clipping")
     if clip is not None:
-        given, step.clipping = step.clipping, None
-        value, algorithm = given and given.value, given and given.algorithm
+        value = algorithm = None
+        if step.clipping:
+            value, algorithm = step.clipping.value, step.clipping.algorithm
+            step.clipping = None
         step.clip_gradients = lambda optimizer: clip(optimizer, value, algorithm)
     step_optimizer = override_of(module, "optimizer_step")
     if step_optimizer is not None:

@@ -18,6 +18,7 @@ from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy, wrapping
 from core_parallel.communication import averages, overflow
 from core_parallel.context.attention import Attention
+from core_parallel.context.gradient_terms import Terms
 from core_parallel.context.sequence import (
     Context,
     check_whole_batches,
@@ -109,6 +110,7 @@ class MeshStrategy(FSDPStrategy):
             context_loss == "whole",
         )
         self._contexts: dict[nn.Module, list[Context]] = {}
+        self._gradient_terms: Terms | None = None
         self._began = 0
         self._local: list[nn.Module] = []
         self._modules_of_experts: list[nn.Module] = []
@@ -542,13 +544,16 @@ class MeshStrategy(FSDPStrategy):
         """All ranks. Backward, then the average over the axes along which ranks have the same
         parameters.
         """
-        with computed_again(
-            [one for contexts in self._contexts.values() for one in contexts], self._began
+        every = [handle.module for handle in self.session.handles]
+        terms = self._terms()
+        with (
+            computed_again(
+                [one for contexts in self._contexts.values() for one in contexts], self._began
+            ),
+            nullcontext() if terms is None else terms.of(loss, every),
         ):
             super().backward(loss, module, manual=manual, **kwargs)
-        modules = [
-            handle.module for handle in self.session.handles if handle.module not in self._local
-        ]
+        modules = [one for one in every if one not in self._local]
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
         for each in modules:
@@ -564,6 +569,15 @@ class MeshStrategy(FSDPStrategy):
         for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
             if (group := self._axis(*axes)) is not None:
                 averages.average(own, group)
+        if terms is not None:
+            for each in modules:
+                terms.end(each)
+
+    def _terms(self) -> Terms | None:
+        """All ranks. The gradients that are added up over a context group; None without one."""
+        if self._gradient_terms is None and (group := self._axis("context")) is not None:
+            self._gradient_terms = Terms(group)
+        return self._gradient_terms
 
     @contextmanager
     def _without_average(self, module: nn.Module) -> Iterator[None]:
@@ -659,6 +673,7 @@ class MeshStrategy(FSDPStrategy):
         super().release()
         torch_clipping.leave(self)
         self._contexts.clear()
+        self._gradient_terms = None
         self._blocks.clear()
         self._unlike.clear()
         self._stand_ins.clear()

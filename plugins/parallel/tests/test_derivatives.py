@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from language import ALONE, WIDTH, Net, Step, train
+from language import ALONE, WIDTH, Block, Net, Step, train
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -72,10 +72,97 @@ class PenalizedWeight(_Derives):
         return loss + gradient.square().sum()
 
 
+class _Clamping(Block):
+    """What goes back through it is clamped, by a hook, and by a Function behind that."""
+
+    def forward(self, x):
+        x = _Clamp.apply(super().forward(x))
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient.clamp(-1e-4, 2e-4))
+        return x
+
+
+class _Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-2e-4, 1e-4)
+
+
+class Clamped(Step):
+    """Gradients inside of the model, and beside it, that are not linear in those behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.blocks = nn.ModuleList(_Clamping() for _ in range(2))
+        self.double()
+
+    def compute(self, words):
+        logits = super().compute(words)
+        logits.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        return logits
+
+
+class _ConditionedNet(Net):
+    """A vector for each sample is added to all positions."""
+
+    def forward(self, words, places, condition):
+        x = self.start(words, places) + condition.unsqueeze(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Conditioned(Step):
+    """The step computes what the model is given beside its sequence, and a penalty of its weights.
+
+    Two backwards add up gradients for one step of the optimizer.
+    """
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__(_ConditionedNet)
+        self.condition = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+    def training_step(self, batch, batch_idx):
+        words, optimizer = batch[0][:, :8], self.optimizers()
+        optimizer.zero_grad()
+        for factor in (1, 2):
+            given = words[:, :1] * (factor / 7) * self.condition
+            places = torch.arange(8).expand_as(words)
+            loss = (self.net(words, places, given) * self.scale).square().mean()
+            loss = loss + given.square().mean()
+            self.manual_backward(loss + 0.1 * sum(one.square().sum() for one in self.parameters()))
+        optimizer.step()
+
+
+class UsedTwice(Step):
+    """A vector that blocks find in a list, and the loss too."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+        kept = self.kept = []
+        self.net.blocks[0].up.forward = lambda x: nn.Linear.forward(
+            self.net.blocks[0].up, x * kept[-1]
+        )
+
+    def training_step(self, batch, batch_idx):
+        self.kept.append(self.bias.tanh())
+        found = super().training_step(batch, batch_idx)
+        return found["loss"] + self.kept.pop().square().sum()
+
+
 GATHER = {"context": 2, "context_attention": "gather"}
 RIGHT = [
     *((Adversarial, mesh) for mesh in ({"tensor": 2}, {"context": 2}, GATHER, {"pipeline": 2})),
     *((Penalized, mesh) for mesh in ({"context": 2}, GATHER)),
+    *((Clamped, mesh) for mesh in ({"context": 2}, GATHER, {"pipeline": 2})),
+    *((Conditioned, mesh) for mesh in ({"context": 2}, GATHER)),
 ]
 REFUSED = {
     (
@@ -83,6 +170,7 @@ REFUSED = {
         "tensor",
     ): "exchanges of layers that are cut under tensor= have no second derivative",
     (Penalized, "pipeline"): "Over the ranks of a pipeline there is no graph of it",
+    (UsedTwice, "context"): "What TanhBackward0 has computed is used within a call of the model",
     (Penalized, "shard"): "Parameters of a unit are released after its backward",
     (PenalizedWeight, "shard"): "asked for a gradient that isn't there",
     (
@@ -115,8 +203,7 @@ def test_derivatives_are_those_of_one_device_or_refused():
     on_two = Backend(MeshParallelStrategy, "cpu", 2, 1)
     found, refusals = on_two.run(_on_meshes)[0]
     expected = {
-        make: ALONE.run(partial(train, make=make, max_steps=3))[0][0]
-        for make in (Adversarial, Penalized)
+        make: ALONE.run(partial(train, make=make, max_steps=3))[0][0] for make in dict(RIGHT)
     }
     for (make, _), weights in zip(RIGHT, found, strict=True):
         assert_equal_tensors(weights, expected[make], 1e-12)

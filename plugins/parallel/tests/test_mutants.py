@@ -89,8 +89,9 @@ def _local_positions(self, query, key, value, mask, options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def _own_gradient(ctx, *gradients):
-    return gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+def _enlarged_gradient(ctx, *gradients):
+    own = gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()]
+    return own * ctx.group.size(), None, None
 
 
 def _nothing(*_, **__):
@@ -132,7 +133,13 @@ def run(suite, test):
         *_OWN,
         (conformance.TestPipeline, "adamw", chain, "_cut", first_gradient_twice),
         (conformance.TestPipeline, "clipped_by_norm", averages, "clip_by_norm", _own_norm),
-        (conformance.TestContext, "sgd_momentum", collectives._Join, "backward", _own_gradient),
+        (
+            conformance.TestContext,
+            "sgd_momentum",
+            collectives._Join,
+            "backward",
+            _enlarged_gradient,
+        ),
         (conformance.TestShards, "sgd_momentum", mesh_strategy, "cut_axes", lambda _: frozenset()),
         (conformance.TestParallel, "sgd_momentum", averages, "average", _twice_averaged),
         (

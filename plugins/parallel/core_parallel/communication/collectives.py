@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
 
 
 def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks, with the same tensor. This rank's part of it; the gradient is the average of what
-    all parts give.
+    """All ranks, with the same tensor. This rank's part of it; the gradient is joined from those of
+    all parts.
     """
     part: Tensor = _Cut.apply(tensor, dim, group)  # type: ignore[no-untyped-call]  # torch's
     return part
 
 
 def join(part: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks. The whole of all parts, with which all do the same; the gradient is `size` times
-    the part's own.
+    """All ranks. The whole of all parts, with which all do the same; the gradient is the part's
+    own.
     """
     whole: Tensor = _Join.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
     return whole
+
+
+def enter(tensor: Tensor, group: Any) -> Tensor:
+    """All ranks, with the same tensor. The tensor, with which each does what is its own; gradients
+    are added up.
+    """
+    entered: Tensor = _Enter.apply(tensor, group)  # type: ignore[no-untyped-call]  # torch's
+    return entered
 
 
 def gather(part: Tensor, dim: int, group: Any) -> Tensor:
@@ -35,19 +45,19 @@ def gather(part: Tensor, dim: int, group: Any) -> Tensor:
 
 
 def add_up(term: Tensor, group: Any) -> Tensor:
-    """All ranks. The sum of all terms, with which all do the same; the gradient is `size` times the
-    term's own.
+    """All ranks. The sum of all terms, with which all do the same; the gradient is the term's
+    own.
     """
     total: Tensor = _AddUp.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
     return total
 
 
-def sum_alike(term: Tensor, group: Any) -> Tensor:
-    """All ranks. The sum of all terms, with which all do the same; the gradient is the term's
-    own.
+def leads_into_parts(node: Node, group: Any) -> bool | None:
+    """Within a graph of gradients: whether what is behind a node is done by each rank of a group
+    with its own part (True), or by all alike (False). None: it is as the node.
     """
-    total: Tensor = _SumAlike.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
-    return total
+    own, leads = getattr(node, "border", (None, None))
+    return leads if own is group else None
 
 
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
@@ -75,30 +85,49 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int, group: Any) -> Tensor:
         """Cut."""
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.border = dim, group, (group, False)
         part: Tensor = tensor.chunk(group.size(), dim)[group.rank()].clone()
         return part
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The whole gradient: parts are `size` times too large by `_Join`."""
-        return join(gradients[0], ctx.dim, ctx.group) / ctx.group.size(), None, None
+        """The whole gradient."""
+        return join(gradients[0], ctx.dim, ctx.group), None, None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
         """Gather."""
-        ctx.dim, ctx.group = dim, group
+        ctx.dim, ctx.group, ctx.border = dim, group, (group, True)
         return _gathered(part, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The own part, so large that the average over ranks is the sum of their parts."""
-        return cut(gradients[0], ctx.dim, ctx.group) * ctx.group.size(), None, None
+        """The own part: every rank has the gradient of the whole."""
+        return cut(gradients[0], ctx.dim, ctx.group), None, None
 
 
-class _Gather(_Join):
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
+        """The same."""
+        ctx.group, ctx.border = group, (group, False)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The sum of what all ranks give to it."""
+        return add_up(gradients[0], ctx.group), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
+        """Gather."""
+        ctx.dim, ctx.group = dim, group
+        return _gathered(part, dim, group)
+
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The sum of what all ranks give to this part."""
@@ -125,37 +154,15 @@ class _AddUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, term: Tensor, group: Any) -> Tensor:
         """Add up."""
-        ctx.group = group
+        ctx.group, ctx.border = group, (group, True)
         total = term.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The term's own, so large that the average over ranks is the sum of all."""
-        return _ToTerms.apply(gradients[0], ctx.group), None  # type: ignore[no-untyped-call]  # torch's
-
-
-class _ToTerms(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, group: Any) -> Tensor:
-        """Enlarge."""
-        ctx.group = group
-        enlarged: Tensor = gradient * group.size()
-        return enlarged
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The sum over all ranks, which have the same loss."""
-        return add_up(gradients[0], ctx.group), None
-
-
-class _SumAlike(_AddUp):
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
         """As it is: every rank has the gradient of the whole."""
-        return gradients[0], None
+        return enter(gradients[0], ctx.group), None
 
 
 class _Swap(torch.autograd.Function):

@@ -1,19 +1,127 @@
-"""Gradients that a rank of a context group has a term of: those of parameters, of its part of the
-sequence.
+"""Gradients of parameters as terms: each rank of a context group has that of its part of the
+sequence, and their sum is the gradient.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from core import ModuleError
+from core_parallel.communication import collectives
+from core_parallel.mesh.placements import own_part
 from core_parallel.modules.absent import is_absent
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+    from torch.utils.hooks import RemovableHandle
+
+_ACCUMULATES = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # torch's own
+
+
+def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
+    """Before a backward: give parameters that all ranks use alike, beside calls in parts, a term
+    each.
+
+    Within a call each rank computes with its part of the sequence, and the gradients of its
+    parameters are terms. Beside calls each computes the whole: its term is a share of that.
+
+    Args:
+        loss: with the graph; it is walked, and nothing in it is computed.
+        group: of the ranks, a context group.
+
+    Returns:
+        Handles of hooks in the graph.
+
+    Raises:
+        ModuleError: a tensor is used within a call and beside it, and is neither an argument nor a
+            result, so that its gradient is neither a term nor a whole.
+    """
+    in_parts: dict[Node, bool] = {}
+    waiting = [] if loss.grad_fn is None else [(loss.grad_fn, False)]
+    handles: list[RemovableHandle] = []
+    while waiting:
+        node, is_part = waiting.pop()
+        if node in in_parts:
+            if in_parts[node] != is_part:
+                raise ModuleError(_USED_TWICE.format(node.name(), group.size()))
+            continue
+        in_parts[node] = is_part
+        leads = collectives.leads_into_parts(node, group)
+        is_part = is_part if leads is None else leads
+        whole: list[int] = []
+        for place, (following, _) in enumerate(node.next_functions):
+            if following is None:
+                continue
+            if type(following) is not _ACCUMULATES:
+                waiting.append((following, is_part))
+            elif not is_part and isinstance(following.variable, nn.Parameter):
+                whole.append(place)
+        if whole:
+            handles.append(node.register_hook(partial(_shared, group.size(), whole)))
+    return handles
+
+
+_USED_TWICE = (
+    "What {} has computed is used within a call of the model, where each of {} ranks has a part of "
+    "the sequence under context=, and beside that call: ranks can't add up its gradient. Give it "
+    "to the call as an argument, return it as a result by position, or leave context out."
+)
+
+
+def _shared(size: int, places: list[int], gradients: Any, incoming: Any) -> Any:
+    """The gradients that a node gives, those at some places divided."""
+    return tuple(
+        one / size if place in places and one is not None else one
+        for place, one in enumerate(gradients)
+    )
+
+
+class Terms:
+    """The gradients of modules' parameters, from a backward to the sum over a context group.
+
+    Args:
+        group: of the ranks.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._held: set[nn.Module] = set()
+
+    @contextmanager
+    def of(self, loss: Tensor, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """A context for a backward, which adds terms. Whole gradients of earlier ones become terms
+        first.
+        """
+        handles = share(loss, self._group)
+        for module in modules:
+            if module not in self._held:
+                _multiply(module, 1 / self._group.size())
+                self._held.add(module)
+        try:
+            yield
+        finally:
+            for one in handles:
+                one.remove()
+
+    def end(self, module: nn.Module) -> None:
+        """After the average over all ranks: make it the sum over those of the context group."""
+        _multiply(module, self._group.size())
+        self._held.discard(module)
+
+
+def _multiply(module: nn.Module, factor: float) -> None:
+    found = [own_part(one.grad) for one in module.parameters() if one.grad is not None]
+    if found:
+        torch._foreach_mul_(found, factor)
 
 
 def refuse_terms(module: nn.Module, size: int, gradient: Tensor) -> None:

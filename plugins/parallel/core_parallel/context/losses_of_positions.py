@@ -23,8 +23,6 @@ def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Te
     """All ranks of the group. The loss of the positions of all ranks; of its own ones with
     `reduction="none"`.
 
-    Gradients are `size` times a rank's part, as those of all that is computed in parts.
-
     Args:
         loss: one of `BY_POSITION`.
         given: its arguments for this rank's positions.

@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context import masks, ways_at_cuts
+from core_parallel.context import gradient_terms, masks, ways_at_cuts
 from core_parallel.context.attention import Attention, Caught
-from core_parallel.context.gradient_terms import refuse_terms
 from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.microbatches.recorded_logs import RecordedLogs
@@ -44,10 +43,9 @@ _turns = itertools.count(1)
 class Context:
     """The call of one module by the ranks of a context group, with the same arguments on all.
 
-    Each computes its part of the sequence, and all get the whole result. Gradients of parameters in
-    the call are `size` times a rank's part, so that their average over the group is the gradient of
-    the whole; whatever a step does beside the call, all ranks do alike, and its average is what
-    each has.
+    Each computes its part of the sequence, and all get the whole result. Gradients in the call are
+    those of one device, of the rank's positions; those of parameters are terms, see
+    `gradient_terms`. Whatever a step does beside the call, all ranks do alike.
 
     Args:
         module: the one that is called.
@@ -168,6 +166,10 @@ class Context:
         finally:
             self.is_running = False
 
+    def share(self, loss: Tensor) -> None:
+        """Before the backward of one loss that a schedule runs: see `gradient_terms.share`."""
+        gradient_terms.share(loss, self._group)
+
     @contextmanager
     def uncompared(self) -> Iterator[None]:
         """A context whose calls are those of one microbatch: a schedule compares by itself, with
@@ -244,21 +246,25 @@ class Context:
         num_samples = next(
             len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > self._dim
         )
-        own = [
-            collectives.cut(leaf, self._dim, self._group)
-            if isinstance(leaf, Tensor)
-            and leaf.ndim > self._dim
-            and leaf.shape[self._dim] == length
-            and not masks.is_one(leaf, length, num_samples)
-            else leaf
-            for leaf in leaves
-        ]
-        return tree_unflatten(own, form)
+        learns = torch.is_grad_enabled()
+
+        def own(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if (
+                leaf.ndim > self._dim
+                and leaf.shape[self._dim] == length
+                and not masks.is_one(leaf, length, num_samples)
+            ):
+                return collectives.cut(leaf, self._dim, self._group)
+            return collectives.enter(leaf, self._group) if learns and leaf.requires_grad else leaf
+
+        return tree_unflatten([own(leaf) for leaf in leaves], form)
 
     def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
         own = _local(leaf)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
-            own.register_hook(partial(refuse_terms, self.module, self._size))
+            own.register_hook(partial(gradient_terms.refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
             return leaf
         if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:

@@ -511,6 +511,8 @@ class ScheduledStep:
             run.losses.append(torch.zeros((), device=leaves[0].device))
             return _times(leaves[0].sum(), 0)
         run.losses.append(loss.detach())
+        if self._sequence is not None:
+            self._sequence.share(loss)
         return _times(loss, run.scale * run.weights[-1] / run.reference)
 
     def _finish(

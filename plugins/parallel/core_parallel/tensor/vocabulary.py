@@ -54,7 +54,7 @@ class VocabularyPart(PartedTensor):
         own, rank, dim = self._part.shape[self._dim], self._group.rank(), self._dim
         after = own * (self._group.size() - 1 - rank)
         padded = functional.pad(self._part, (*[0, 0] * (self.ndim - dim - 1), own * rank, after))
-        return collectives.sum_alike(padded, self._group)
+        return collectives.add_up(padded, self._group)
 
     def _like(self, part: Tensor) -> Self:
         return type(self)(part, self._dim, self._group)
@@ -127,7 +127,7 @@ def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any
     of_target = of_target * (1 - smoothing)
     if smoothing:
         of_target = of_target + shifted.sum(-1) * (smoothing / number)
-    found = collectives.sum_alike(shifted.exp().sum(-1), group).log() - collectives.sum_alike(
+    found = collectives.add_up(shifted.exp().sum(-1), group).log() - collectives.add_up(
         of_target, group
     )
     found = found.where(counted, 0.0)

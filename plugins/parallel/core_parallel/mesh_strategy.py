@@ -116,7 +116,7 @@ class MeshStrategy(FSDPStrategy):
         self._modules_of_experts: list[nn.Module] = []
         self._undo: list[Callable[[], None]] = []
         self._stand_ins: dict[Optimizer, Optimizer] = {}
-        self._blocks: dict[nn.Module, tuple[dict[str, nn.Module], CheckKeys]] = {}
+        self._blocks: dict[nn.Module, tuple[dict[str, nn.Module], Any, CheckKeys]] = {}
         self._unlike: set[nn.Module] = set()
         self._refuse_beside(options)
 
@@ -349,35 +349,27 @@ class MeshStrategy(FSDPStrategy):
         self._cut_planned(module, styles)
 
     def _cut_planned(self, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
-        """All ranks, with the same values. Cut layers in place, which are compared with whole ones
-        in steps.
+        """All ranks, with the same values. Cut layers in place; what is computed between them is
+        followed in steps.
         """
         if styles:
             layers.cut(module, styles, self._mesh_of("tensor"))
             blocks = checks.blocks_of(module, styles)
             checks.draw_apart(blocks, styles, self._axis("tensor"))
-            self._blocks[module] = blocks, CheckKeys(module, *self._deciding())
+            self._blocks[module] = blocks, styles, CheckKeys(module, *self._deciding())
 
     def _compared(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
-        """All ranks. A context of a step in which cut layers are compared with whole ones, if
+        """All ranks. A context of a step in which what cut layers compute is followed, if
         `CheckKeys` says so.
         """
         if own not in self._blocks:
             return nullcontext()
-        blocks, keys = self._blocks[own]
+        blocks, styles, keys = self._blocks[own]
         if not keys.is_due(batches.shapes_of(given), given=given):
             return nullcontext()
         if torch.is_grad_enabled():
             self._unlike.add(own)
-        return checks.compared(blocks, self._axis("tensor"), self._kept_random)
-
-    @contextmanager
-    def _kept_random(self) -> Iterator[None]:
-        before = collect_random_state(self.accelerator, self.root_device)
-        try:
-            yield
-        finally:
-            restore_random_state(before, self.accelerator, self.root_device)
+        return checks.followed(own, blocks, styles)
 
     def _planned(
         self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import losses_of_positions, masks
+from core_parallel.following.marks import put
+from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
 
 if TYPE_CHECKING:
@@ -94,9 +96,12 @@ class Caught(TorchFunctionMode):
             _ATTENTION,
         )
         try:
-            return self._attend(query, *args, **kwargs)
+            answer = self._attend(query, *args, **kwargs)
         finally:
             self._is_attending, functional.scaled_dot_product_attention = False, replaced
+        given = [one for one in (query, *args, *kwargs.values()) if isinstance(one, Tensor)]
+        put([answer], of_attention(given, answer))  # exchanges leave heads in their places
+        return answer
 
     def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
         """All ranks of the group. The loss of all positions, of which each rank gives its own."""

@@ -1,12 +1,10 @@
-"""A plan of cut layers, compared: blocks with whole ones, and gradients of parameters that every
-rank has whole.
+"""A plan of cut layers, checked: what is computed between them, and gradients of parameters that
+every rank has whole.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,27 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core_parallel.following.marks import Cut, Mark, Mixed, mark_of, put
+from core_parallel.following.mode import Following
 from core_parallel.mesh.placements import cut_axes, own_part
-from core_parallel.modules import own_state
 from core_parallel.modules.absent import is_absent
-from core_parallel.modules.comparing import NoDropout, are_close, no_constants, random_states
 from core_parallel.modules.own_draws import OwnDraws
+from core_parallel.modules.parted_tensor import PartedTensor
 from core_parallel.tensor import adapters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.tensor.parallel import ParallelStyle
     from torch.utils.hooks import RemovableHandle
 
-_OF_OUTPUTS = {torch.float64: 1e-8, torch.float32: 1e-3}
 _OF_GRADIENTS = {torch.float64: 1e-7, torch.float32: 1e-2}
 _CURE = (
     "Between a layer that is cut by columns and one by rows each rank has a part of the values: "
@@ -122,162 +118,107 @@ def _keeps_whole(style: ParallelStyle) -> bool:
 
 
 @contextmanager
-def compared(
-    blocks: Mapping[str, nn.Module],
-    group: Any,
-    kept_random: Callable[[], AbstractContextManager[Any]],
+def followed(
+    module: nn.Module, blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle]
 ) -> Iterator[None]:
-    """All ranks of a tensor group. A context in which the next call of each block is compared with
-    that of the whole.
-
-    Each gathers a block's parameters, and runs it twice without gradients: with its cut layers, and
-    whole.
+    """A context in which what is computed from parts is followed, from layers that are cut by
+    columns on.
 
     Args:
+        module: the user's.
         blocks: by name, see `blocks_of`.
-        group: the ranks.
-        kept_random: makes a context after which random numbers go on as before.
+        styles: of layers, by names in the module.
 
     Raises:
-        ModuleError: the results differ.
+        ModuleError: a layer that is cut by rows isn't given the part that it needs, or a block
+            returns, or a buffer gets, what is no part of the whole.
     """
-    handles: dict[str, RemovableHandle] = {}
-
-    def looking(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if name in handles:
-                handles.pop(name).remove()
-                with (
-                    kept_random(),
-                    own_state.kept(module),
-                    torch.no_grad(),
-                    NoDropout() as dropouts,
-                ):
-                    _compare(name, module, args, kwargs, group, dropouts)
-
-        return look
-
+    handles: list[RemovableHandle] = []
+    following = Following(_CURE)
     for name, one in blocks.items():
-        if not any(
+        if any(
             is_absent(parameter) or "expert" in cut_axes(parameter)
             for parameter in one.parameters()
         ):
-            handles[name] = one.register_forward_pre_hook(looking(name), with_kwargs=True)
+            continue
+        for layer, style in styles.items():
+            if layer.startswith(f"{name}.") and type(style) in (ColwiseParallel, RowwiseParallel):
+                refuse = partial(_refuse, name, one)
+                handles += _around(module.get_submodule(layer), style, following, refuse)
+        handles.append(one.register_forward_hook(partial(_check_result, name)))
     try:
         # Who hasn't imported torch's compiler has compiled nothing.
         with (
             torch.compiler.set_stance("force_eager")
             if "torch._dynamo" in sys.modules
-            else nullcontext()
+            else nullcontext(),
+            following,
         ):
             yield
     finally:
-        for handle in handles.values():
+        for handle in handles:
             handle.remove()
+    for name, buffer in module.named_buffers():
+        if (mark := mark_of(buffer)) is not None:
+            put([buffer], None)
+            raise ModuleError(
+                f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
+                f"of, and would be another one on each. {_said(mark)}{_CURE}"
+            )
 
 
-def _compare(
-    name: str, module: nn.Module, args: Any, kwargs: Any, group: Any, dropouts: NoDropout
-) -> None:
-    with no_constants(module):
-        given, named = tree_map(_apart, (args, kwargs))
-        cut, before = tree_leaves(module.forward(*given, **named)), random_states(module)
-        of_parts, dropouts.seen = dropouts.seen, []
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        whole_tensors = {
-            key: one.full_tensor() if isinstance(one, DTensor) else one
-            for key, one in tensors.items()
-        }
-        try:
-            with _without_exchanges(module.modules()):
-                whole = tree_leaves(
-                    functional_call(module, whole_tensors, *tree_map(_apart, (args, kwargs)))
-                )
-        except Exception:  # such as a block that counts on its part of the heads
-            return
-    dropped = zip(of_parts, dropouts.seen, strict=False)
-    if any(is_own and shape == of_whole for (shape, is_own), (of_whole, _) in dropped):
+def _around(
+    layer: nn.Module, style: Any, following: Following, refuse: Callable[[Mark], None]
+) -> Iterator[RemovableHandle]:
+    """The hooks of one layer: torch's own see to how its result lies."""
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
+        mark, layout = mark_of(given), style.input_layouts[0]
+        expected = Cut(layout.dim % given.ndim) if isinstance(layout, Shard) else None
+        if mark != expected and not isinstance(given, DTensor):
+            refuse(mark)
+        following.depth += 1
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        following.depth -= 1
+        layout = style.output_layouts[0]
+        if isinstance(output, Tensor) and not isinstance(output, DTensor | PartedTensor):
+            mark = Cut(layout.dim % output.ndim) if isinstance(layout, Shard) else None
+            put([output], mark)
+
+    yield layer.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+    yield layer.register_forward_hook(end, always_call=True)
+
+
+def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
+    for one in tree_leaves(result):
+        if isinstance(mark := mark_of(one), Mixed):
+            _refuse(name, module, mark)
+
+
+def _refuse(name: str, module: nn.Module, mark: Mark) -> None:
+    if isinstance(mark, Mixed) and mark.draws:
         raise ModuleError(
             f"{type(module).__name__} {name!r} drops some of what all ranks of a tensor group have "
             "whole, between its layers that are cut by columns and by rows, where each rank draws "
             "a mask of its own. Do that before the first of them or behind the last, or leave both "
             "out of the plan."
         )
-    if random_states(module) != before:
-        return  # it draws numbers of its own
-    device_type = cut[0].device.type if cut else "cpu"
-    tolerances = {} if torch.is_autocast_enabled(device_type) else _OF_OUTPUTS
-    pairs = [
-        (_full(one), _own_part(_full(other), one.shape, group))
-        for one, other in zip(cut, whole, strict=False)
-        if isinstance(one, Tensor)
-    ]
-    is_wrong = any(not are_close(one, other, tolerances) for one, other in pairs)
-    mark = torch.tensor([float(is_wrong)], device=pairs[0][0].device if pairs else None)
-    dist.all_reduce(mark, dist.ReduceOp.MAX, group=group)
-    if mark.item():
-        raise ModuleError(
-            f"{type(module).__name__} {name!r} computes other values with the layers that the "
-            f"tensor plan cuts than whole. {_CURE}A norm, a softmax, a choice of the largest or a "
-            "sum over them isn't: cut the layer before it by 'colwise_gather_output' and give the "
-            "one after it 'rowwise_split_input', or leave both out of the plan."
-        )
-
-
-def _apart(leaf: Any) -> Any:
-    """A copy of an argument, into which a call may write; None for a cache of keys, to which a call
-    would add.
-    """
-    if isinstance(leaf, Tensor):
-        return leaf.detach().clone()
-    return None if hasattr(leaf, "get_seq_length") else copy.copy(leaf)
-
-
-def _full(tensor: Any) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole
-
-
-def _own_part(whole: Tensor, shape: torch.Size, group: Any) -> Tensor:
-    """This rank's part of a value, if the module returns parts of it, such as the attention of its
-    own heads.
-    """
-    size = group.size()
-    cut = (
-        [dim for dim, length in enumerate(whole.shape) if length != shape[dim]]
-        if len(shape) == whole.ndim
-        else []
+    raise ModuleError(
+        f"{type(module).__name__} {name!r} computes other values with the layers that the tensor "
+        f"plan cuts than whole. {_said(mark)}{_CURE}A norm, a softmax, a choice of the largest or "
+        "a sum over them isn't: cut the layer before it by 'colwise_gather_output' and give the "
+        "one after it 'rowwise_split_input', or leave both out of the plan."
     )
-    if len(cut) != 1 or shape[cut[0]] * size != whole.shape[cut[0]]:
-        return whole
-    part: Tensor = whole.chunk(size, cut[0])[group.rank()]
-    return part
 
 
-@contextmanager
-def _without_exchanges(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which modules are called without the hooks that torch and this package have put
-    on cut layers.
-    """
-    kept = [
-        (vars(one), name, vars(one)[name])
-        for one in modules
-        for name in ("_forward_pre_hooks", "_forward_hooks")
-    ]
-    for attributes, name, hooks in kept:  # others in their place: what is compiled looks at these
-        attributes[name] = OrderedDict(
-            (key, hook) for key, hook in hooks.items() if not _exchanges(hook)
-        )
-    try:
-        yield
-    finally:
-        for attributes, name, hooks in kept:
-            attributes[name] = hooks
-
-
-def _exchanges(hook: Any) -> bool:
-    owner = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-    return owner.startswith(("torch.distributed", "core_parallel"))
+def _said(mark: Mark) -> str:
+    if isinstance(mark, Mixed):
+        return f"At the first difference each rank computes {mark.operation} of its own part. "
+    if mark is None:
+        return "A layer that is cut by rows is given what all ranks have whole. "
+    return f"A layer is given what is cut along its dim {mark.dim}. "
 
 
 def refuse_unlike_gradients(module: nn.Module, group: Any) -> None:

@@ -1,0 +1,56 @@
+"""How the values of a tensor lie over the ranks of a group: a mark, which it carries wherever it
+goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Each rank has its own part of the values, along one dim.
+
+    Attributes:
+        dim: which one.
+        outer: number of what lies in that dim before the cut one, as samples do where a view has
+            made one dim of samples and heads.
+    """
+
+    dim: int
+    outer: int = 1
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Each rank has values of its own, which aren't a part of what one device would have.
+
+    Attributes:
+        operation: that has computed them from parts.
+        draws: it has drawn them, each rank numbers of its own, where one device draws once.
+    """
+
+    operation: str
+    draws: bool = False
+
+
+Mark = Cut | Mixed | None
+"""None: all ranks have the same values, which are those of one device."""
+
+
+def mark_of(value: Any) -> Mark:
+    """The mark of a tensor; None of anything else."""
+    return getattr(value, "_core_parallel_mark", None) if isinstance(value, Tensor) else None
+
+
+def put(tensors: Iterable[Any], mark: Mark) -> None:
+    """Mark the tensors among some values, in the place of earlier marks."""
+    for one in tensors:
+        if isinstance(one, Tensor) and (mark is not None or mark_of(one) is not None):
+            one._core_parallel_mark = mark  # type: ignore[attr-defined]  # ours

@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from core import Capability, ConfigurationError
+from core import Capability, ConfigurationError, ModuleError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy, wrapping
@@ -506,7 +506,13 @@ class MeshStrategy(FSDPStrategy):
             return []
         if own not in self._contexts:
             given = (group, *self._context_options, self._draw_apart, self._deciding())
-            self._contexts[own] = [Context(one, own, *given, joins=self._joins) for one in called]
+            made = [Context(one, own, *given, joins=self._joins) for one in called]
+            by_token = [*self._experts_in(own), *layers.cut_in(own)]
+            with suppress(ModuleError):  # there are none
+                by_token += [one.module for one in expert_modules.find(own, self._expert_plan)]
+            for one in made:
+                one.by_token = list(dict.fromkeys(by_token))
+            self._contexts[own] = made
         return self._contexts[own]
 
     def _deciding(self) -> tuple[ProcessGroup | None, torch.device]:

@@ -190,7 +190,10 @@ _AT_FIRST = {
         r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its "
         r"own alone",
     ),
-    _Local: (_once, f"_Local {_OTHER} .* Positions must be"),
+    _Local: (
+        _once,
+        rf"_Local {_OTHER}\. At the first difference it computes add\. Positions must be",
+    ),
     _Mean: (
         _once,
         r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank",

@@ -14,7 +14,16 @@ _SHAPE = (2, 4, 6, 8)
 _W = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
 _PER_HEAD = torch.randn(4, 1, 1, generator=torch.Generator().manual_seed(2))
 
+
+def _written(x):
+    made = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
+    made[..., : x.shape[-1]].copy_(x)
+    made[..., x.shape[-1] :] = 2
+    return made
+
+
 _RIGHT = {
+    "written into slices": (1, _written),
     "by element": (1, lambda x: functional.gelu(x * 2 + x.tanh())),
     "with what is alike": (1, lambda x: x + torch.arange(8.0)),
     "with another part": (1, lambda x: x * x.sum(-1, keepdim=True)),
@@ -47,6 +56,14 @@ _RIGHT = {
     "with a bias": (0, lambda x: torch.addmm(torch.ones(5), x[:, 0, 0], _W)),
     "attention": (1, lambda x: functional.scaled_dot_product_attention(x, x, x, is_causal=True)),
     "places": (0, lambda x: functional.embedding(x[:, 0, 0].argmax(-1), _W)),
+    "picked": (1, lambda x: x.index_select(-1, torch.tensor([1, 0]))),
+    "scattered": (1, lambda x: torch.zeros_like(x).scatter(-1, x.argsort(-1)[..., :2], 1.0)),
+    "of a table": (0, lambda x: _W[x[:, 0, 0].argmax(-1)]),
+    "of a table, picked": (0, lambda x: _W.index_select(0, x[:, 0, 0].argmax(-1))),
+    "of a table, gathered": (
+        1,
+        lambda x: torch.arange(8).expand(2, -1).gather(1, x[:, :, 0].argmax(-1)),
+    ),
     "gathered": (1, lambda x: x.gather(-1, x.argsort(-1))),
     "without dropping": (1, lambda x: functional.dropout(x, 0.0)),
     "of another dtype": (1, lambda x: x.double().to(torch.float32)),
@@ -82,10 +99,10 @@ def _computed(dim, compute):
     found = []
     for part in whole.chunk(2, dim):
         part = part.clone()
-        put([part], Cut(dim))
-        with Following("Leave it out."):
+        put([part], "tensor", Cut(dim))
+        with Following("tensor", "Leave it out."):
             found.append(compute(part))
-    return compute(whole), found, mark_of(found[0])
+    return compute(whole), found, mark_of(found[0], "tensor")
 
 
 @pytest.mark.parametrize("name", _RIGHT)
@@ -106,8 +123,8 @@ def test_what_is_no_part_of_the_whole_is_said_to_be_none_with_the_operation(name
 
 
 def test_what_was_computed_of_wholes_has_no_mark():
-    with Following(""):
-        assert mark_of(torch.ones(2) + torch.arange(2)) is None
+    with Following("tensor", ""):
+        assert mark_of(torch.ones(2) + torch.arange(2), "tensor") is None
 
 
 def test_a_number_of_a_part_is_refused_with_what_to_do():

@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import losses_of_positions, masks
-from core_parallel.following.marks import put
+from core_parallel.following import lengths
+from core_parallel.following.marks import Cut, Mixed, mark_of, put
+from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 Attention = Literal["ulysses", "gather"]
+AXIS = "context"
+"""Of the mesh; along it each rank has a part of the sequence."""
+
+_ONE_HOT = functional.one_hot
 _ATTENTION = functional.scaled_dot_product_attention
 _DRAWS = frozenset(
     (
@@ -78,11 +84,29 @@ class Caught(TorchFunctionMode):
             return self.attend(*args, **kwargs)
         if func in losses.BY_POSITION and not self._is_losing:
             return self._lose(func, *args, **kwargs)
+        if func is _ONE_HOT:  # looks at numbers, to see that they are in bounds
+            with set_aside():
+                result = func(*args, **kwargs)
+            put([result], AXIS, mark_of(args[0], AXIS))
+            return result
         result = func(*args, **kwargs)
+        if lengths.takes_one(func, args):
+            self._refuse_in_backward()
+            put([result], AXIS, Mixed(f"{func.__name__} with a size of its part"))
+        elif is_followed(AXIS):
+            result = lengths.of(AXIS, func, args, result)
         # whether a layer is dropped, not which place
         if func in _DRAWS and result.numel() == 1 and not result.is_meta:
             dist.broadcast(result, group=self._group, group_src=0)
         return result
+
+    def _refuse_in_backward(self) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise ModuleError(
+                "A Function's backward computes with a size of this rank's part of the sequence, "
+                "which forward has kept. Under context= it would be another one on one device: "
+                "give the Function what it needs as an argument, or leave context out."
+            )
 
     def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The result of attention to the whole sequence; on meta, where only shapes are asked for,
@@ -96,11 +120,17 @@ class Caught(TorchFunctionMode):
             _ATTENTION,
         )
         try:
-            answer = self._attend(query, *args, **kwargs)
+            with set_aside():
+                answer = self._attend(query, *args, **kwargs)
         finally:
             self._is_attending, functional.scaled_dot_product_attention = False, replaced
         given = [one for one in (query, *args, *kwargs.values()) if isinstance(one, Tensor)]
-        put([answer], of_attention(given, answer))  # exchanges leave heads in their places
+        put([answer], "tensor", of_attention("tensor", given, answer))  # heads keep their places
+        marks = {mark_of(one, AXIS) for one in given[:3]}
+        if marks != {None}:
+            mixed = next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))
+            by_position = Cut(query.ndim - 2)
+            put([answer], AXIS, by_position if marks == {by_position} else mixed)
         return answer
 
     def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -110,9 +140,18 @@ class Caught(TorchFunctionMode):
             return loss(*args, **kwargs)  # type: ignore[no-any-return]
         self._is_losing = self.has_losses = True  # one of these functions may call another
         try:
-            return losses_of_positions.of_all(loss, given, self._group)
+            found = losses_of_positions.of_all(loss, given, self._group)
         finally:
             self._is_losing = False
+        if is_followed(AXIS):
+            mark = mark_of(given["input"], AXIS)
+            if mark is None:
+                mark = Mixed(f"{loss.__name__} of what all ranks have whole")
+            elif isinstance(mark, Cut):
+                is_apart = given.get("reduction") == "none"
+                mark = Cut(mark.dim - (mark.dim > 1), mark.outer) if is_apart else None
+            put([found], AXIS, mark)
+        return found
 
     def _attend(
         self,

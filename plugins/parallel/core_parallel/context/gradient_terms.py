@@ -63,7 +63,7 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
                 continue
             if type(following) is not _ACCUMULATES:
                 waiting.append((following, is_part))
-            elif not is_part and isinstance(following.variable, nn.Parameter):
+            elif not is_part and isinstance(getattr(following, "variable"), nn.Parameter):
                 whole.append(place)
         if whole:
             handles.append(node.register_hook(partial(_shared, group.size(), whole)))

@@ -8,27 +8,28 @@ keys and values.
 from __future__ import annotations
 
 import itertools
-import math
 import random
+import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context import gradient_terms, masks, ways_at_cuts
-from core_parallel.context.attention import Attention, Caught
+from core_parallel.context import gradient_terms, masks
+from core_parallel.context.attention import AXIS, Attention, Caught
 from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
+from core_parallel.following.lengths import Length, Ratio
+from core_parallel.following.marks import Cut, Mixed, mark_of, put
+from core_parallel.following.mode import Following, by_row
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
-from core_parallel.modules.comparing import NoDropout, no_constants, random_states
 from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Context:
     Attributes:
         is_running: a call is under way.
         apart: keeps attention out of graphs, if the module is compiled.
+        by_token: parts that treat each token by itself, whatever they do for it: experts, and
+            layers that are cut.
         length: of this rank's part, in the newest call.
         turn: the number of that call among those of all modules; 0 before the first.
     """
@@ -88,10 +91,12 @@ class Context:
         self._size, self._rank = group.size(), group.rank()
         self._is_looked_at = False
         self._deciding = deciding or (None, None)
-        self._keys, self._own_keys = CheckKeys(module), CheckKeys(module)
+        self._keys = CheckKeys(module)
+        self._following: Following | None = None
         self._answer: Callable[..., Any] | None = None
         self._functions = TransformersFunctions(module, group, attention)
         self.apart: Apart | None = None
+        self.by_token: Sequence[nn.Module] = ()
         self.is_running, self.length, self.turn = False, 0, 0
         self._compares, self._joins = True, joins
 
@@ -102,69 +107,75 @@ class Context:
         self._length((args, kwargs))
         if self._answer is not None:
             return self._answer(*args, **kwargs)
-        if not self._compares:
-            return self._run(forward, args, kwargs)
-        compares, looks = self._due(args, kwargs)
-        if compares:
+        if self._compares and self._due(args, kwargs):
             self._is_looked_at = False
-            self.check(forward, args, kwargs)
-        changes = self._own_changes(forward, args, kwargs) if looks else []
-        # first: what keeps a tensor with a graph is refused as such
-        result = self._run(forward, args, kwargs)
+            return self._followed(forward, args, kwargs)
+        return self._run(forward, args, kwargs)
+
+    def _due(self, args: Any, kwargs: Any) -> bool:
+        """All ranks of the group. Whether this call is to be followed."""
+        shapes = tuple(
+            leaf.shape[1:] if isinstance(leaf, Tensor) else None
+            for leaf in tree_flatten((args, kwargs))[0]
+        )
+        return agreed(*self._deciding, self._keys.is_new(shapes, given=(args, kwargs)))[0]
+
+    def _followed(self, forward: Any, args: Any, kwargs: Any, *, joins: bool = True) -> Any:
+        """All ranks of the group. The result of a call in parts, followed from operation to
+        operation.
+
+        Raises:
+            ModuleError: the result, or what the module keeps, isn't a part of what one device has.
+        """
+        # Who hasn't imported torch's compiler has compiled nothing.
+        is_compiled = "torch._dynamo" in sys.modules
+        eagerly = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+        before = own_state.take(self.module)
+        own = self._length((args, kwargs)) // self._size
+
+        def arrived(tensor: Tensor) -> Cut | None:
+            has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == own
+            return Cut(self._dim) if has_positions else None
+
+        self._following = Following(AXIS, self._cure(), arrived)
+        handles = [handle for one in self.by_token for handle in by_row(one, AXIS)]
+        try:
+            # first: what keeps a tensor with a graph is refused as such
+            with eagerly:
+                result = self._run(forward, args, kwargs, joins=joins)
+        except RuntimeError as error:
+            raise ModuleError(
+                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
+                f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
+                "name its dim by context_dim=, or leave context out."
+            ) from error
+        finally:
+            self._following = None
+            for handle in handles:
+                handle.remove()
+        changes = {
+            place
+            for place, (value, _) in own_state.take(self.module).items()
+            if mark_of(value, AXIS) is not None
+            or (isinstance(value, Length | Ratio) and value is not before.get(place, (None,))[0])
+        }
         if changes:
             raise ModuleError(
-                f"{type(self.module).__name__} changes {', '.join(map(repr, changes))} in itself, "
+                f"{type(self.module).__name__} changes "
+                f"{', '.join(map(repr, own_state.names_of(changes)))} in itself, "
                 f"and to other values where each of {self._size} ranks has a part of the sequence: "
                 "a statistic, a count or a cache of what forward sees. Return what it is made of "
                 "by position, and update it in the step, after the call."
             )
         return result
 
-    def _due(self, args: Any, kwargs: Any) -> list[bool]:
-        """All ranks of the group. Whether `check` and `_own_changes` are to compare this call."""
-        shapes = tuple(
-            leaf.shape[1:] if isinstance(leaf, Tensor) else None
-            for leaf in tree_flatten((args, kwargs))[0]
+    def _cure(self) -> str:
+        return (
+            "Positions must be an argument, such as position_ids, and not follow from the length "
+            "that forward sees; only scaled_dot_product_attention may look at other positions, "
+            "without a window and without a border of packed samples. A loss inside is by "
+            "cross_entropy, of labels that were shifted before the call."
         )
-        given = args, kwargs
-        marks = (
-            self._keys.is_new(shapes, self.ways(given), given=given),
-            self._own_keys.is_new(given=given),
-        )
-        return agreed(*self._deciding, *marks)
-
-    def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
-        """All ranks of the group. The attributes and buffers that a call in parts sets to other
-        values than a whole.
-        """
-        random_state = random.getstate()
-        try:
-            with own_state.kept(self.module) as before, torch.no_grad():
-                self._run(forward, args, kwargs, joins=False)
-                in_parts = own_state.take(self.module)
-                places = self._of_all(own_state.changed(before, in_parts))
-            if not places:
-                return []
-            with own_state.kept(self.module), torch.no_grad(), self._draws():
-                self._run_whole(forward, args, kwargs)
-                whole = own_state.take(self.module)
-        finally:
-            random.setstate(random_state)
-        differing = self._of_all(own_state.differing(in_parts, whole, places, _are_close))
-        return own_state.names_of(differing)
-
-    def _of_all(self, places: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        found: list[Any] = [None] * self._size
-        dist.all_gather_object(found, places, group=self._group)
-        return set().union(*found)
-
-    def _run_whole(self, forward: Any, args: Any, kwargs: Any) -> Any:
-        self.is_running = True
-        try:
-            with RecordedLogs().instead_of(self.module):
-                return forward(*args, **kwargs)
-        finally:
-            self.is_running = False
 
     def share(self, loss: Tensor) -> None:
         """Before the backward of one loss that a schedule runs: see `gradient_terms.share`."""
@@ -210,7 +221,12 @@ class Context:
         self.is_running, self.length, self.turn = True, length // self._size, next(_turns)
         try:
             draws = self._draws() if self.module.training else nullcontext()
-            with self.caught() as caught, draws, RecordedLogs().instead_of(self.module):
+            with (
+                self.caught() as caught,
+                draws,
+                RecordedLogs().instead_of(self.module),
+                self._following or nullcontext(),
+            ):
                 result = forward(*args, **kwargs)
         finally:
             self.is_running = False
@@ -256,13 +272,18 @@ class Context:
                 and leaf.shape[self._dim] == length
                 and not masks.is_one(leaf, length, num_samples)
             ):
-                return collectives.cut(leaf, self._dim, self._group)
+                part = collectives.cut(leaf, self._dim, self._group)
+                if self._following is not None:
+                    put([part], AXIS, Cut(self._dim))
+                return part
             return collectives.enter(leaf, self._group) if learns and leaf.requires_grad else leaf
 
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
     def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
         own = _local(leaf)
+        if self._following is not None:
+            self._refuse_no_part(own, has_losses=has_losses)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
             own.register_hook(partial(gradient_terms.refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
@@ -280,121 +301,36 @@ class Context:
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
         )
 
-    def ways(self, given: Any) -> frozenset[int]:
-        """The ways in which samples meet the cuts, for a key."""
-        return frozenset(ways_at_cuts.of(given, self._dim, self._size)[1])
+    def _refuse_no_part(self, own: Any, *, has_losses: bool) -> None:
+        """Refuse a result that was computed of this rank's positions otherwise than by position."""
+        mark = mark_of(own, AXIS)
+        is_one = isinstance(mark, Cut) and mark.dim == self._dim
+        if not isinstance(own, Tensor) or is_one or (mark is None and has_losses and not own.ndim):
+            return
+        if own.ndim <= self._dim and not has_losses:
+            return  # it has no sequence, which is said otherwise
+        operation = (
+            f" At the first difference it computes {mark.operation}."
+            if isinstance(mark, Mixed)
+            else ""
+        )
+        raise ModuleError(
+            f"{type(self.module).__name__} computes other values where each of {self._size} ranks "
+            f"has a part of the sequence.{operation} {self._cure()}"
+        )
 
     def check(self, forward: Any, args: Any, kwargs: Any) -> None:
-        """All ranks of the group. Compare samples in parts with the same ones whole.
-
-        A model that knows its positions from the length that it sees, or looks at neighbours by
-        other means than attention, gives other values. One sample is compared for each way in which
-        tensors of whole numbers, such as `position_ids`, meet the cuts.
+        """All ranks of the group. Follow a call that doesn't count, without gradients.
 
         Raises:
-            ModuleError: the values differ.
+            ModuleError: what it computes isn't a part of what one device has.
         """
-        size, ways = ways_at_cuts.of((args, kwargs), self._dim, self._size)
-        rows = sorted(ways.values()) or [0]
-        length = self._length((args, kwargs))
-
-        def sampled(leaf: Any) -> Any:
-            if (
-                not isinstance(leaf, Tensor)
-                or leaf.ndim < 2
-                or (leaf.ndim == 2 and masks.is_one(leaf, length, size))
-            ):
-                return leaf
-            return leaf[rows if len(leaf) == size else [0]]
-
-        args, kwargs = tree_map(sampled, (args, kwargs))
-        training, random_state = self.module.training, random.getstate()
+        random_state = random.getstate()
         try:
-            with (
-                own_state.kept(self.module),
-                no_constants(self.module),
-                torch.no_grad(),
-                self._draws(),
-            ):
-                if training and self._compare_training(forward, args, kwargs):
-                    return
-                with _evaluating(self.module):
-                    expected = self._own_of_whole(forward, args, kwargs)
-                    self._refuse_differing(self._run_a_part(forward, args, kwargs), expected)
+            with own_state.kept(self.module), torch.no_grad():
+                self._followed(forward, args, kwargs, joins=False)
         finally:
             random.setstate(random_state)
-
-    def _compare_training(self, forward: Any, args: Any, kwargs: Any) -> bool:
-        """All ranks of the group. Compare as in training, without dropout; False if forward draws
-        anything else.
-        """
-        with NoDropout():
-            before = random_states(self.module)
-            expected = self._own_of_whole(forward, args, kwargs)
-            if random_states(self.module) != before:
-                return False
-            found = self._run_a_part(forward, args, kwargs)
-        self._refuse_differing(found, expected)
-        return True
-
-    def _own_of_whole(self, forward: Any, args: Any, kwargs: Any) -> list[tuple[Any, float]]:
-        """The result of a call on the whole sequence for this rank's positions, and its largest
-        value.
-        """
-        length = self._length((args, kwargs))
-
-        def own(leaf: Any) -> tuple[Any, float]:
-            leaf = _local(leaf)
-            if not isinstance(leaf, Tensor):
-                return leaf, 0.0
-            largest = (
-                float(torch.linalg.vector_norm(leaf, torch.inf))
-                if leaf.is_floating_point()
-                else 0.0
-            )
-            largest = 0.0 if math.isnan(largest) else largest
-            if leaf.ndim > self._dim and leaf.shape[self._dim] == length:
-                # a copy, so that the whole is let go
-                leaf = collectives.cut(leaf, self._dim, self._group)
-            return leaf, largest
-
-        return [own(leaf) for leaf in tree_leaves(self._run_whole(forward, args, kwargs))]
-
-    def _refuse_differing(self, found: Any, expected: list[tuple[Any, float]]) -> None:
-        """All ranks of the group, each with its own positions."""
-        spread = 0.0
-        for result, (other, largest) in zip(tree_leaves(found), expected, strict=True):
-            one = _local(result)
-            if isinstance(one, Tensor) and not _are_close(one, other, largest):
-                spread = max(
-                    float((one - other).abs().max()), spread, torch.finfo(torch.float32).tiny
-                )
-        if spread := self._largest(spread):
-            raise ModuleError(
-                f"{type(self.module).__name__} computes other values where each of {self._size} "
-                f"ranks has a part of the sequence (they differ by {spread:.2g}). Positions must "
-                "be an argument, such as position_ids, and not follow from the length that forward "
-                "sees; only scaled_dot_product_attention may look at other positions, without a "
-                "window and without a border of packed samples. A loss inside is by cross_entropy, "
-                "of labels that were shifted before the call."
-            )
-
-    def _largest(self, number: float) -> float:
-        """All ranks that communicate in the call. The largest of their numbers, NaN as infinity."""
-        group, device = self._deciding
-        numbers = torch.tensor([torch.inf if math.isnan(number) else number], device=device)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group if group is None else group)
-        return float(numbers)
-
-    def _run_a_part(self, forward: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            return self._run(forward, args, kwargs, joins=False)
-        except RuntimeError as error:
-            raise ModuleError(
-                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
-                f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
-                "name its dim by context_dim=, or leave context out."
-            ) from error
 
 
 def newest_turn(contexts: Iterable[Context]) -> int:
@@ -467,27 +403,3 @@ def _local(value: Any) -> Any:
     while isinstance(value, PartedTensor):
         value = value.local()
     return value
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """A context in which a module evaluates."""
-    training = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, was in training.items():
-            part.training = was
-
-
-def _are_close(one: Tensor, other: Tensor, largest: float = 0.0) -> bool:
-    """True if they differ by a part of the largest value, theirs or a larger one that is given."""
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    # such as the loss of a sample in which all labels are ignored
-    if torch.equal(one.isnan(), other.isnan()):
-        one, other = one.nan_to_num(), other.nan_to_num()
-    tolerance = max(1e-6, 64 * torch.finfo(one.dtype).eps)
-    scale = max(largest, float(other.abs().max()))
-    return float((one - other).abs().max()) <= tolerance * max(scale, 1e-12)

@@ -5,7 +5,7 @@ shifted labels.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from torch.nn import functional
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context.attention import Attention
+from core_parallel.following.mode import set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,17 +91,17 @@ class TransformersFunctions:
             ):
                 return make(**given)
             self._check(given)
-            given[names[1]] = values[:, :1].expand(
-                -1, self._length * self._group.size(), *values.shape[2:]
-            )
-            for name in _BY_POSITION:
-                one = given.get(name)
-                if isinstance(one, Tensor) and one.ndim <= 2 and one.shape[-1] == self._length:
-                    given[name] = collectives.gather(one, -1, self._group)
-            if self._attention == "ulysses":
-                return make(**given)
-            with self._of_own_rows():
-                return make(**given)
+            with set_aside():
+                given[names[1]] = values[:, :1].expand(
+                    -1, self._length * self._group.size(), *values.shape[2:]
+                )
+                for name in _BY_POSITION:
+                    one = given.get(name)
+                    if isinstance(one, Tensor) and one.ndim <= 2 and one.shape[-1] == self._length:
+                        given[name] = collectives.gather(one, -1, self._group)
+                own_rows = nullcontext() if self._attention == "ulysses" else self._of_own_rows()
+                with own_rows:
+                    return make(**given)
 
         return call
 

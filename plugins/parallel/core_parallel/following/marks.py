@@ -44,13 +44,16 @@ Mark = Cut | Mixed | None
 """None: all ranks have the same values, which are those of one device."""
 
 
-def mark_of(value: Any) -> Mark:
-    """The mark of a tensor; None of anything else."""
-    return getattr(value, "_core_parallel_mark", None) if isinstance(value, Tensor) else None
+def mark_of(value: Any, axis: str) -> Mark:
+    """The mark of a tensor, along an axis of the mesh; None of anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    marks: dict[str, Mark] = getattr(value, "_core_parallel_marks", {})
+    return marks.get(axis)
 
 
-def put(tensors: Iterable[Any], mark: Mark) -> None:
-    """Mark the tensors among some values, in the place of earlier marks."""
-    for one in tensors:
-        if isinstance(one, Tensor) and (mark is not None or mark_of(one) is not None):
-            one._core_parallel_mark = mark  # type: ignore[attr-defined]  # ours
+def put(values: Iterable[Any], axis: str, mark: Mark) -> None:
+    """Mark the tensors among some values, in the place of earlier marks along that axis."""
+    for one in values:
+        if isinstance(one, Tensor) and mark_of(one, axis) != mark:
+            one._core_parallel_marks = {**getattr(one, "_core_parallel_marks", {}), axis: mark}  # type: ignore[attr-defined]  # ours

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core_parallel.following import rules
-from core_parallel.following.marks import Mixed, mark_of, put
+from core_parallel.following.marks import Cut, Mark, Mixed, mark_of, put
 from core_parallel.modules import own_draws
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
+
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
 _TO_NUMBERS = ("_local_scalar_dense", "equal", "is_nonzero")
+_active = threading.local()
 
 
 class Following(TorchDispatchMode):
     """Operations run as without it, once; their results are marked.
 
-    Attributes:
-        depth: number of layers under way that know by themselves how their results lie.
+    Args:
+        axis: of the mesh, along which ranks have parts.
         why: what stands behind an error's first sentence.
+        arrived: how a tensor lies that another rank has sent, which has computed it in a stage.
+
+    Attributes:
+        depth: number of functions under way of which it is known otherwise how their results lie.
     """
 
-    def __init__(self, why: str) -> None:
+    def __init__(
+        self, axis: str, why: str, arrived: Callable[[Tensor], Mark] = lambda tensor: None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.depth, self.why = 0, why
+        self.axis, self.why, self.arrived, self.depth = axis, why, arrived, 0
+
+    def __enter__(self) -> Self:
+        _modes().append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+        _modes().remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operation's result."""
@@ -40,16 +65,102 @@ class Following(TorchDispatchMode):
             self._refuse_numbers(args)
         result = func(*args, **kwargs)
         results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        mark = rules.result_of(func, args, kwargs, results)
-        if mark is None and torch.Tag.nondeterministic_seeded in func.tags and own_draws.is_open():
+        mark = rules.result_of(self.axis, func, args, kwargs, results)
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if mark is None and draws and self.axis == "tensor" and own_draws.is_open():
             mark = Mixed(name, draws=True)
-        put(results, mark)
+        put(results, self.axis, mark)
+        if mark is not None and func._schema.is_mutable:
+            self._mark_bases(results, mark)
         return result
+
+    def _mark_bases(self, written: list[Tensor], mark: Mark) -> None:
+        """Mark what tensors are views of, into which an operation has written through them."""
+        for one in written:
+            base = one._base
+            if base is not None:
+                fits = (
+                    isinstance(mark, Cut)
+                    and base.ndim == one.ndim
+                    and base.shape[mark.dim] == one.shape[mark.dim]
+                )
+                put([base], self.axis, mark if fits else Mixed("a write into a part"))
 
     def _refuse_numbers(self, given: Any) -> None:
         for one in tree_leaves(given):
-            if mark_of(one) is not None:
+            if mark_of(one, self.axis) is not None:
                 raise ModuleError(
                     "A number was made of a tensor of which each rank has its own part, or values "
                     f"of its own: it is another one on each rank. {self.why}"
                 )
+
+
+def _modes() -> list[Following]:
+    """Those of this thread, the innermost last."""
+    found: list[Following] = vars(_active).setdefault("modes", [])
+    return found
+
+
+def is_followed(axis: str) -> bool:
+    """True within a `Following` along that axis, in this thread."""
+    return any(one.axis == axis for one in _modes())
+
+
+def arrive(tensors: Iterable[Any]) -> None:
+    """Mark what another rank has sent, as it passed `leave`."""
+    for mode in _modes():
+        for one in tensors:
+            if isinstance(one, Tensor):
+                put([one], mode.axis, mode.arrived(one))
+
+
+def leave(tensors: Iterable[Any]) -> None:
+    """Before tensors go to another rank.
+
+    Raises:
+        ModuleError: one of them doesn't lie as the other rank takes it to.
+    """
+    for mode in _modes():
+        for one in tensors:
+            mark = mark_of(one, mode.axis)
+            if mark is not None and mark != mode.arrived(one):
+                raise ModuleError(
+                    "A stage returns a tensor of which each rank has values of its own: "
+                    f"{mark.operation if isinstance(mark, Mixed) else mark}. {mode.why}"
+                )
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """A context in which nothing is followed, in this thread: how its results lie is known
+    otherwise, or it is none of the model's.
+    """
+    modes = _modes()
+    stack = _get_current_dispatch_mode_stack()
+    # Without a mode torch takes the kernels that it takes when backward computes this again.
+    modes = modes if modes and stack[-len(modes) :] == modes else []
+    for one in reversed(modes):
+        TorchDispatchMode.__exit__(one, None, None, None)
+    try:
+        yield
+    finally:
+        for one in modes:
+            TorchDispatchMode.__enter__(one)
+
+
+def by_row(module: nn.Module, axis: str) -> Iterator[RemovableHandle]:
+    """Hooks of a module that treats each row by itself: its result lies as its first argument."""
+    calls: list[tuple[Following, Mark]] = []
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        mode = next(one for one in _modes() if one.axis == axis)
+        mode.depth += 1
+        calls.append((mode, mark_of([*args, *kwargs.values()][0], axis)))
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        mode, mark = calls.pop()
+        mode.depth -= 1
+        put([output], axis, mark)
+
+    yield module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
+    yield module.register_forward_hook(end, always_call=True)

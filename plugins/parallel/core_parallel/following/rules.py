@@ -27,12 +27,14 @@ class _Call:
     """An operation that was called.
 
     Attributes:
+        axis: of the mesh, along which ranks have parts.
         given: its arguments by name.
         cut: those that lie in parts, with how.
         whole: the other tensors.
         result: the first tensor of the result.
     """
 
+    axis: str
     given: dict[str, Any]
     cut: list[tuple[Tensor, Cut]]
     whole: list[Tensor]
@@ -43,6 +45,10 @@ class _Call:
         """The argument that lies in parts, of an operation of one."""
         return self.cut[0]
 
+    def mark_of(self, tensor: Tensor) -> Cut | None:
+        """How an argument lies."""
+        return next((mark for one, mark in self.cut if one is tensor), None)
+
     def dims(self, name: str) -> set[int]:
         """The dims that an argument names, of the tensor that lies in parts; all by default."""
         dims, ndim = self.given.get(name), self.first[0].ndim
@@ -51,10 +57,11 @@ class _Call:
         return {one % ndim for one in ([dims] if isinstance(dims, int) else dims)}
 
 
-def result_of(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
+def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
     """How the results of an operation lie.
 
     Args:
+        axis: of the mesh, along which ranks have parts.
         func: the operation, one of `torch.ops`.
         args: its arguments.
         kwargs: its named arguments.
@@ -62,7 +69,7 @@ def result_of(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
     """
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
     name = func.overloadpacket.__name__
-    if not results or name in _OF_SHAPES or all(mark_of(one) is None for one in tensors):
+    if not results or name in _OF_SHAPES or all(mark_of(one, axis) is None for one in tensors):
         return None
     rule = _RULES.get(name.removesuffix("_"))
     if rule is None and torch.Tag.pointwise in func.tags:
@@ -70,20 +77,22 @@ def result_of(func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
     known = func._schema.arguments
     given = {one.name: one.default_value for one in known if one.has_default_value()}
     given |= {**dict(zip([one.name for one in known], args, strict=False)), **kwargs}
-    return _result_of(name, rule, given, tensors, results[0])
+    return _result_of(axis, name, rule, given, tensors, results[0])
 
 
-def of_attention(given: Sequence[Tensor], result: Tensor) -> Mark:
+def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:
     """How the result of attention lies that was computed otherwise than by an operation of torch's.
 
     Args:
+        axis: of the mesh, along which ranks have parts.
         given: query, key, value, and perhaps a mask.
         result: of that.
     """
-    return _result_of("attention", _attended, {}, given, result)
+    return _result_of(axis, "attention", _attended, {}, given, result)
 
 
 def _result_of(
+    axis: str,
     name: str,
     rule: _Rule | None,
     given: dict[str, Any],
@@ -93,7 +102,7 @@ def _result_of(
     cut: list[tuple[Tensor, Cut]] = []
     whole: list[Tensor] = []
     for one in tensors:
-        mark = mark_of(one)
+        mark = mark_of(one, axis)
         if isinstance(mark, Mixed):
             return mark
         if mark is None:
@@ -102,7 +111,7 @@ def _result_of(
             cut.append((one, mark))
     if not cut:
         return None
-    found = None if rule is None else rule(_Call(given, cut, whole, result))
+    found = None if rule is None else rule(_Call(axis, given, cut, whole, result))
     return Mixed(name) if found is None else found
 
 
@@ -132,16 +141,27 @@ def _by_element(call: _Call) -> Cut | None:
     return None if place is None else Cut(call.result.ndim - place[0], place[1])
 
 
+def _copied(call: _Call) -> Cut | None:
+    """What was there before doesn't count."""
+    source = call.given["src"]
+    place = _common([one for one in call.cut if one[0] is source] or call.cut, [])
+    return None if place is None else Cut(call.result.ndim - place[0], place[1])
+
+
 def _same(call: _Call) -> Cut | None:
     return call.first[1]
 
 
 def _viewed(call: _Call) -> Cut | None:
-    """Values keep their order: what lies before the cut dim says where it is."""
+    """Values keep their order: what lies before the cut dim says where it is.
+
+    Of several dims it is the first, as a rank may have one head; of a sequence it has more.
+    """
     tensor, mark = call.first
+    is_longer = call.axis == "context" and tensor.shape[mark.dim] > mark.outer
     before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
     for dim, size in enumerate(call.result.shape):
-        if product == before:
+        if product == before and not (size == 1 and is_longer):
             return Cut(dim)
         if product * size > before:
             return Cut(dim, before // product) if before % product == 0 else None
@@ -221,11 +241,11 @@ def _stacked(call: _Call) -> Cut | None:
 
 def _multiplied(call: _Call) -> Cut | None:
     """A product of matrices, or of batches of them, plus perhaps a bias."""
-    left = call.given.get("mat1", call.given.get("batch1", call.given["self"]))
-    right = call.given.get("mat2", call.given.get("batch2"))
+    left: Tensor = call.given.get("mat1", call.given.get("batch1", call.given["self"]))
+    right: Tensor = call.given.get("mat2", call.given.get("batch2", left))
     found: list[tuple[int, int]] = []
     for one, kept in ((left, 2), (right, 1)):
-        if (mark := mark_of(one)) is not None:
+        if (mark := call.mark_of(one)) is not None:
             place = _place(one, mark)
             if place[0] not in (kept, 3):
                 return None  # summed over
@@ -233,11 +253,11 @@ def _multiplied(call: _Call) -> Cut | None:
     if len(set(found)) != 1:
         return None
     from_end, outer = found[0]
-    if from_end == 3 and not all(mark_of(one) or one.stride(0) == 0 for one in (left, right)):
+    if from_end == 3 and not all(call.mark_of(one) or one.stride(0) == 0 for one in (left, right)):
         return None
     bias = call.given["self"]
     if bias is not left:
-        mark = mark_of(bias)
+        mark = call.mark_of(bias)
         if mark is None and not _is_alike(bias, from_end):
             return None
         if mark is not None and _place(bias, mark) != (from_end, outer):
@@ -246,7 +266,7 @@ def _multiplied(call: _Call) -> Cut | None:
 
 
 def _embedded(call: _Call) -> Cut | None:
-    return None if mark_of(call.given["weight"]) else call.first[1]
+    return None if call.mark_of(call.given["weight"]) else call.first[1]
 
 
 def _normed(call: _Call) -> Cut | None:
@@ -262,23 +282,37 @@ def _attended(call: _Call) -> Cut | None:
 
 
 def _gathered(call: _Call) -> Cut | None:
-    tensor, mark = call.first
-    dim = call.given["dim"] % tensor.ndim
-    return None if dim == mark.dim else _by_element(call)
+    """Values at places along a dim, which an index gives for each place of the result."""
+    given, index = call.given["self"], call.given["index"]
+    dim, mark = call.given["dim"] % given.ndim, call.mark_of(given)
+    if mark is not None:
+        return None if dim == call.first[1].dim else _by_element(call)
+    mark = call.first[1]
+    is_of_all = mark.dim == dim or _is_alike(given, given.ndim - mark.dim)
+    return mark if is_of_all and len(call.cut) == 1 and call.cut[0][0] is index else None
+
+
+def _picked(call: _Call) -> Cut | None:
+    """Slices at some places of a dim."""
+    given, mark = call.given["self"], call.first[1]
+    dim = call.given["dim"] % given.ndim
+    if call.mark_of(given) is None:
+        return Cut(dim, mark.outer)
+    return None if dim == mark.dim or len(call.cut) > 1 else mark
 
 
 def _indexed(call: _Call) -> Cut | None:
-    """One dim of a tensor is indexed by a tensor that all ranks have."""
-    tensor, mark = call.first
-    indices = call.given["indices"]
+    """One dim of a tensor is indexed by a tensor."""
+    given, indices = call.given["self"], call.given["indices"]
     dims = [dim for dim, one in enumerate(indices) if one is not None]
-    if tensor is not call.given["self"] or len(dims) != 1 or dims[0] == mark.dim:
-        return None
     index = indices[dims[0]]
-    if index.dtype == torch.bool and index.ndim != 1:
+    if len(dims) != 1 or len(call.cut) != 1 or (index.dtype == torch.bool and index.ndim != 1):
         return None
+    mark = call.first[1]
+    if call.mark_of(given) is None:
+        return None if index.dtype == torch.bool else Cut(dims[0] + mark.dim, mark.outer)
     added = 0 if index.dtype == torch.bool else index.ndim - 1
-    return Cut(mark.dim + added * (dims[0] < mark.dim), mark.outer)
+    return None if dims[0] == mark.dim else Cut(mark.dim + added * (dims[0] < mark.dim), mark.outer)
 
 
 _OF_SHAPES = ("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
@@ -295,7 +329,8 @@ _RULES: dict[str, _Rule] = {
         "full_like rand_like randn_like native_dropout bernoulli dropout nan_to_num positive fill "
         "zero log_sigmoid_forward",
     ),
-    **_named(_by_element, "copy masked_fill where hardswish rsub _prelu_kernel"),
+    **_named(_by_element, "masked_fill where hardswish rsub _prelu_kernel"),
+    **_named(_copied, "copy"),
     **_named(_viewed, "view _unsafe_view reshape _reshape_alias"),
     **_named(_unsqueezed, "unsqueeze"),
     **_named(_squeezed, "squeeze"),
@@ -304,8 +339,8 @@ _RULES: dict[str, _Rule] = {
     **_named(_expanded, "expand"),
     **_named(
         _along_others,
-        "slice split split_with_sizes chunk _softmax _log_softmax cumsum cumprod logcumsumexp sort "
-        "topk flip roll glu",
+        "slice split split_with_sizes chunk _softmax _safe_softmax _log_softmax cumsum cumprod "
+        "logcumsumexp sort topk flip roll glu",
     ),
     **_named(_selected, "select unbind"),
     **_named(
@@ -324,6 +359,7 @@ _RULES: dict[str, _Rule] = {
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
         "_scaled_dot_product_fused_attention_overrideable",
     ),
-    **_named(_gathered, "gather index_select"),
+    **_named(_gathered, "gather scatter"),
+    **_named(_picked, "index_select"),
     **_named(_indexed, "index"),
 }

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
 from core_fsdp.forward import refuse_graph
+from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import graphs, own_state
@@ -254,6 +255,7 @@ class Chain:
             result = self.run(stage, index, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
+        leave(outputs)
         if looks:
             self._looked_at.add(stage)
             graphs.refuse_kept(self.layout.named_modules_of(stage))
@@ -299,7 +301,9 @@ class Chain:
         if key not in self._headers:
             self._headers[key] = self.line.receive_object(owner, what)
         described, form = tree_flatten(self._headers[key])
-        return [self.line.receive(_like(one), owner, what) for one in described], form
+        received = [self.line.receive(_like(one), owner, what) for one in described]
+        arrive(received)
+        return received, form
 
     def _give(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
         if stage == self.layout.num_stages - 1:
@@ -357,9 +361,9 @@ class Chain:
             self.line.share_object(header, owner, "the result of the model")
         )
         likes = flat or [_like(one) for one in described]
-        return tree_unflatten(
-            [self.line.share(one, owner, "the result of the model") for one in likes], form
-        )
+        shared = [self.line.share(one, owner, "the result of the model") for one in likes]
+        arrive(shared)
+        return tree_unflatten(shared, form)
 
     # backward -------------------------------------------------------------------------------------
 

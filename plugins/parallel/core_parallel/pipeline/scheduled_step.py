@@ -220,8 +220,7 @@ class ScheduledStep:
             return step(batch)
         cut = batches.cut_batch(batch, size, number)
         key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
-        ways = frozenset() if self._sequence is None else self._sequence.ways(batch)
-        is_due = self._keys.is_due(key, batches.are_even(batch, size, number), ways)
+        is_due = self._keys.is_due(key, batches.are_even(batch, size, number))
         runner = self._runners.pop(key, None)
         if runner is None or is_due:
             with RecordedLogs().instead_of(module), self._uncompared():
@@ -364,9 +363,7 @@ class ScheduledStep:
     def _check_sequence(
         self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds
     ) -> None:
-        """All ranks of the pipeline. Compare the call of the model in parts of the sequence with
-        the whole one.
-        """
+        """All ranks of the pipeline. Follow a call of the model in parts of the sequence."""
         seeds.begin_step(self._last + 1, 0)
         try:
             with sequence.answering(_take), self._step_context():

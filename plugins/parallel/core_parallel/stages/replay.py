@@ -16,6 +16,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from core import ModuleError
+from core_parallel.following.mode import set_aside
 from core_parallel.modules import absent, forwards, open_blocks
 
 if TYPE_CHECKING:
@@ -348,7 +349,8 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _has_nan(tree: Any) -> bool:
-    return any(
-        isinstance(one, Tensor) and bool(torch.isnan(one.detach()).any())
-        for one in tree_leaves(tree)
-    )
+    with set_aside():
+        return any(
+            isinstance(one, Tensor) and bool(torch.isnan(one.detach()).any())
+            for one in tree_leaves(tree)
+        )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
     from torch.utils.hooks import RemovableHandle
 
+_AXIS = "tensor"
 _OF_GRADIENTS = {torch.float64: 1e-7, torch.float32: 1e-2}
 _CURE = (
     "Between a layer that is cut by columns and one by rows each rank has a part of the values: "
@@ -134,17 +135,18 @@ def followed(
             returns, or a buffer gets, what is no part of the whole.
     """
     handles: list[RemovableHandle] = []
-    following = Following(_CURE)
+    following = Following(_AXIS, _CURE)
     for name, one in blocks.items():
-        if any(
-            is_absent(parameter) or "expert" in cut_axes(parameter)
-            for parameter in one.parameters()
-        ):
+        inside = {
+            layer: style
+            for layer, style in styles.items()
+            if layer.startswith(f"{name}.") and type(style) in (ColwiseParallel, RowwiseParallel)
+        }
+        if any(map(_is_elsewhere, one.parameters())) or any(map(_cuts_sequence, inside.values())):
             continue
-        for layer, style in styles.items():
-            if layer.startswith(f"{name}.") and type(style) in (ColwiseParallel, RowwiseParallel):
-                refuse = partial(_refuse, name, one)
-                handles += _around(module.get_submodule(layer), style, following, refuse)
+        refuse = partial(_refuse, name, one)
+        for layer, style in inside.items():
+            handles += _around(module.get_submodule(layer), style, following, refuse)
         handles.append(one.register_forward_hook(partial(_check_result, name)))
     try:
         # Who hasn't imported torch's compiler has compiled nothing.
@@ -159,12 +161,22 @@ def followed(
         for handle in handles:
             handle.remove()
     for name, buffer in module.named_buffers():
-        if (mark := mark_of(buffer)) is not None:
-            put([buffer], None)
+        if (mark := mark_of(buffer, _AXIS)) is not None:
+            put([buffer], _AXIS, None)
             raise ModuleError(
                 f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
                 f"of, and would be another one on each. {_said(mark)}{_CURE}"
             )
+
+
+def _is_elsewhere(parameter: Tensor) -> bool:
+    return is_absent(parameter) or "expert" in cut_axes(parameter)
+
+
+def _cuts_sequence(style: Any) -> bool:
+    """True for a layer that is given, or returns, a part of something else than its columns."""
+    is_by_columns = isinstance(style, ColwiseParallel)
+    return not _is_whole(style.input_layouts if is_by_columns else style.output_layouts)
 
 
 def _around(
@@ -174,7 +186,7 @@ def _around(
 
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
-        mark, layout = mark_of(given), style.input_layouts[0]
+        mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
         expected = Cut(layout.dim % given.ndim) if isinstance(layout, Shard) else None
         if mark != expected and not isinstance(given, DTensor):
             refuse(mark)
@@ -185,7 +197,7 @@ def _around(
         layout = style.output_layouts[0]
         if isinstance(output, Tensor) and not isinstance(output, DTensor | PartedTensor):
             mark = Cut(layout.dim % output.ndim) if isinstance(layout, Shard) else None
-            put([output], mark)
+            put([output], _AXIS, mark)
 
     yield layer.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
     yield layer.register_forward_hook(end, always_call=True)
@@ -193,7 +205,7 @@ def _around(
 
 def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
     for one in tree_leaves(result):
-        if isinstance(mark := mark_of(one), Mixed):
+        if isinstance(mark := mark_of(one, _AXIS), Mixed):
             _refuse(name, module, mark)
 
 

@@ -178,6 +178,15 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
             parallelize_module(part, mesh, style, src_data_rank=None)
 
 
+def cut_in(module: nn.Module) -> list[nn.Module]:
+    """The layers in a module that are cut, by columns or by rows."""
+    return [
+        one
+        for one in module.modules()
+        if isinstance(one, nn.Linear | nn.Embedding) and isinstance(one.weight, DTensor)
+    ]
+
+
 def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:
     if isinstance(word, ParallelStyle):
         return word

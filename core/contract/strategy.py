@@ -6,35 +6,30 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract.capability import Capability
-from core.contract.errors import ConfigurationError, NotYetChosenError, UnsupportedError
+from core.contract.errors import ConfigurationError, UnsupportedError
 from core.contract.precision import Precision, join_contexts
-from core.contract.world import World
+from core.contract.strategy_parts import StrategyParts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping
     from contextlib import AbstractContextManager
 
     import torch
     from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO, Collectives
-    from core.contract.cluster_environment import ClusterEnvironment
-    from core.contract.launcher import Launcher
     from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
-    from core.session.session import Session
 
 
-class Strategy(World):
+class Strategy(StrategyParts):
     """Trains one model on many devices. Meant to be subclassed.
 
-    Ranks and collectives are those of its base, `World`. Every method has a default for one
-    process, and the device comes from the accelerator: a class that overrides `setup_module` and
-    `reduce` is a strategy. The numbered groups below are the call sequence, the same for Fabric and
-    Trainer:
+    Its parts are those of its base, `StrategyParts`, and ranks and collectives those of `World`.
+    Every method has a default for one process, and the device comes from the accelerator: a class
+    that overrides `setup_module` and `reduce` is a strategy. The numbered groups below are the call
+    sequence, the same for Fabric and Trainer:
 
     1. `configure_precision`, `configure_checkpoint_io`, then `check()`, main process, once
        `resolve` has filled in what the user left open. No device is touched, no process is started.
@@ -67,105 +62,6 @@ class Strategy(World):
     `KeepsRankState`. A strategy that declares a capability without its protocol's methods is
     refused before any process starts.
     """
-
-    launcher_name: str = "in_place"
-    """Alias of the launcher that makes the processes when the cluster has not."""
-
-    interactive_alias: str | None = None
-    """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
-    own_activation_option: str = ""
-    """The strategy's own option that checkpoints or offloads activations; empty if none was
-    passed.
-    """
-    device_types: tuple[str, ...] = ()
-    """Types of torch devices that it trains on, such as `"cuda"`; others are refused before
-    `check`. Empty: all.
-    """
-    updates_per_batch: int = 1
-    """Updates of the parameters in one batch, from `check` on; more than one only with
-    `Capability.COMPILED_STEP`.
-    """
-
-    accelerator: Accelerator
-    """The kind of device."""
-    parallel_devices: Sequence[torch.device] = ()
-    """The devices of this node that the run uses."""
-    num_nodes: int = 1
-    """Number of machines."""
-    cluster_environment: ClusterEnvironment | None = None
-    """The environment that started the processes; None for a strategy of one process."""
-    launcher: Launcher
-    """The launcher that makes the processes; chosen by `launcher_name`."""
-    precision_plugin: Precision = Precision()
-    """The precision: the number formats to compute in."""
-    checkpoint_io: CheckpointIO
-    """The CheckpointIO that stores the checkpoints."""
-    device_mesh: DeviceMesh | None = None
-    """All devices of the run by named axes, from `setup_environment` on; None for a strategy that
-    has no such axes.
-    """
-
-    session: Session
-    """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
-    was set up.
-    """
-    model: nn.Module
-    """The module that was set up last, as it was wrapped."""
-    optimizers: list[Optimizer]
-    """The optimizers that were set up, in order."""
-    lr_schedulers: list[Any]
-    """The schedulers of the run, in order; stepped by the core unless
-    `Capability.OWNS_SCHEDULER`.
-    """
-
-    def __init__(
-        self,
-        *given: Any,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device | str] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
-    ) -> None:
-        """All options may be left open; `resolve` fills them in.
-
-        Args:
-            given: any of the following without its name, distinguished by their types.
-            accelerator: the kind of device.
-            parallel_devices: the devices of this node, one a process; or their names, such as
-                `"cuda:1"`.
-            cluster_environment: the environment that started the processes.
-            checkpoint_io: how checkpoints are stored.
-            precision_plugin: in which number formats to compute.
-
-        Raises:
-            ConfigurationError: something without a name is none of these, or is given twice.
-        """
-        from core.contract import strategy_arguments
-
-        named = {
-            "accelerator": accelerator,
-            "parallel_devices": parallel_devices,
-            "cluster_environment": cluster_environment,
-            "checkpoint_io": checkpoint_io,
-            "precision_plugin": precision_plugin,
-        }
-        # What is left open isn't set: a subclass may leave out super().__init__() altogether.
-        for name, part in strategy_arguments.by_name(type(self).__name__, given, named).items():
-            setattr(self, name, part)
-
-    if not TYPE_CHECKING:  # for type checkers every other name would be an attribute, too
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise for an argument that isn't chosen yet, with how it is chosen."""
-            if name in ("accelerator", "checkpoint_io", "launcher"):
-                raise NotYetChosenError(
-                    f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or "
-                    "Trainer, which chooses it: Fabric(strategy=..., accelerator=...)."
-                )
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
 
     # 1. composition -------------------------------------------------------------------------------
 

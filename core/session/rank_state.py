@@ -27,7 +27,8 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
         state: that is saved.
         kept: this rank's state at an earlier moment; None asks the strategy.
     """
-    strategy, collectives = session.strategy, session.collectives
+    strategy = session.strategy
+    collectives = session.collectives
     if not isinstance(strategy, KeepsRankState) or not _trains(session, state):
         return {}
     if kept is None:

@@ -59,7 +59,8 @@ class Swarm:
             ConfigurationError: hivemind refuses an option.
         """
         library.load()
-        self.options, self._optimizer = options, optimizer
+        self.options = options
+        self._optimizer = optimizer
         self.joint_steps = self.lone_steps = 0
         self.missed = ""
         self.is_joined = False
@@ -234,7 +235,8 @@ class Swarm:
 
     def leave(self) -> None:
         """Leave the swarm, and end all processes and threads; idempotent."""
-        optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
+        optimizer = self.__dict__.pop("_hivemind", None)
+        node = self.__dict__.pop("_node", None)
         watch = self.__dict__.pop("_watch", None)
         if optimizer is not None:
             # multiprocessing may have ended the node already. The others learn of it by and by, if

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import NotYetChosenError
+from core.contract.errors import ConfigurationError, NotYetChosenError
 from core.contract.precision import Precision
 from core.contract.world import World
 
@@ -80,42 +80,6 @@ class StrategyParts(World):
     `Capability.OWNS_SCHEDULER`.
     """
 
-    def __init__(
-        self,
-        *given: Any,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device | str] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
-    ) -> None:
-        """All options may be left open; `resolve` fills them in.
-
-        Args:
-            given: any of the following without its name, distinguished by their types.
-            accelerator: the kind of device.
-            parallel_devices: the devices of this node, one a process; or their names, such as
-                `"cuda:1"`.
-            cluster_environment: the environment that started the processes.
-            checkpoint_io: how checkpoints are stored.
-            precision_plugin: in which number formats to compute.
-
-        Raises:
-            ConfigurationError: something without a name is none of these, or is given twice.
-        """
-        from core.contract import strategy_arguments
-
-        named = {
-            "accelerator": accelerator,
-            "parallel_devices": parallel_devices,
-            "cluster_environment": cluster_environment,
-            "checkpoint_io": checkpoint_io,
-            "precision_plugin": precision_plugin,
-        }
-        # What is left open isn't set: a subclass may leave out super().__init__() altogether.
-        for name, part in strategy_arguments.by_name(type(self).__name__, given, named).items():
-            setattr(self, name, part)
-
     if not TYPE_CHECKING:  # for type checkers every other name would be an attribute, too
 
         def __getattr__(self, name: str) -> Any:
@@ -128,3 +92,24 @@ class StrategyParts(World):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank, where its model and batches are."""
+        return self._device_at(0)
+
+    def _device_at(self, index: int) -> torch.device:
+        try:
+            return self.parallel_devices[index]
+        except IndexError:
+            raise ConfigurationError(
+                f"{type(self).__name__} has {len(self.parallel_devices)} devices on this node, so "
+                f"that there is none for local rank {index}. Pass parallel_devices=..., or give "
+                "the strategy to a Fabric or Trainer, which chooses them: Fabric(strategy=..., "
+                "devices=...)."
+            ) from None
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices in the whole run, on all nodes."""
+        return max(1, len(self.parallel_devices)) * self.num_nodes

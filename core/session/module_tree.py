@@ -125,7 +125,8 @@ def from_canonical(module: nn.Module, state: Mapping[str, object]) -> Mapping[st
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The module and all in it, each once and in torch's order, with the prefix of its names."""
-    waiting, seen = [("", module)], set()
+    waiting = [("", module)]
+    seen = set()
     while waiting:
         prefix, part = waiting.pop()
         if id(part) in seen:

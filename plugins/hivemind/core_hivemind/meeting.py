@@ -86,7 +86,7 @@ class Meeting:
             PeersError: a peer that trains doesn't hand out its state.
         """
         deadline = time.monotonic() + self._options.peers_timeout_s
-        patience = time.monotonic() + 2 * self._options.matchmaking_time
+        patience = time.monotonic() + 2 * self._options.averaging.matchmaking_time
         while True:
             if self.training():
                 if load():

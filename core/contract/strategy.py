@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from core.contract.accelerator import Accelerator
-    from core.contract.checkpoint_io import CheckpointIO, Collectives
-    from core.contract.cluster_environment import ClusterEnvironment
-    from core.contract.protocols import SetupHost
+    from core.contract import Accelerator, CheckpointIO, ClusterEnvironment, Collectives, SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
 
 
@@ -164,9 +161,8 @@ class Strategy(StrategyParts):
             empty: weights will be loaded, so don't initialize them. A sharding strategy uses
                 `meta`.
         """
-        return join_contexts(
-            self.root_device, self.precision_plugin.init_context() or nullcontext()
-        )
+        inner = self.precision_plugin.init_context() or nullcontext()
+        return join_contexts(self.root_device, inner)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; set `self.model` and return it.
@@ -301,9 +297,7 @@ class Strategy(StrategyParts):
         from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
         self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
         if clipping.algorithm == "norm":
             return clip_grad_norm_(
                 parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite

@@ -14,14 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.optim import Optimizer
 
-    from core.contract.accelerator import Accelerator
-    from core.contract.checkpoint_io import CheckpointIO
-    from core.contract.cluster_environment import ClusterEnvironment
-    from core.contract.launcher import Launcher
+    from core.contract import Accelerator, CheckpointIO, ClusterEnvironment, Launcher
     from core.session.session import Session
 
 
@@ -71,9 +66,9 @@ class StrategyParts(World):
     """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
     was set up.
     """
-    model: nn.Module
+    model: torch.nn.Module
     """The module that was set up last, as it was wrapped."""
-    optimizers: list[Optimizer]
+    optimizers: list[torch.optim.Optimizer]
     """The optimizers that were set up, in order."""
     lr_schedulers: list[Any]
     """The schedulers of the run, in order; stepped by the core unless
@@ -89,9 +84,8 @@ class StrategyParts(World):
                     f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or "
                     "Trainer, which chooses it: Fabric(strategy=..., accelerator=...)."
                 )
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(text, name=name, obj=self)
 
     @property
     def root_device(self) -> torch.device:

@@ -59,7 +59,8 @@ def targets(session: Session, described: object, state: object) -> dict[str, Any
 
 def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
     """All ranks. Give the strategy what this rank has saved, once an optimizer was restored."""
-    states, strategy = saved.get(KEY), session.strategy
+    states = saved.get(KEY)
+    strategy = session.strategy
     if states is None or not _trains(session, state):
         return
     if not isinstance(strategy, KeepsRankState) or strategy.rank_state_dict() is None:

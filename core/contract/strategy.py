@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from core.contract import Accelerator, CheckpointIO, ClusterEnvironment, Collectives, SetupHost
+    from core.contract.accelerator import Accelerator
+    from core.contract.checkpoint_io import CheckpointIO, Collectives
+    from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
+    from core.session.session import Session
 
 
 class Strategy(StrategyParts):
@@ -60,6 +64,11 @@ class Strategy(StrategyParts):
     Features that few strategies need are separate protocols: `SetsUpJointly`, `MakesOptimizers`,
     `KeepsRankState`. A strategy that declares a capability without its protocol's methods is
     refused before any process starts.
+    """
+
+    session: Session
+    """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
+    was set up.
     """
 
     def __init__(
@@ -294,22 +303,15 @@ class Strategy(StrategyParts):
         Raises:
             UnsupportedError: by value, without `Capability.CLIP_BY_VALUE`.
         """
-        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
         self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if clipping.algorithm == "norm":
-            return clip_grad_norm_(
-                parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite
-            )
-        if Capability.CLIP_BY_VALUE not in self.capabilities:
+        is_by_value = clipping.algorithm == "value"
+        if is_by_value and Capability.CLIP_BY_VALUE not in self.capabilities:
             raise UnsupportedError(
                 f"{type(self).__name__} can't clip gradients by value: use "
                 "gradient_clip_algorithm='norm'.",
                 capability=Capability.CLIP_BY_VALUE,
             )
-        clip_grad_value_(parameters, clipping.value)
-        return None
+        return clipping.clip([p for group in optimizer.param_groups for p in group["params"]])
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer.

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
 
-    from core.contract import Accelerator, CheckpointIO, ClusterEnvironment, Launcher
-    from core.session.session import Session
+    from core.contract.accelerator import Accelerator
+    from core.contract.checkpoint_io import CheckpointIO
+    from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.launcher import Launcher
 
 
 class StrategyParts(World):
@@ -57,15 +58,11 @@ class StrategyParts(World):
     """The precision: the number formats to compute in."""
     checkpoint_io: CheckpointIO
     """The CheckpointIO that stores the checkpoints."""
-    device_mesh: DeviceMesh | None = None
+    device_mesh: torch.distributed.device_mesh.DeviceMesh | None = None
     """All devices of the run by named axes, from `setup_environment` on; None for a strategy that
     has no such axes.
     """
 
-    session: Session
-    """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
-    was set up.
-    """
     model: torch.nn.Module
     """The module that was set up last, as it was wrapped."""
     optimizers: list[torch.optim.Optimizer]

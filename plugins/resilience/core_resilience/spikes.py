@@ -39,7 +39,7 @@ def losses_and_norm(strategy: Strategy, of_window: list[Tensor]) -> tuple[dict[i
 def find_spike(
     ranges: dict[str, RecentRange], losses: dict[int, float], norm: float, *, skips: bool
 ) -> tuple[str, bool]:
-    """What is wrong with a window, or nothing; and whether its update is left out. If it isn't, the
+    """The fault of a window, or nothing; and whether its update is left out. If it isn't, the
     values join the recent ones.
 
     Args:

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 class DevicePrograms(ProgramOptions):
     """Base of `IPUStrategy`: compiles the user's methods, runs them and moves weights."""
 
+    def _forget(self) -> None:
+        """No module, no program, and nothing on a device."""
+        self._optimizer: Any = None
+        self._given_optimizer: Any = None
+        self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
+        self._attached: Any = None
+        self._sent: list[dict[str, Any]] = []
+        self._watch: HostChanges | None = None
+        self._num_updates = 0
+        self._is_ahead = self._trains = False
+
     def synchronize_model(self) -> None:
         """Copy the weights from the device to the user's module, if a step was made since the last
         time.
@@ -39,17 +50,6 @@ class DevicePrograms(ProgramOptions):
             self._destroy(("training_step",))
             self._watch = None
         return False
-
-    def _forget(self) -> None:
-        """No module, no program, and nothing on a device."""
-        self._optimizer: Any = None
-        self._given_optimizer: Any = None
-        self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
-        self._attached: Any = None
-        self._sent: list[dict[str, Any]] = []
-        self._watch: HostChanges | None = None
-        self._num_updates = 0
-        self._is_ahead = self._trains = False
 
     def _train(self, batch: Any, *numbers: int) -> Any:
         program = self._program("training_step", ())

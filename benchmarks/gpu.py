@@ -14,24 +14,21 @@ failed.
 import argparse
 import contextlib
 import datetime
-import glob
 import json
 import os
 import platform
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from html import escape
-from importlib import metadata
 from pathlib import Path
 
+from gpu_day.page import page
+from gpu_day.preparation import install, refuse_wrong_torch
+
 HERE = Path(__file__).resolve().parent
-GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd")
 LAST_CHARACTERS = 3000
 KILL_S = 5
 
@@ -300,88 +297,6 @@ def run_limited(
         return code, output.read()[-LAST_CHARACTERS:]
 
 
-def refuse_wrong_torch() -> bool:
-    """Whether this is to be the small run on a CPU.
-
-    Raises:
-        SystemExit: no torch, one that is too old, or a build without CUDA where a GPU is.
-    """
-    code = (
-        "import json, torch; cuda = torch.version.cuda or torch.version.hip; "
-        "print(json.dumps([torch.__version__, cuda, torch.cuda.device_count()]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    if done.returncode:
-        sys.exit(
-            "This Python has no torch that can be imported: install torch 2.9 or "
-            f"later.\n{done.stderr[-500:]}"
-        )
-    version, build, count = json.loads(done.stdout.splitlines()[-1])
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (2, 9):
-        sys.exit(f"This is torch {version}: 2.9 or later is needed.")
-    files = [file for pattern in GPU_FILES for file in glob.glob(pattern)]
-    if files and build is None:
-        sys.exit(
-            f"{files[0]} is there, and torch {version} is a build for the CPU: install one for "
-            "CUDA."
-        )
-    if (
-        files
-        and not count
-        and not any(name in os.environ for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
-    ):
-        sys.exit(
-            f"{files[0]} is there, and torch {version} for CUDA {build} counts no GPU: is the "
-            "driver as new as that?"
-        )
-    return not count
-
-
-def install(folder: Path, target: Path) -> None:
-    """Install from the folder what is ours, and what isn't here of the rest. torch is never
-    touched.
-
-    Raises:
-        SystemExit: it is no folder of wheels, or pip can't install them.
-    """
-    wheels = {
-        wheel.name.partition("-")[0].replace("_", "-").lower(): wheel
-        for wheel in sorted(folder.glob("*.whl"))
-    }
-    if "core-base" not in wheels:
-        sys.exit(f"{folder} has no wheel of core-base: python plugins/wheels.py {folder}")
-    chosen = [name for name in wheels if name.startswith("core-") or not is_installed(name)]
-    chosen = [str(wheels[name]) for name in chosen if name != "torch"]
-    shutil.rmtree(target, ignore_errors=True)
-    # Without dependencies, which pip would want to put beside these: torch too.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-index",
-    ]
-    done = subprocess.run(
-        [*command, "--no-deps", "--find-links", str(folder), "--target", str(target), *chosen],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"pip could not install from {folder}:\n{done.stdout}{done.stderr}")
-
-
-def is_installed(name: str) -> bool:
-    """True if a distribution is installed."""
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def read_json(path: Path) -> dict | None:
     """The content of the file that a step has written; None if there is none."""
     try:
@@ -393,43 +308,6 @@ def read_json(path: Path) -> dict | None:
 def first_line(text: str) -> str:
     """The first line, for a terminal."""
     return text.strip().partition("\n")[0][:160]
-
-
-STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
-table { border-collapse: collapse; }
-th, td { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; vertical-align: top; }
-.passed { color: #1a7f37; } .failed, .crashed, .out { color: #cf222e; } pre { margin: 0; white-space: pre-wrap; }
-"""
-
-
-def page(report: dict) -> str:
-    """The report as one page of HTML that needs nothing else."""
-    facts = "".join(
-        f"<tr><th>{escape(str(key))}<td>{escape(str(value))}"
-        for key, value in report["machine"].items()
-    )
-    rows = "".join(
-        f"<tr><td class={escape(each['verdict'].split()[0])}>{escape(each['verdict'])}<td>{escape(each['step'])}"
-        f"<td>{escape(each['about'])}<td>{each['seconds']:.1f} "
-        f"s<td><pre>{escape(figures_of(each))}</pre>"
-        for each in report["verdicts"]
-    )
-    return (
-        "<!doctype html><meta charset=utf-8><title>core on a GPU, "
-        f"{report['date']}</title><style>{STYLE}</style>"
-        f"<h1>core on {'a CPU, small' if report['small'] else 'GPUs'}, "
-        f"{report['date']}</h1><table>{facts}</table>"
-        "<h2>Verdicts</h2><table><tr><th><th>step<th>what<th>took<th>figures, or "
-        f"why{rows}</table>\n"
-    )
-
-
-def figures_of(verdict: dict) -> str:
-    """Figures a line each, then the reason."""
-    lines = [f"{name}: {value}" for name, value in verdict["figures"].items()]
-    return "\n".join([*lines, verdict["why"]]).strip()
 
 
 def main() -> None:

@@ -164,7 +164,8 @@ def _written(parameter: inspect.Parameter) -> str:
     """A parameter as it stands in its function, with what is a class or function by its name."""
     if parameter.kind is _CATCH_ALL:
         return f"**{parameter.name}"
-    text, default = parameter.name, parameter.default
+    text = parameter.name
+    default = parameter.default
     if parameter.annotation is not parameter.empty:
         text += ": " + inspect.formatannotation(parameter.annotation).strip("'\"")
     if default is parameter.empty:

@@ -288,9 +288,11 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _problem(row: Row) -> Finding:
-    subject, owner = f"plugin {row.provider}", row.location
+    subject = f"plugin {row.provider}"
+    owner = row.location
     if row.kind:
-        subject, owner = f"{row.kind} {row.alias}", row.provider
+        subject = f"{row.kind} {row.alias}"
+        owner = row.provider
     state: State = "note"
     if row.status in (Status.BROKEN, Status.INCOMPATIBLE):
         state = "broken"
@@ -306,7 +308,8 @@ def examine_release(path: Path) -> Iterator[Finding]:
     release = json.loads(path.read_text(encoding="utf-8"))
     found = {name: one for name in release for one in islice(distributions(name=name), 1)}
     for name, installed in found.items():
-        released, files = release[name]["version"], release[name]["files"]
+        released = release[name]["version"]
+        files = release[name]["files"]
         site = Path(str(installed.locate_file("")))
         folders = {file.partition("/")[0] for file in files}
         here = {

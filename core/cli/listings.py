@@ -183,7 +183,8 @@ def _check(rows: Iterable[Row]) -> dict[Row, Outcome]:
                 with redirect_stdout(sys.stderr):  # what a plugin prints is no row
                     Registry[Any](row.kind).get(f"{row.provider}:{row.alias}")
             except CoreError as cause:
-                status, error = "fails", str(cause)
+                status = "fails"
+                error = str(cause)
             outcomes[row] = Outcome(status, time.perf_counter() - begin_s, error)
     return outcomes
 
@@ -229,7 +230,8 @@ def _note(
 
 
 def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
-    status, took = _styled(row.status), "-"
+    status = _styled(row.status)
+    took = "-"
     if row in outcomes:
         took = f"{outcomes[row].import_s:.2f} s"
         if outcomes[row].error:

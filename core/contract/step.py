@@ -53,6 +53,19 @@ class GradientClipping:
     norm_type: float = 2.0
     error_if_nonfinite: bool = False
 
+    def clip(self, parameters: list[Tensor]) -> Tensor | None:
+        """Clip the gradients of these parameters in place, where this process has them whole.
+
+        Returns:
+            The total norm before clipping, a scalar tensor; None for the algorithm `"value"`.
+        """
+        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+        if self.algorithm == "norm":
+            return clip_grad_norm_(parameters, self.value, self.norm_type, self.error_if_nonfinite)
+        clip_grad_value_(parameters, self.value)
+        return None
+
 
 @dataclass(slots=True)
 class TrainingStep:

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract.capability import Capability
-from core.contract.errors import ConfigurationError, NotYetChosenError, UnsupportedError
+from core.contract.errors import UnsupportedError
 from core.contract.precision import Precision, join_contexts
-from core.contract.world import World
+from core.contract.strategy_parts import StrategyParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,25 +16,23 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO, Collectives
     from core.contract.cluster_environment import ClusterEnvironment
-    from core.contract.launcher import Launcher
     from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.session.session import Session
 
 
-class Strategy(World):
+class Strategy(StrategyParts):
     """Trains one model on many devices. Meant to be subclassed.
 
-    Ranks and collectives are those of its base, `World`. Every method has a default for one
-    process, and the device comes from the accelerator: a class that overrides `setup_module` and
-    `reduce` is a strategy. The numbered groups below are the call sequence, the same for Fabric and
-    Trainer:
+    Its parts are those of its base, `StrategyParts`, and ranks and collectives those of `World`.
+    Every method has a default for one process, and the device comes from the accelerator: a class
+    that overrides `setup_module` and `reduce` is a strategy. The numbered groups below are the call
+    sequence, the same for Fabric and Trainer:
 
     1. `configure_precision`, `configure_checkpoint_io`, then `check()`, main process, once
        `resolve` has filled in what the user left open. No device is touched, no process is started.
@@ -68,54 +66,9 @@ class Strategy(World):
     refused before any process starts.
     """
 
-    launcher_name: str = "in_place"
-    """Alias of the launcher that makes the processes when the cluster has not."""
-
-    interactive_alias: str | None = None
-    """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
-    own_activation_option: str = ""
-    """The strategy's own option that checkpoints or offloads activations; empty if none was
-    passed.
-    """
-    device_types: tuple[str, ...] = ()
-    """Types of torch devices that it trains on, such as `"cuda"`; others are refused before
-    `check`. Empty: all.
-    """
-    updates_per_batch: int = 1
-    """Updates of the parameters in one batch, from `check` on; more than one only with
-    `Capability.COMPILED_STEP`.
-    """
-
-    accelerator: Accelerator
-    """The kind of device."""
-    parallel_devices: Sequence[torch.device] = ()
-    """The devices of this node that the run uses."""
-    num_nodes: int = 1
-    """Number of machines."""
-    cluster_environment: ClusterEnvironment | None = None
-    """The environment that started the processes; None for a strategy of one process."""
-    launcher: Launcher
-    """The launcher that makes the processes; chosen by `launcher_name`."""
-    precision_plugin: Precision = Precision()
-    """The precision: the number formats to compute in."""
-    checkpoint_io: CheckpointIO
-    """The CheckpointIO that stores the checkpoints."""
-    device_mesh: DeviceMesh | None = None
-    """All devices of the run by named axes, from `setup_environment` on; None for a strategy that
-    has no such axes.
-    """
-
     session: Session
     """The core's side, from `resolve` on: `self.session.handles`, `.handle_of(module)` have what
     was set up.
-    """
-    model: nn.Module
-    """The module that was set up last, as it was wrapped."""
-    optimizers: list[Optimizer]
-    """The optimizers that were set up, in order."""
-    lr_schedulers: list[Any]
-    """The schedulers of the run, in order; stepped by the core unless
-    `Capability.OWNS_SCHEDULER`.
     """
 
     def __init__(
@@ -153,19 +106,6 @@ class Strategy(World):
         # What is left open isn't set: a subclass may leave out super().__init__() altogether.
         for name, part in strategy_arguments.by_name(type(self).__name__, given, named).items():
             setattr(self, name, part)
-
-    if not TYPE_CHECKING:  # for type checkers every other name would be an attribute, too
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise for an argument that isn't chosen yet, with how it is chosen."""
-            if name in ("accelerator", "checkpoint_io", "launcher"):
-                raise NotYetChosenError(
-                    f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or "
-                    "Trainer, which chooses it: Fabric(strategy=..., accelerator=...)."
-                )
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
-            )
 
     # 1. composition -------------------------------------------------------------------------------
 
@@ -220,27 +160,6 @@ class Strategy(World):
     def setup_distributed(self) -> None:
         """All ranks; idempotent. Join the process group. One process has none."""
 
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this rank, where its model and batches are."""
-        return self._device_at(0)
-
-    def _device_at(self, index: int) -> torch.device:
-        try:
-            return self.parallel_devices[index]
-        except IndexError:
-            raise ConfigurationError(
-                f"{type(self).__name__} has {len(self.parallel_devices)} devices on this node, so "
-                f"that there is none for local rank {index}. Pass parallel_devices=..., or give "
-                "the strategy to a Fabric or Trainer, which chooses them: Fabric(strategy=..., "
-                "devices=...)."
-            ) from None
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices in the whole run, on all nodes."""
-        return max(1, len(self.parallel_devices)) * self.num_nodes
-
     # 4. and 5. module and optimizers --------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[object]:
@@ -251,9 +170,8 @@ class Strategy(World):
             empty: weights will be loaded, so don't initialize them. A sharding strategy uses
                 `meta`.
         """
-        return join_contexts(
-            self.root_device, self.precision_plugin.init_context() or nullcontext()
-        )
+        inner = self.precision_plugin.init_context() or nullcontext()
+        return join_contexts(self.root_device, inner)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; set `self.model` and return it.
@@ -385,24 +303,15 @@ class Strategy(World):
         Raises:
             UnsupportedError: by value, without `Capability.CLIP_BY_VALUE`.
         """
-        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
         self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        if clipping.algorithm == "norm":
-            return clip_grad_norm_(
-                parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite
-            )
-        if Capability.CLIP_BY_VALUE not in self.capabilities:
+        is_by_value = clipping.algorithm == "value"
+        if is_by_value and Capability.CLIP_BY_VALUE not in self.capabilities:
             raise UnsupportedError(
                 f"{type(self).__name__} can't clip gradients by value: use "
                 "gradient_clip_algorithm='norm'.",
                 capability=Capability.CLIP_BY_VALUE,
             )
-        clip_grad_value_(parameters, clipping.value)
-        return None
+        return clipping.clip([p for group in optimizer.param_groups for p in group["params"]])
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer.

@@ -114,7 +114,8 @@ class MultiprocessingLauncher(Launcher):
             group: WorkerGroup | None = None
             try:
                 with signals.held():
-                    node_rank, indices = call.environment.node_rank(), range(self.num_processes)
+                    node_rank = call.environment.node_rank()
+                    indices = range(self.num_processes)
                     workers = start_all(
                         self._start(payload, directory, node_rank, each) for each in indices
                     )

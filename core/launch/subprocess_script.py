@@ -184,7 +184,8 @@ class _Process:
 
     def _start_workers(self, launcher: SubprocessScriptLauncher) -> _World:
         launcher.check()
-        node_rank, num_processes = launcher.environment.node_rank(), launcher.num_processes
+        node_rank = launcher.environment.node_rank()
+        num_processes = launcher.num_processes
         first_rank = node_rank * num_processes
         world_size = num_processes * launcher.num_nodes
         worlds = [
@@ -192,7 +193,8 @@ class _Process:
             for index in range(num_processes)
         ]
         if num_processes > 1:
-            command, environment = script_command(), launcher.environment
+            command = script_command()
+            environment = launcher.environment
             shared = {
                 "MASTER_ADDR": environment.main_address,
                 "MASTER_PORT": str(environment.main_port),

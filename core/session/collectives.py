@@ -16,9 +16,11 @@ class StrategyCollectives:
     def __init__(self, session: Any) -> None:  # a Session, whose module imports this one
         self._world: World = session.strategy
         self._fingerprint = session.fingerprint
-        self.rank, self.size = 0, 1
+        self.rank = 0
+        self.size = 1
         if session.has_peers:
-            self.rank, self.size = self._world.global_rank, self._world.world_size
+            self.rank = self._world.global_rank
+            self.size = self._world.world_size
         self.in_background = session.strategy.background_collectives
 
     @property

@@ -68,7 +68,8 @@ class RankComparison:
                 have alike, by what it is called.
             step: optimizer steps so far.
         """
-        self._world, self._step = world, step
+        self._world = world
+        self._step = step
         self._names = [[*tensors] for _, tensors in parts]
         self._digests = [_stacked(map(digest_of, tensors.values()), device) for _, tensors in parts]
         keys = []
@@ -126,7 +127,8 @@ class Alike:
 
     def __init__(self, session: Any) -> None:  # a Session, whose module imports this one
         """Begin with no step of the session's optimizers."""
-        self._session, self._num_steps = session, 0
+        self._session = session
+        self._num_steps = 0
         self._steps: dict[Optimizer, int] = {}
         self._running: RankComparison | None = None
 
@@ -147,7 +149,8 @@ class Alike:
             self._read(self._running)
         if step & (step - 1) and (step < _EVERY_STEPS or step % _EVERY_STEPS):
             return
-        strategy, device = self._session.strategy, self._session.strategy.root_device
+        strategy = self._session.strategy
+        device = strategy.root_device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # nothing would be computed
         if not self._session.compares_ranks or strategy.replicas_of() is None:
@@ -176,7 +179,8 @@ class Alike:
             )
 
     def _parts(self) -> list[tuple[object, Mapping[str, Tensor]]]:
-        strategy, handles = self._session.strategy, self._session.handles
+        strategy = self._session.strategy
+        handles = self._session.handles
         numbers = dict(_numbers(strategy.optimizers, [*self._steps.values()]))
         keys: dict[str, list[object]] = {_PARAMETER: [], _BUFFER: [], _IN_PARTS: []}
         found: dict[str, dict[str, Tensor]] = {row: {} for row in keys}

@@ -52,7 +52,8 @@ class Guards:
 
     def watch_optimizers(self, added: Sequence[Optimizer]) -> None:
         """Compare what ranks have alike after steps, and look at groups that are added later."""
-        session, strategy = self._session, self._session.strategy
+        session = self._session
+        strategy = session.strategy
         is_cuda = strategy.root_device.type == "cuda"
         if session.compiles and is_cuda and strategy.is_global_zero:
             from core.session.equal_masks import warn_of_equal_masks

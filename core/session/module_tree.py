@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from core.contract.errors import CheckpointError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -33,6 +35,21 @@ def tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     parameters = module.named_parameters(remove_duplicate=False)
     named = (*parameters, *module.named_buffers(remove_duplicate=False))
     return {canonical_name(name): tensor for name, tensor in named}
+
+
+def whole_state(module: nn.Module) -> dict[str, Any]:
+    """The module's own state under canonical names.
+
+    Raises:
+        CheckpointError: a parameter is this rank's part of a tensor, and doesn't say so to torch.
+    """
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "global_offsets"):
+            raise CheckpointError(
+                f"{name!r} is a rank's part of a tensor, which state_dict() loses: use a DTensor."
+            )
+    # Not copied: torch's dict carries the versions of torch's modules.
+    return to_canonical(module.state_dict())  # type: ignore[return-value]
 
 
 def is_on(module: nn.Module, device: torch.device) -> bool:
@@ -108,7 +125,8 @@ def from_canonical(module: nn.Module, state: Mapping[str, object]) -> Mapping[st
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The module and all in it, each once and in torch's order, with the prefix of its names."""
-    waiting, seen = [("", module)], set()
+    waiting = [("", module)]
+    seen = set()
     while waiting:
         prefix, part = waiting.pop()
         if id(part) in seen:

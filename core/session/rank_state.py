@@ -27,7 +27,8 @@ def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) ->
         state: that is saved.
         kept: this rank's state at an earlier moment; None asks the strategy.
     """
-    strategy, collectives = session.strategy, session.collectives
+    strategy = session.strategy
+    collectives = session.collectives
     if not isinstance(strategy, KeepsRankState) or not _trains(session, state):
         return {}
     if kept is None:
@@ -58,7 +59,8 @@ def targets(session: Session, described: object, state: object) -> dict[str, Any
 
 def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
     """All ranks. Give the strategy what this rank has saved, once an optimizer was restored."""
-    states, strategy = saved.get(KEY), session.strategy
+    states = saved.get(KEY)
+    strategy = session.strategy
     if states is None or not _trains(session, state):
         return
     if not isinstance(strategy, KeepsRankState) or strategy.rank_state_dict() is None:

@@ -33,7 +33,8 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
     """
     # By memory, so that a tied parameter is one, and the state's detached tensors are found again.
     sizes = {_memory_of(tensor): tensor.nbytes for tensor in replicated}
-    loads, owners = [0] * size, {}
+    loads = [0] * size
+    owners = {}
     # a stable sort: the order is shared
     for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):
         if num_bytes >= _MIN_BYTES:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.errors import ConfigurationError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import default_step, mismatch, module_tree, optimizer_state
 from core.session.changed_modules import ReplacedParameters, beside
@@ -107,7 +107,8 @@ class Session:
         decided anew.
         """
         # Before the last `connect`'s parts can't be distinguished from the user's any more.
-        given, strategy = self.given_parts(), self.strategy
+        given = self.given_parts()
+        strategy = self.strategy
         strategy.accelerator = accelerator
         strategy.parallel_devices = list(parallel_devices)
         strategy.num_nodes = num_nodes
@@ -271,9 +272,11 @@ class Session:
         """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
         self.handles: list[ModuleHandle] = []
         self._guards.end()
-        self.strategy.optimizers, self.strategy.lr_schedulers = [], []
+        self.strategy.optimizers = []
+        self.strategy.lr_schedulers = []
         self.weights: Weights | None = None
-        self.compares_ranks, self.buffers_stayed = True, False
+        self.compares_ranks = True
+        self.buffers_stayed = False
 
     def refresh_modules(self) -> bool:
         """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew
@@ -407,15 +410,7 @@ class Session:
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's own state under the names of the user's own module."""
-        own = self.handle_of(module).module
-        for name, parameter in own.named_parameters():
-            if hasattr(parameter, "global_offsets"):
-                raise CheckpointError(
-                    f"{name!r} is a rank's part of a tensor, which state_dict() loses: use a "
-                    "DTensor."
-                )
-        # Not copied: torch's dict carries the versions of torch's modules.
-        return module_tree.to_canonical(own.state_dict())  # type: ignore[return-value]
+        return module_tree.whole_state(self.handle_of(module).module)
 
     def load_module_state(
         self, module: nn.Module, state: Mapping[str, object], *, strict: bool

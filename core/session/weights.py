@@ -120,7 +120,8 @@ class Weights:
         Raises:
             ModuleError: this step gave no weight, or what can't be one.
         """
-        given, self.given = self.given, None
+        given = self.given
+        self.given = None
         own: float | Tensor = 0.0  # of samples that another rank counts
         if step.weight != 0:
             own = self._checked(given)

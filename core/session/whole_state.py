@@ -46,7 +46,8 @@ def save_checkpoint(
         CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed
             that had overwritten a part of `state`.
     """
-    strategy, collectives = session.strategy, session.collectives
+    strategy = session.strategy
+    collectives = session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
     half_loaded.refuse_half_loaded(session, "saved", dict(state))
@@ -139,7 +140,8 @@ def read_checkpoint(
             then. If `overwritten` is true in an error, what `state` names is overwritten in part:
             it is refused until it is loaded again.
     """
-    checkpoint_io, collectives = session.strategy.checkpoint_io, session.collectives
+    checkpoint_io = session.strategy.checkpoint_io
+    collectives = session.collectives
     wanted = dict(state or {})
     targets = described = None
 

@@ -104,7 +104,8 @@ def _listed(place: Place, verify: bool, progress: Callable[[int, int], None] | N
             formats.verify_checkpoint(path, progress)
             state = "verified"
     except CheckpointError as error:
-        state, detail = "damaged", str(error)
+        state = "damaged"
+        detail = str(error)
     return Listed(path, saved_at_s, size_bytes, step, state, detail)
 
 
@@ -121,7 +122,8 @@ def _facts(place: Place, reader: FolderReader) -> tuple[float, int | None]:
             raise FileNotFoundError(2, "is missing", name)
         if sizes[name] != entry.size_bytes:
             raise wrong_size(reader.folder.name_of(name), entry.size_bytes)
-    saved_at_s, state = reader.manifest.saved_at_ns / 1e9, reader.describe()
+    saved_at_s = reader.manifest.saved_at_ns / 1e9
+    state = reader.describe()
     for values in (state.get("progress"), state):
         for name in ("global_step", "step"):
             if isinstance(values, dict) and type(values.get(name)) is int:

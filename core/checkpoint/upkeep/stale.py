@@ -139,9 +139,11 @@ def _remote(place: RemotePlace, stopped: bool) -> Iterator[Removable]:
         folder = RemoteFolder(place.child(name))
         names = [entry.name for entry in entries]
         if all(map(manifest.OWN_FILE.fullmatch, names)):
-            unnamed, why = names, _UNFINISHED
+            unnamed = names
+            why = _UNFINISHED
         else:
-            unnamed, why = _unnamed(folder, names), _UNNAMED
+            unnamed = _unnamed(folder, names)
+            why = _UNNAMED
         for entry in entries:
             if entry.name in unnamed:
                 yield from removable(entry, folder.place.child(entry.name), why)

@@ -37,7 +37,8 @@ class NamedBarriers:
         # The name before the count: a rank that is counted is never listed as absent.
         self._store.set(f"rank/{self._rank}", key)
         has_come = self._store.add(key, 1)
-        began_s, limit_s = time.monotonic(), timeout.total_seconds()
+        began_s = time.monotonic()
+        limit_s = timeout.total_seconds()
         while has_come < self._world_size:
             waited_s = time.monotonic() - began_s
             if waited_s > limit_s:

@@ -32,8 +32,10 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """
     if rank == 0:
         return _invite(store, world_size, timeout)
-    number, wait = store.add("core/asked", 1), Wait(rank, timeout)
-    last, name = 0, ""
+    number = store.add("core/asked", 1)
+    wait = Wait(rank, timeout)
+    last = 0
+    name = ""
     while last < number:
         if wait.is_over:
             raise late_error([0], rank, timeout)

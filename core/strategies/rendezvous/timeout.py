@@ -43,7 +43,8 @@ class Wait:
 
     def __init__(self, rank: int, timeout: timedelta, place: str = "") -> None:
         self._rank, self._timeout, self._place = rank, timeout, place
-        self._began_s, self._has_warned = time.monotonic(), False
+        self._began_s = time.monotonic()
+        self._has_warned = False
 
     @property
     def is_over(self) -> bool:

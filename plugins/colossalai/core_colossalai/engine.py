@@ -39,7 +39,9 @@ class Engine:
 
     def __init__(self, booster: Any, module: nn.Module, optimizer: Optimizer) -> None:
         """All ranks. Boost, which converts the module and cuts what the plugin cuts."""
-        self.booster, self.module, self.optimizer = booster, module, optimizer
+        self.booster = booster
+        self.module = module
+        self.optimizer = optimizer
         self.given_groups = [list(group["params"]) for group in optimizer.param_groups]
         self.router = MethodRouter(module) if self.routes else None
         boosted_module: nn.Module = self.router if self.router is not None else module

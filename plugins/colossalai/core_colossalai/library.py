@@ -69,7 +69,8 @@ def _quietly() -> Iterator[None]:
     """A context in which Colossal-AI may be imported: what it sets, and what its libraries tell of
     others, goes by.
     """
-    before, level = os.environ.get(_CONNECTIONS), logging.root.manager.disable
+    before = os.environ.get(_CONNECTIONS)
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

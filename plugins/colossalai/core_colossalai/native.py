@@ -67,8 +67,10 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
 
     def _write(self, mark: Mapping[str, Any], folder: Path) -> None:
         """All ranks. Write one module or optimizer by the Booster."""
-        strategy, name = self._strategy, native_files.name_of(mark)
-        place, booster = str(folder / name), strategy.own_booster()
+        strategy = self._strategy
+        name = native_files.name_of(mark)
+        place = str(folder / name)
+        booster = strategy.own_booster()
         if native_files.GROUPS not in mark:
             booster.save_model(_model(strategy, name), place, shard=True)
             return

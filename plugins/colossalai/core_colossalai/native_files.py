@@ -134,7 +134,8 @@ class ColossalAICheckpointIO(EngineFolderIO):
 
 def _whole(folder: Path, mark: Mapping[str, Any]) -> dict[str, Any]:
     """The state that a mark stands for."""
-    place, names = folder / name_of(mark), mark["names"]
+    place = folder / name_of(mark)
+    names = mark["names"]
     if GROUPS not in mark:
         return {names.get(name, name): value for name, value in _weights(place).items()}
     saved = load_mapped(place)

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 
-from core import Capability, ConfigurationError, Strategy, UnsupportedError
+from core import Capability, ConfigurationError, Precision, Strategy, UnsupportedError
 from core.strategies import (
     FrozenParameters,
     LeftOutParameters,
@@ -21,20 +20,19 @@ from core.strategies import (
     with_options_of,
 )
 from core_colossalai import library, native, precision, refusals
+from core_colossalai.boosted_steps import BoostedSteps
 from core_colossalai.engine import Engine, ForwardEngine
 from core_colossalai.options import ColossalAIOptions, PluginName, split
-from core_colossalai.states import BoostedStates
 from core_colossalai.zero import LowLevelZeroEngine
 from core_ddp import DDPStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
-    from core import CheckpointIO, GradientClipping, Precision, SetupHost
+    from core import CheckpointIO, SetupHost
 
 _STAYS_FROZEN = (
     "Colossal-AI gives parts of a parameter to the ranks when it is set up, and this one has none. "
@@ -42,7 +40,7 @@ _STAYS_FROZEN = (
 )
 
 
-class ColossalAIStrategy(BoostedStates):
+class ColossalAIStrategy(BoostedSteps):
     """Colossal-AI's Booster with one of its plugins, on one node or several.
 
     With `torch_ddp` gradients are averaged by torch's DistributedDataParallel, as under strategy
@@ -88,7 +86,7 @@ class ColossalAIStrategy(BoostedStates):
                     "precision=... and precision_plugin=... are two formats. Leave one out."
                 )
             parts["precision_plugin"] = (
-                precision.choose(precision.NAMES[self.options.precision]) or _float32()
+                precision.choose(precision.NAMES[self.options.precision]) or Precision()
             )
         super().__init__(find_unused_parameters=self.options.find_unused_parameters, **parts)
         self.plugin: PluginName = plugin
@@ -97,7 +95,6 @@ class ColossalAIStrategy(BoostedStates):
         self.boosted: list[tuple[Any, list[Any]]] = []
         self._to_boost: list[Optimizer] = []
         self._cut = FrozenParameters(_STAYS_FROZEN)
-        self._buffers_differ = False
 
     # composition ----------------------------------------------------------------------------------
 
@@ -264,7 +261,8 @@ class ColossalAIStrategy(BoostedStates):
         """
         manual = not getattr(self.model, "automatic_optimization", True)
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
-        first, others = next(iter(self._to_boost), None), self._to_boost[1:]
+        first = next(iter(self._to_boost), None)
+        others = self._to_boost[1:]
         booster = self._make_booster(find_unused_parameters=find_unused)
         boosted, wrapper = library.boost(booster, self.model, first)
         wrappers = library.load("colossalai.interface").OptimizerWrapper
@@ -356,103 +354,6 @@ class ColossalAIStrategy(BoostedStates):
             )
         return super().refresh_modules()
 
-    def _share(self, tensors: list[Tensor]) -> None:
-        if self.world_size > 1:
-            for tensor in tensors:
-                held = tensor.detach().to(self.root_device)
-                dist.broadcast(held, src=0)
-                if held.device != tensor.device:
-                    tensor.detach().copy_(held)
-
-    # steps ----------------------------------------------------------------------------------------
-
-    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. A cut module runs all steps through Colossal-AI's model, which
-        converts inputs.
-        """
-        handle = self.session.handle_of(module)
-        if (
-            self.engine is None
-            or handle.wrapped is not self.engine.wrapped
-            or self.engine.router is None
-        ):
-            return super().step_callable(name, module)
-        replacement = handle.user_callable(name) if handle.compiler is not None else None
-        routed: Callable[..., Any] = self.engine.router.route(
-            handle.wrapped, name, replacement=replacement
-        )
-        return routed
-
-    def backward(
-        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
-    ) -> None:
-        """All ranks. Backward by the Booster, which scales the loss in fp16; see
-        `DDPStrategy.backward`.
-        """
-        if self.engine is None:
-            super().backward(loss, module, manual=manual, **kwargs)
-            return
-        self._buffers_differ = True
-        self.engine.backward(loss, **kwargs)
-
-    def no_backward_sync(
-        self, module: nn.Module, enabled: bool = True
-    ) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay local, with `torch_ddp`; ZeRO exchanges them
-        all the same.
-        """
-        return super().no_backward_sync(module, enabled and self.replicates)
-
-    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
-        """All ranks. Multiply the gradients of the next step; see `Strategy.scale_gradients`."""
-        if self.engine is None:
-            super().scale_gradients(optimizer, factor)
-        else:
-            self.engine.scale(factor)
-
-    def clip_gradients(
-        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
-    ) -> Tensor | None:
-        """All ranks. Clip, with ZeRO by the 2-norm and in the next step; see
-        `Strategy.clip_gradients`.
-
-        Raises:
-            UnsupportedError: ZeRO, by value or by another norm; or Gemini and hybrid, which clip by
-                `max_norm` alone.
-        """
-        if self.engine is None:
-            return super().clip_gradients(module, optimizer, clipping)
-        if clipping.algorithm != "norm" or clipping.norm_type != 2:
-            raise UnsupportedError(
-                f"plugin={self.plugin!r} clips gradients by their 2-norm only, inside "
-                "Colossal-AI's own step. Use gradient_clip_algorithm='norm', or max_norm=... "
-                "alone.",
-                capability=Capability.CLIP_BY_VALUE,
-            )
-        norm = self.engine.clip(clipping.value)
-        if clipping.error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(
-                f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True."
-            )
-        return norm
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
-        """All ranks. Step; in fp16 a step with gradients that overflowed is left out."""
-        if self.engine is None:
-            return super().optimizer_step(optimizer, closure)
-        if closure is not None:
-            closure()
-        return self.engine.step()
-
-    def synchronize_model(self) -> None:
-        """All ranks. Where DistributedDataParallel doesn't, take the buffers of rank 0."""
-        super().synchronize_model()
-        if self._buffers_differ:
-            self._buffers_differ = False
-            self._share(
-                [buffer for handle in self.session.handles for buffer in handle.module.buffers()]
-            )
-
     # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -466,9 +367,3 @@ class ColossalAIStrategy(BoostedStates):
         self._cut.forget()
         self._buffers_differ = False
         super().release()
-
-
-def _float32() -> Precision:
-    from core import Precision
-
-    return Precision()

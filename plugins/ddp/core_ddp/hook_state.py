@@ -60,7 +60,8 @@ class HookState:
 
     def state_dict(self) -> dict[str, Any] | None:
         """This rank's; None if nothing is known of it."""
-        state, kind = self._state, type(self._state).__name__
+        state = self._state
+        kind = type(self._state).__name__
         if isinstance(state, PostLocalSGDState):
             return {"kind": kind, "iter": state.iter}
         if isinstance(state, PowerSGDState):
@@ -78,7 +79,8 @@ class HookState:
         Raises:
             CheckpointError: it is the state of another hook.
         """
-        state, kind = self._state, type(self._state).__name__
+        state = self._state
+        kind = type(self._state).__name__
         if saved["kind"] != kind:
             raise CheckpointError(
                 f"The checkpoint has the state of a communication hook with {saved['kind']}, and "
@@ -94,7 +96,8 @@ class HookState:
 
     def restart(self) -> None:
         """Restore what the state was when it was given."""
-        self._buckets, self._saved = {}, {}
+        self._buckets = {}
+        self._saved = {}
         if self._at_first is not None:
             self.load_state_dict(copy.deepcopy(self._at_first))
             self._saved = {}

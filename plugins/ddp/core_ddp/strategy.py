@@ -11,28 +11,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
 from core import Capability, ConfigurationError
 from core.strategies import (
     FrozenParameters,
     MethodRouter,
-    ParallelStrategy,
     refuse_unlike_modules,
     with_options_of,
 )
 from core_ddp.hook_state import HookState
 from core_ddp.hooks import late_hooks, refuse_late_hooks
 from core_ddp.late import GRADIENTS_STAY, WrappedParameters, refuse_difference
+from core_ddp.local_sgd import LocalSGD
 from core_ddp.sparse import copy_sparse_gradients
+from core_ddp.torch_wrapper import (
+    keep_ignored,
+    let_python_hold_the_group_longest,
+    manual_step,
+)
 from core_ddp.unused import explain_unused, use_up_advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
     from contextlib import AbstractContextManager
 
-    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from core import ModuleHandle, StepOutput, TrainingStep
@@ -45,7 +48,7 @@ _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")  # the second unt
 _WRAPPED = frozenset({"training_step", "forward"})
 
 
-class DDPStrategy(ParallelStrategy):
+class DDPStrategy(LocalSGD):
     """Data parallelism with torch's DistributedDataParallel, on one node or several."""
 
     interactive_alias: str | None = "ddp_notebook"
@@ -100,8 +103,6 @@ class DDPStrategy(ParallelStrategy):
         self._comm_state = ddp_comm_state
         self._hook_state = HookState(ddp_comm_state)
         self._averaging_period = model_averaging_period
-        self._averager: PeriodicModelAverager | None = None
-        self._is_apart = False
         self._frozen = FrozenParameters(GRADIENTS_STAY)
         self._wrapped: dict[nn.Module, WrappedParameters] = {}
         self._sparse_hooks: dict[Tensor, RemovableHandle] = {}
@@ -187,16 +188,17 @@ class DDPStrategy(ParallelStrategy):
             # Around the module the router, and around that DDP, which then runs any method as its
             # forward.
             self.model = MethodRouter(module)
-            _keep_ignored(module, self.model)
+            keep_ignored(module, self.model)
             self.configure_ddp()
-            _let_python_hold_the_group_longest(self.model)
+            let_python_hold_the_group_longest(self.model)
         # A wrapper of the user's, or parameters that DDP ignores, may let weights drift apart.
         is_whole = (
             isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
         )
         self._leaves_some_out = self._leaves_some_out or not is_whole
         copy_sparse_gradients(module, self._sparse_hooks)
-        if self.model is module or _holds_torchs(self.model):
+        parts = self.model.modules()
+        if self.model is module or any(isinstance(one, DistributedDataParallel) for one in parts):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             self._frozen.watch(
                 (name, own) for name, own in module.named_parameters() if name not in ignored
@@ -227,7 +229,8 @@ class DDPStrategy(ParallelStrategy):
         return bool(changes)
 
     def _rewrap(self, handle: ModuleHandle) -> None:
-        self.model, self._is_rewrapped = handle.module, True
+        self.model = handle.module
+        self._is_rewrapped = True
         try:
             self._wrap(handle.module)
         finally:
@@ -250,57 +253,16 @@ class DDPStrategy(ParallelStrategy):
             },
         )
         if self._comm_hook is not None:
-            by_bucket, hook = self._hook_state.is_by_bucket, self._comm_hook
-            own = self._hook_state.by_bucket(hook, self.model.module) if by_bucket else hook
-            self.model.register_comm_hook(self._comm_state, own)
+            hook = self._comm_hook
+            if self._hook_state.is_by_bucket:
+                hook = self._hook_state.by_bucket(hook, self.model.module)
+            self.model.register_comm_hook(self._comm_state, hook)
 
     def ddp_device_ids(self) -> list[int] | None:
         """The `device_ids` of DistributedDataParallel: the index of this rank's device, nothing on
         a CPU.
         """
         return None if self.root_device.type == "cpu" else [self.root_device.index]
-
-    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. The optimizer as it is; with post-local SGD, weights will be averaged after
-        its steps.
-        """
-        if self._averaging_period is not None and isinstance(self._comm_state, PostLocalSGDState):
-            self._averager = PeriodicModelAverager(
-                period=self._averaging_period, warmup_steps=self._comm_state.start_localSGD_iter
-            )
-        return optimizer
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
-        """All ranks. Step the optimizer, and average the weights where that is due."""
-        updated = super().optimizer_step(optimizer, closure)
-        if (averager := self._averager) is not None:
-            local_step = averager.step - averager.warmup_steps
-            averager.average_parameters(optimizer.param_groups)
-            self._is_apart = local_step > 0 and local_step % averager.period != 0
-        return updated
-
-    def synchronize_model(self) -> None:
-        """All ranks. With post-local SGD, average weights and moments that have drifted apart since
-        the last time.
-        """
-        if not self._is_apart:
-            return
-        self._is_apart = False
-        with torch.no_grad():
-            for optimizer in self.optimizers:
-                for parameter in (
-                    each for group in optimizer.param_groups for each in group["params"]
-                ):
-                    moments = [
-                        value
-                        for key, value in optimizer.state.get(parameter, {}).items()
-                        if key != "step"
-                    ]
-                    for tensor in (
-                        parameter,
-                        *(value for value in moments if isinstance(value, Tensor)),
-                    ):
-                        tensor.copy_(self.reduce(tensor))
 
     def rank_state_dict(self) -> dict[str, Any] | None:
         """All ranks. The communication hook's state, and the number of steps that weights are
@@ -321,7 +283,8 @@ class DDPStrategy(ParallelStrategy):
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Training runs through the wrapper, evaluation directly."""
         handle = self.session.handle_of(module)
-        wrapper, user = handle.wrapped, handle.module
+        wrapper = handle.wrapped
+        user = handle.module
         if name == "training_step":
             self._check_gradients = None
         if name in _WRAPPED and self.world_size > 1:
@@ -339,7 +302,7 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(wrapper, DistributedDataParallel) and not getattr(
             user, "automatic_optimization", True
         ):
-            return _manual_step(router, wrapper, name, replacement)
+            return manual_step(router, wrapper, name, replacement)
         if isinstance(wrapper, DistributedDataParallel) and name == "training_step":
             self._check_gradients = explain_unused(
                 wrapper._check_reducer_finalized, self._wrapped.get(user)
@@ -366,15 +329,11 @@ class DDPStrategy(ParallelStrategy):
         self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
     ) -> None:
         """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""
-        if manual:
-            self._prepare_manual_backward(loss, module)
-        super().backward(loss, module, manual=manual, **kwargs)
-
-    def _prepare_manual_backward(self, loss: Tensor, module: nn.Module | None) -> None:
-        """Prepare the reducer for a backward: inside its forward, DDP itself doesn't know yet."""
-        wrapper = self.session.handle_of(module).wrapped
+        wrapper = self.session.handle_of(module).wrapped if manual else None
         if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
+            # inside its forward, DDP itself doesn't know yet that there is a backward
             wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
+        super().backward(loss, module, manual=manual, **kwargs)
 
     def no_backward_sync(
         self, module: nn.Module, enabled: bool = True
@@ -398,59 +357,6 @@ class DDPStrategy(ParallelStrategy):
         self._wrapped.clear()
         while self._sparse_hooks:
             self._sparse_hooks.popitem()[1].remove()
-
-
-def _manual_step(
-    router: MethodRouter,
-    wrapper: DistributedDataParallel,
-    name: str,
-    replacement: Callable[..., Any] | None,
-) -> Callable[..., Any]:
-    """A step with backwards of its own inside: DDP must not expect another one when its forward
-    ends.
-    """
-
-    def expect_no_backward() -> None:
-        wrapper.require_backward_grad_sync = False
-
-    routed = router.route(wrapper, name, replacement=replacement, after=expect_no_backward)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        syncs = wrapper.require_backward_grad_sync
-        try:
-            return routed(*args, **kwargs)
-        finally:
-            wrapper.require_backward_grad_sync = syncs
-            # Without gradients to exchange, DDP takes the next forward for one that needs no
-            # buffers of rank 0's.
-            wrapper.require_forward_param_sync = True
-
-    return call
-
-
-def _holds_torchs(model: nn.Module) -> bool:
-    return any(isinstance(part, DistributedDataParallel) for part in model.modules())
-
-
-def _let_python_hold_the_group_longest(model: nn.Module) -> None:
-    """Make the wrapper's last attribute another reference to its group, so that the reducer's isn't
-    the last one.
-
-    The reducer lets go of a group while it holds Python's lock, and gloo then waits for a thread
-    that may be waiting for that lock: a wrapper that outlives `teardown` hung in one of two runs
-    (torch 2.13). Python's own reference is given back without the lock.
-    """
-    for part in model.modules():
-        if isinstance(part, DistributedDataParallel):
-            vars(part)["_core_group"] = part.process_group
-
-
-def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:
-    """Keep ignoring what the user made DDP ignore, under the router's names."""
-    if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", None):
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            router, [f"module.{name}" for name in ignored]
-        )
 
 
 def _wrap(hook: Callable[..., Any] | None, wrapper: Callable[..., Any]) -> Callable[..., Any]:

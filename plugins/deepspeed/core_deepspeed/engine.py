@@ -74,7 +74,8 @@ class ZeroEngine:
         self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]
     ) -> None:
         """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
-        self.module, self.optimizer = module, optimizer
+        self.module = module
+        self.optimizer = optimizer
         self._deepspeed, self._sets_checkpointing = (
             deepspeed,
             any(config.get("activation_checkpointing", {}).values()),
@@ -113,7 +114,8 @@ class ZeroEngine:
             )
         self.stage = int(self.wrapped.zero_optimization_stage())
         self._max_norm = self.wrapped.gradient_clipping()
-        self._num_backwards, self._is_complete = 0, False
+        self._num_backwards = 0
+        self._is_complete = False
         if optimizer is None:
             # There is nothing to begin, and DeepSpeed would refuse that another's loss goes
             # through.
@@ -228,7 +230,8 @@ class ZeroEngine:
 
     def _unscale(self) -> None:
         """Restore the engine's own loss scale."""
-        self.zero.custom_loss_scaler, self.zero.external_loss_scale = False, None
+        self.zero.custom_loss_scaler = False
+        self.zero.external_loss_scale = None
 
     def clip(self, max_norm: float) -> Tensor:
         """All ranks. Make the next step clip; the norm before that."""
@@ -255,14 +258,16 @@ class ZeroEngine:
         self.wrapped.step()
         self._set_max_norm(self._max_norm)
         self._unscale()
-        self._num_backwards, self._is_complete = 0, False
+        self._num_backwards = 0
+        self._is_complete = False
         return bool(self.wrapped.was_step_applied())
 
     def drop_gradients(self, set_to_none: bool = True) -> None:
         """All ranks. Forget what backward has accumulated since the last step."""
         if not self._num_backwards:
             return
-        self._num_backwards, self._is_complete = 0, False
+        self._num_backwards = 0
+        self._is_complete = False
         self._unscale()
         self._drop_gradients()
 

@@ -56,9 +56,11 @@ class EngineStates(ParallelStrategy):
         if self._is_native and layout is None:
             return native_files.module_mark()
         named = super().get_module_state_dict(module)
-        handle, layout = self.session.handle_of(module), layout or self._layout
+        handle = self.session.handle_of(module)
+        layout = layout or self.checkpoint_io.layout
         if (engine := self._engine_around(handle.wrapped)) is not None:
-            state, convert = engine.state(self.global_rank), self._converter(layout)
+            state = engine.state(self.global_rank)
+            convert = self._converter(layout)
             # The parameters themselves, in the same order: those that are tied are the same object.
             originals = list(handle.module.state_dict(keep_vars=True).values())
             converted = {
@@ -82,7 +84,8 @@ class EngineStates(ParallelStrategy):
             return
         # Parameters go into their masters and parts. In `rest` their place is taken by what the
         # module holds already, so that buffers and names are loaded and checked as for any module.
-        parts, rest = engine.state(self.global_rank), dict(state)
+        parts = engine.state(self.global_rank)
+        rest = dict(state)
         originals = handle.module.state_dict(keep_vars=True).values()
         for (name, own), original in zip(
             super().get_module_state_dict(module).items(), originals, strict=True
@@ -97,7 +100,7 @@ class EngineStates(ParallelStrategy):
         """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or
         each rank's part.
         """
-        engine, layout = self._engine_of(optimizer), self._layout
+        engine, layout = self._engine_of(optimizer), self.checkpoint_io.layout
         names, convert = self._names(engine), self._converter(layout)
         groups = [
             {**group, "params": [names[id(parameter)] for parameter in parameters]}
@@ -158,10 +161,6 @@ class EngineStates(ParallelStrategy):
     def _gathered(self, leaf: ShardedLeaf) -> Tensor:
         total = torch.zeros(leaf.global_shape, dtype=leaf.dtype, device=self.root_device)
         return leaf.gather(total, partial(self.reduce, reduce_op="sum"))
-
-    @property
-    def _layout(self) -> Literal["full", "sharded"]:
-        return self.checkpoint_io.layout
 
     def _whole_parameters(self, engine: ZeroEngine) -> dict[nn.Parameter, Tensor]:
         """All ranks. Values of what is cut or has masters, as the precision has them; of a cut

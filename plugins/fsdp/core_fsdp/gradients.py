@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from core import GradientClipping
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """The optimizer's parameters, group after group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
     """Lay gradients out as their parameters are, after each backward.
 
@@ -46,7 +51,7 @@ def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
 
     def clear(set_to_none: bool = True) -> None:
         zero_grad(set_to_none)
-        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        own = set(parameters_of(optimizer))
         for one in (
             one
             for unit in units

@@ -43,7 +43,8 @@ class InitialWeights:
     """
 
     def __init__(self, module: nn.Module, strategy: Strategy, *, synchronizes: bool) -> None:
-        self.module, self.strategy = module, strategy
+        self.module = module
+        self.strategy = strategy
         self.empty = [child for child in first_draws.children_first(module) if _is_on_meta(child)]
         # What is drawn in one format and then converted differs from what is drawn in the other.
         self._formats = {
@@ -124,7 +125,8 @@ class InitialWeights:
         """Send rank 0's values to the tensors of all ranks; if sharded already, to the ranks with
         the same shard.
         """
-        group, source = None, 0
+        group = None
+        source = 0
         local = tensor.detach()
         if isinstance(local, DTensor):
             assert self.strategy.device_mesh is not None, "who cuts tensors has a mesh"

@@ -93,7 +93,9 @@ class ModelParallelStrategy(FSDPStrategy):
         Raises:
             ConfigurationError: they don't make up the number of processes.
         """
-        data, tensor, world_size = self._data_size, self._tensor_size, self.world_size
+        data = self._data_size
+        tensor = self._tensor_size
+        world_size = self.world_size
         if data is None:
             data = self.num_nodes if tensor is None else max(1, world_size // tensor)
         if tensor is None:
@@ -113,9 +115,8 @@ class ModelParallelStrategy(FSDPStrategy):
         cut.
         """
         super().setup_environment()
-        assert self.device_mesh is not None, "it has been laid out"
         if not self._frozen:
-            self._frozen += freezing.keep_frozen(self.device_mesh["tensor_parallel"])
+            self._frozen += freezing.keep_frozen(self._tensor_axis)
 
     def teardown(self) -> None:
         """All ranks; idempotent. Tear down as under `fsdp`; layers that are cut later are none of
@@ -136,6 +137,11 @@ class ModelParallelStrategy(FSDPStrategy):
         """The axis over which the data is split."""
         assert self.device_mesh is not None, "setup_environment has laid it out"
         return self.device_mesh["data_parallel"]
+
+    @property
+    def _tensor_axis(self) -> DeviceMesh:
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        return self.device_mesh["tensor_parallel"]
 
     @property
     def data_parallel_size(self) -> int:
@@ -174,10 +180,7 @@ class ModelParallelStrategy(FSDPStrategy):
         """All ranks, once a stage. As under `fsdp`; ranks of a tensor group compare the first and
         every 100th batch.
         """
-        assert self.device_mesh is not None, "setup_environment has laid it out"
-        group = (
-            self.device_mesh["tensor_parallel"].get_group() if self.mesh_shape()[1] > 1 else None
-        )
+        group = self._tensor_axis.get_group() if self.mesh_shape()[1] > 1 else None
         return self._same_batches.around(
             name, super().step_callable(name, module), group, self.root_device
         )
@@ -205,8 +208,7 @@ class ModelParallelStrategy(FSDPStrategy):
         """All ranks. Share a random state in each tensor group: other dropout masks would let its
         ranks drift apart.
         """
-        assert self.device_mesh is not None, "setup_environment has laid it out"
-        group = self.device_mesh["tensor_parallel"].get_group()
+        group = self._tensor_axis.get_group()
         states = [collect_random_state(self.accelerator, self.root_device)]
         dist.broadcast_object_list(states, src=dist.get_global_rank(group, 0), group=group)
         restore_random_state(states[0], self.accelerator, self.root_device)

@@ -61,9 +61,13 @@ def without_wrapper(value: Any) -> Any:
     if not hasattr(local, "fsdp_pre_all_gather"):
         return value
     (name, *_), _ = local.__tensor_flatten__()  # type: ignore[union-attr]  # torch's protocol of such tensors
-    held, mesh = getattr(local, name), value.device_mesh
     return DTensor.from_local(
-        held, mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+        getattr(local, name),
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
     )
 
 

@@ -8,16 +8,14 @@ Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
 from __future__ import annotations
 
 import atexit
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
 )
@@ -26,27 +24,25 @@ from torch.distributed.tensor import DTensor
 from core import Capability, ConfigurationError
 from core.precision import kept_in_float32
 from core.session import ReplacedParameters
-from core.strategies import ParallelStrategy, needs_whole_matrices, refuse_unlike_modules
-from core_fsdp import cutting, forward, gradients, mesh, options, whole_matrices, wrapping
+from core.strategies import refuse_unlike_modules
+from core_fsdp import cutting, forward, mesh, options, wrapping
 from core_fsdp import state as states
-from core_fsdp.first_draws import Lacking, refuse_lacking
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.left_out import LeftOutOfUnits
 from core_fsdp.precision import DTYPES, SetsPolicy, ShardedMixedPrecision
-from core_fsdp.same_batches import EVERY
+from core_fsdp.sharded_steps import ShardedSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator
     from contextlib import AbstractContextManager
 
     from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType
-    from torch.optim import Optimizer
 
-    from core import GradientClipping, Precision
+    from core import Precision
     from core_fsdp.wrapping import Policy
 
 
-class FSDPStrategy(ParallelStrategy):
+class FSDPStrategy(ShardedSteps):
     """Sharded data parallelism with torch's `fully_shard` (FSDP2), on one node or several.
 
     Parameters become DTensors in place: names and shapes stay, and the user's module is the wrapped
@@ -122,13 +118,12 @@ class FSDPStrategy(ParallelStrategy):
         if activation_checkpointing or activation_checkpointing_policy is not None:
             self.own_activation_option = "activation_checkpointing"
         self._undo_checkpointing: list[Callable[[], None]] = []
-        self._num_backwards = 0
         self.sync_module_states = sync_module_states
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
         self._replaced = ReplacedParameters(states.placed_state)
         self._left_out = LeftOutOfUnits(self)
-        self._lacking: list[Lacking] = []
+        self._lacking = []
 
     # composition ----------------------------------------------------------------------------------
 
@@ -254,13 +249,9 @@ class FSDPStrategy(ParallelStrategy):
 
     @contextmanager
     def _built_on(self, device: torch.device) -> Iterator[None]:
-        precision = self.precision_plugin.init_context()
-        with device:
-            if precision is None:
-                yield
-            else:
-                with precision:
-                    yield
+        precision = self.precision_plugin.init_context() or nullcontext()
+        with device, precision:
+            yield
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Cut the module into shards, in place. One that is sharded already stays so.
@@ -341,7 +332,8 @@ class FSDPStrategy(ParallelStrategy):
         )
 
     def _checkpoint_activations(self, module: nn.Module) -> None:
-        chosen, policy = self.activation_checkpointing, self.activation_checkpointing_policy
+        chosen = self.activation_checkpointing
+        policy = self.activation_checkpointing_policy
         if chosen is False or (chosen is None and policy is None):
             return
         if policy is None:
@@ -372,207 +364,6 @@ class FSDPStrategy(ParallelStrategy):
             if not isinstance(tensor, DTensor):
                 tensor.data = tensor.data.to(self.root_device)
 
-    # optimizers -----------------------------------------------------------------------------------
-
-    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Replace the optimizer's parameters by the shards, if it was made before there
-        were any.
-
-        Raises:
-            ConfigurationError: it holds a parameter of no module that was set up, or flattens all
-                of them.
-        """
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                _not_in_shards(optimizer, "it makes one vector of all parameters")
-            )
-        if isinstance(optimizer, torch.optim.Adafactor):
-            raise ConfigurationError(
-                _not_in_shards(optimizer, "it looks at whole rows and columns")
-            )
-        for handle in self.session.handles:
-            # an identity that was replaced may be that of another object by now
-            handle.original_names.clear()
-        self._replaced.rebind(optimizer)
-        self.parameter_names(optimizer)  # complains of a parameter that it doesn't know
-        if needs_whole_matrices(optimizer):
-            whole_matrices.gather_in_steps(optimizer)
-        if (
-            len(
-                {
-                    getattr(p, "device_mesh", None)
-                    for group in optimizer.param_groups
-                    for p in group["params"]
-                }
-            )
-            > 1
-        ):
-            # One fused or foreach operation takes tensors of one mesh only.
-            for group in optimizer.param_groups:
-                group.update({name: False for name in ("foreach", "fused") if name in group})
-        return optimizer
-
-    # steps ----------------------------------------------------------------------------------------
-
-    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters
-        gathered.
-
-        Raises:
-            ModuleError: a parameter has a hook that no gradient comes to.
-        """
-        handle = self.session.handle_of(module)
-        self._check_hooks(handle.module)
-        method = handle.user_callable(name)
-        if name != "forward" and isinstance(handle.module, FSDPModule):
-            method = forward.as_forward_of(handle.module, name, method)
-        return forward.without_inference_mode(method, wrapping.sharded_units(handle.module))
-
-    def _check_hooks(self, module: nn.Module) -> None:
-        if wrapping.is_sharded(module):
-            wrapping.check_hooks(module, "register_hook")
-
-    def backward(
-        self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any
-    ) -> None:
-        """All ranks. Backward, which reduces gradients on its way; see `Strategy.backward`.
-
-        Raises:
-            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere,
-                or is of some that weren't gathered; or a parameter has got a hook that no gradient
-                comes to.
-        """
-        self._left_out.check_idle_units()
-        try:
-            super().backward(loss, module, manual=manual, **kwargs)
-        except RuntimeError as error:
-            if explained := forward.mixed_use(error):
-                raise explained from error
-            raise
-        self._num_backwards += 1
-        # the 1st, 2nd, 4th, 8th, ...
-        if self._num_backwards.bit_count() == 1 or self._num_backwards % EVERY == 0:
-            for handle in self.session.handles:
-                self._check_hooks(handle.module)
-
-    def no_backward_sync(
-        self, module: nn.Module, enabled: bool = True
-    ) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay whole and local; the next backward outside
-        reduces their sum.
-        """
-        if not enabled:
-            return super().no_backward_sync(module, enabled)
-        for optimizer in self.optimizers:
-            if "zero_grad" not in vars(optimizer):
-                units = [
-                    unit
-                    for handle in self.session.handles
-                    for unit in wrapping.sharded_units(handle.module)
-                ]
-                gradients.clear_whole_ones(optimizer, units)
-        return forward.no_sync(wrapping.sharded_units(self.session.handle_of(module).module))
-
-    def clip_gradients(
-        self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
-    ) -> Tensor | None:
-        """All ranks. Clip over all shards and axes of the mesh; see `Strategy.clip_gradients`."""
-        self.precision_plugin.unscale_gradients(optimizer)
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        if clipping.algorithm == "norm":
-            return gradients.clip_by_norm(parameters, clipping)
-        gradients.clip_by_value(parameters, clipping.value)
-        return None
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
-        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let
-        go.
-
-        Raises:
-            ModuleError: a parameter that was built on meta has got no values.
-        """
-        refuse_lacking(self._lacking)
-        try:
-            updated = super().optimizer_step(optimizer, closure)
-        except RuntimeError as error:
-            if "Sharding propagation failed" not in str(error):
-                raise
-            reason = f"torch can't do one of its operations on them ({str(error).splitlines()[0]})"
-            raise ConfigurationError(_not_in_shards(optimizer, reason)) from error
-        self._reshard()
-        return updated
-
-    def _reshard(self) -> None:
-        for handle in self.session.handles:
-            forward.reshard(wrapping.sharded_units(handle.module))
-
-    # state ----------------------------------------------------------------------------------------
-
-    def get_module_state_dict(
-        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
-    ) -> dict[str, Any]:
-        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or
-        each rank's shards.
-
-        Whole tensors are gathered one at a time, and kept on the CPU.
-        """
-        self._reshard()
-        layout = layout or self._layout
-        named = super().get_module_state_dict(module)
-        converted = states.module_state(
-            named, self.session.handle_of(module).module, self._converter(layout)
-        )
-        return converted if layout == "sharded" or self.is_global_zero else {}
-
-    def load_module_state_dict(
-        self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True
-    ) -> None:
-        """All ranks. Restore a state, whole or in shards of any mesh; each rank copies its own
-        part.
-        """
-        self._reshard()
-        if states.has_whole(state):
-            state = states.for_module(super().get_module_state_dict(module), state)
-        super().load_module_state_dict(module, state, strict=strict)
-
-    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each
-        rank's shards.
-        """
-        layout = self._layout
-        converted = states.optimizer_state(
-            super().get_optimizer_state_dict(optimizer), self._converter(layout)
-        )
-        return converted if layout == "sharded" or self.is_global_zero else {}
-
-    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Restore a state, whole or in shards of any mesh; each rank keeps its own
-        part.
-        """
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
-        by_name = dict(zip(self.parameter_names(optimizer), parameters, strict=True))
-        super().load_optimizer_state_dict(optimizer, states.for_optimizer(state, by_name))
-
-    def parameter_names(self, optimizer: Optimizer) -> list[str]:
-        """Names of the optimizer's shards; see `Strategy.parameter_names`."""
-        self._reshard()
-        return super().parameter_names(optimizer)
-
-    def _converter(self, layout: str) -> Callable[[Any], Any]:
-        return (
-            states.sharded_leaf
-            if layout == "sharded"
-            else partial(states.whole_leaf, keep=self.is_global_zero)
-        )
-
-    @property
-    def _layout(self) -> Literal["full", "sharded"]:
-        return self.checkpoint_io.layout
-
     # end ------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -594,11 +385,3 @@ class FSDPStrategy(ParallelStrategy):
         self.device_mesh = None
         mesh.forget()
         super().leave_group()
-
-
-def _not_in_shards(optimizer: Optimizer, reason: str) -> str:
-    return (
-        f"{type(optimizer).__name__} can't step parameters in shards: {reason}. Use an optimizer "
-        "that works element by element, such as AdamW or SGD, or a strategy that keeps parameters "
-        "whole, such as ddp."
-    )

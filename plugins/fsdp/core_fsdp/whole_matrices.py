@@ -35,7 +35,8 @@ def gather_in_steps(optimizer: Optimizer) -> None:
         if closure is not None:  # makes the gradients
             with torch.enable_grad():
                 loss = closure()
-            args, kwargs = (optimizer, lambda: loss), {}
+            args = (optimizer, lambda: loss)
+            kwargs = {}
         for group in optimizer.param_groups:
             for shard in group["params"]:
                 if isinstance(shard, DTensor) and shard.grad is not None:
@@ -59,8 +60,10 @@ def _step_whole(optimizer: Any, group: dict[str, Any], shard: DTensor) -> None:
     matrix = nn.Parameter(gather_whole(shard), requires_grad=shard.requires_grad)
     matrix.grad = gather_whole(shard.grad)
     kept = {key: _whole(value) for key, value in optimizer.state.pop(shard, {}).items()}
-    groups, step = optimizer.param_groups, type(optimizer).step
-    optimizer.param_groups, optimizer.state[matrix] = [{**group, "params": [matrix]}], kept
+    groups = optimizer.param_groups
+    step = type(optimizer).step
+    optimizer.param_groups = [{**group, "params": [matrix]}]
+    optimizer.state[matrix] = kept
     try:
         getattr(step, "__wrapped__", step)(optimizer)  # without the hooks, these among them
     finally:

@@ -76,7 +76,7 @@ def _select(root: nn.Module, policy: Any, option: str) -> set[nn.Module]:
         if all(_is_layer_class(item) for item in classes):
             return {module for module in root.modules() if isinstance(module, classes)}
     elif _is_function(policy):
-        if _num_arguments(policy) == 1:
+        if len(_needed(policy)) == 1:
             return {module for module in root.modules() if policy(module)}
         policy = _bound(root, policy, option)
         selected: set[nn.Module] = set()
@@ -107,10 +107,6 @@ def _select_custom(root: nn.Module, policy: CustomPolicy, option: str) -> set[nn
             "units of another kind call fully_shard(...) on them in configure_model."
         )
     return set(selected)
-
-
-def _num_arguments(policy: Callable[..., Any]) -> int:
-    return len(_needed(policy))
 
 
 def _needed(policy: Callable[..., Any]) -> list[str]:

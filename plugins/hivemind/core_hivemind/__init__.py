@@ -10,8 +10,9 @@ from core_hivemind._version import __version__
 
 if TYPE_CHECKING:
     from core_hivemind.errors import PeersError
+    from core_hivemind.options import AveragingOptions
     from core_hivemind.strategy import HivemindStrategy
 
-__all__ = ["HivemindStrategy", "PeersError", "__version__"]
+__all__ = ["AveragingOptions", "HivemindStrategy", "PeersError", "__version__"]
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -32,7 +32,8 @@ class Meeting:
     """
 
     def __init__(self, dht: Any, options: SwarmOptions) -> None:
-        self._dht, self._options = dht, options
+        self._dht = dht
+        self._options = options
         self.id: bytes = dht.peer_id.to_bytes()
 
     def await_peers(self) -> None:
@@ -57,7 +58,8 @@ class Meeting:
             self._await_count(count, "began")
 
     def _await_count(self, count: Callable[[], int], came: str) -> None:
-        wanted, deadline = self._options.min_peers, time.monotonic() + self._options.peers_timeout_s
+        wanted = self._options.min_peers
+        deadline = time.monotonic() + self._options.peers_timeout_s
         while (found := count()) < wanted:
             if time.monotonic() > deadline:
                 raise PeersError(
@@ -84,7 +86,7 @@ class Meeting:
             PeersError: a peer that trains doesn't hand out its state.
         """
         deadline = time.monotonic() + self._options.peers_timeout_s
-        patience = time.monotonic() + 2 * self._options.matchmaking_time
+        patience = time.monotonic() + 2 * self._options.averaging.matchmaking_time
         while True:
             if self.training():
                 if load():

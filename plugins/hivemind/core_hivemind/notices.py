@@ -24,6 +24,7 @@ def refuse(options: SwarmOptions, batch_size: int | None, precision: str) -> Non
     Raises:
         ConfigurationError: with what can be.
     """
+    averaging = options.averaging
     wrong = [
         (
             options.target_batch_size < 1,
@@ -41,13 +42,13 @@ def refuse(options: SwarmOptions, batch_size: int | None, precision: str) -> Non
             f"batch_size={batch_size}: at least 1, or None to have it counted",
         ),
         (
-            options.average_state_every < 1,
-            f"average_state_every={options.average_state_every}: at least 1",
+            averaging.average_state_every < 1,
+            f"average_state_every={averaging.average_state_every}: at least 1",
         ),
         (
-            not 0 < options.matchmaking_time < options.averaging_timeout,
-            f"matchmaking_time={options.matchmaking_time} "
-            f"and averaging_timeout={options.averaging_timeout}: seconds, of which the first are "
+            not 0 < averaging.matchmaking_time < averaging.averaging_timeout,
+            f"matchmaking_time={averaging.matchmaking_time} "
+            f"and averaging_timeout={averaging.averaging_timeout}: seconds, of which the first are "
             "less than the second",
         ),
         (
@@ -57,8 +58,8 @@ def refuse(options: SwarmOptions, batch_size: int | None, precision: str) -> Non
         ),
         *(
             (
-                getattr(options, name) not in COMPRESSIONS,
-                f"{name}={getattr(options, name)!r}: one of {', '.join(map(repr, COMPRESSIONS))}",
+                getattr(averaging, name) not in COMPRESSIONS,
+                f"{name}={getattr(averaging, name)!r}: one of {', '.join(map(repr, COMPRESSIONS))}",
             )
             for name in ("compression", "state_compression")
         ),

@@ -73,7 +73,8 @@ def _close_all(clients: list[Any]) -> None:
         with contextlib.suppress(OSError):
             os.remove(own)
     for client in clients:
-        daemon, sockets = client._child, [getattr(client, "_client_listen_maddr", None)]
+        daemon = client._child
+        sockets = [getattr(client, "_client_listen_maddr", None)]
         if daemon is not None:
             sockets.append(client._daemon_listen_maddr)
             with contextlib.suppress(OSError):
@@ -93,7 +94,8 @@ class ChildExits:
     """
 
     def __init__(self, children: Sequence[Any]) -> None:
-        self._children, self._is_over = children, threading.Event()
+        self._children = children
+        self._is_over = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name="watch over hivemind's processes", daemon=True
         )
@@ -155,11 +157,9 @@ def end_future_thread() -> None:
     """
     from hivemind.utils.mpfuture import MPFuture, UpdateType
 
-    thread, pipe, pid = (
-        MPFuture._pipe_waiter_thread,
-        MPFuture._global_sender_pipe,
-        MPFuture._active_pid,
-    )
+    thread = MPFuture._pipe_waiter_thread
+    pipe = MPFuture._global_sender_pipe
+    pid = MPFuture._active_pid
     MPFuture.reset_backend()
     if thread is None or pipe is None or pid != os.getpid():
         return

@@ -19,7 +19,7 @@ from core.data import is_ambiguous, size_of
 from core.strategies import SingleDeviceStrategy
 from core_hivemind import library, notices
 from core_hivemind.endpoint import Endpoint, ask, split
-from core_hivemind.options import Compression, SwarmOptions
+from core_hivemind.options import AveragingOptions, SwarmOptions
 from core_hivemind.schedules import Schedules
 from core_hivemind.streams import PeerSamples, addresses_in, draw
 from core_hivemind.swarm import Swarm
@@ -63,16 +63,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         dht_options: Mapping[str, Any] | None = None,
         endpoint: str | None = None,
         peer_endpoint: str | None = None,
-        matchmaking_time: float = 5.0,
-        averaging_timeout: float = 30.0,
-        delay_state_averaging: bool = False,
-        average_state_every: int = 1,
-        compression: Compression = "none",
-        state_compression: Compression = "none",
-        reuse_grad_buffers: bool = False,
+        averaging: AveragingOptions | None = None,
         scheduler_fn: Callable[[Optimizer], Any] | None = None,
-        averager_options: Mapping[str, Any] | None = None,
-        tracker_options: Mapping[str, Any] | None = None,
         verbose: bool = False,
         **parts: Any,
     ) -> None:
@@ -102,25 +94,9 @@ class HivemindStrategy(SingleDeviceStrategy):
             endpoint: `"host:port"` at which this peer serves its addresses by HTTP.
             peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the
                 initial peers.
-            matchmaking_time: seconds that a peer waits for others when a step is due: in full, once
-                for gradients and once for weights, also where all are here.
-            averaging_timeout: seconds after which a round of averaging is given up, and the step
-                made with the gradients of this peer alone. Peers that don't answer are waited for
-                less: `matchmaking_time`.
-            delay_state_averaging: average weights while the next batches are computed, rather than
-                before.
-            average_state_every: steps from one averaging of the weights to the next.
-            compression: of gradients on their way.
-            state_compression: of weights on their way, when they are averaged. A peer that joins
-                gets them whole.
-            reuse_grad_buffers: sum gradients in `.grad`, where no second set of buffers is needed.
-                `zero_grad` does nothing then, and batches must be of one size.
+            averaging: when and how peers average; None is `AveragingOptions()`.
             scheduler_fn: makes a learning-rate scheduler of the optimizer, for a loop by hand. It
                 is stepped with the run's steps, as those of a module's `configure_optimizers` are.
-            averager_options: further options of hivemind's averagers, such as `target_group_size`,
-                `request_timeout`.
-            tracker_options: further options of hivemind's `ProgressTracker`, such as
-                `metadata_expiration`.
             verbose: let hivemind tell what it does.
             parts: `accelerator`, `precision_plugin`, `checkpoint_io`, as every strategy takes them.
 
@@ -132,8 +108,11 @@ class HivemindStrategy(SingleDeviceStrategy):
             raise ConfigurationError(
                 f"peers_timeout={peers_timeout!r}: expected a positive datetime.timedelta."
             )
-        self.batch_size, self._stream, self.scheduler_fn = batch_size, stream, scheduler_fn
-        self.endpoint, self.peer_endpoint = endpoint, peer_endpoint
+        self.batch_size = batch_size
+        self._stream = stream
+        self.scheduler_fn = scheduler_fn
+        self.endpoint = endpoint
+        self.peer_endpoint = peer_endpoint
         self.initial_peers = addresses_in(initial_peers)
         self.options = SwarmOptions(
             target_batch_size=target_batch_size or 0,
@@ -143,15 +122,7 @@ class HivemindStrategy(SingleDeviceStrategy):
             host_maddrs=tuple(host_maddrs),
             client_mode=client_mode or bool((dht_options or {}).get("client_mode")),
             dht_options=dict(dht_options or {}),
-            matchmaking_time=matchmaking_time,
-            averaging_timeout=averaging_timeout,
-            delay_state_averaging=delay_state_averaging,
-            average_state_every=average_state_every,
-            compression=compression,
-            state_compression=state_compression,
-            reuse_grad_buffers=reuse_grad_buffers,
-            averager_options=dict(averager_options or {}),
-            tracker_options=dict(tracker_options or {}),
+            averaging=averaging or AveragingOptions(),
             verbose=verbose,
         )
         self._forget_swarm()
@@ -261,7 +232,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         if self.endpoint is not None:
             self._endpoint = Endpoint(self.endpoint, self._swarm.addresses)
         self._hook = optimizer.register_step_pre_hook(self._prepare_step)
-        if self.options.reuse_grad_buffers:
+        if self.options.averaging.reuse_grad_buffers:
             vars(optimizer)["zero_grad"] = _keep_gradients
         if self._swarm.addresses:
             notices.announce(self.options.run_id, self._swarm.addresses)

@@ -69,7 +69,8 @@ class Rotated(Sampler[int]):
     """The samples in their order, beginning at a place that follows from a number."""
 
     def __init__(self, data: Sized, number: int) -> None:
-        self.data, self.number = data, number
+        self.data = data
+        self.number = number
 
     def __iter__(self) -> Iterator[int]:
         size = len(self)

@@ -59,7 +59,8 @@ class Swarm:
             ConfigurationError: hivemind refuses an option.
         """
         library.load()
-        self.options, self._optimizer = options, optimizer
+        self.options = options
+        self._optimizer = optimizer
         self.joint_steps = self.lone_steps = 0
         self.missed = ""
         self.is_joined = False
@@ -110,25 +111,27 @@ class Swarm:
     def _start_averaging(self, optimizer: Optimizer, buffers: Sequence[Tensor]) -> Any:
         from core_hivemind.averaging import Gradients, SwarmOptimizer
 
-        options, averager = self.options, dict(self.options.averager_options)
+        options = self.options
+        averaging = options.averaging
+        averager = dict(averaging.averager_options)
         return SwarmOptimizer(
             dht=self.dht,
             run_id=options.run_id,
             target_batch_size=options.target_batch_size,
             optimizer=optimizer,
             client_mode=options.client_mode,  # hivemind takes the node's, unless this is None
-            matchmaking_time=options.matchmaking_time,
-            averaging_timeout=options.averaging_timeout,
+            matchmaking_time=averaging.matchmaking_time,
+            averaging_timeout=averaging.averaging_timeout,
             load_state_timeout=options.peers_timeout_s,
-            reuse_grad_buffers=options.reuse_grad_buffers,
-            delay_state_averaging=options.delay_state_averaging,
-            average_state_every=options.average_state_every,
-            grad_compression=_compression(options.compression),
-            state_averaging_compression=_compression(options.state_compression),
+            reuse_grad_buffers=averaging.reuse_grad_buffers,
+            delay_state_averaging=averaging.delay_state_averaging,
+            average_state_every=averaging.average_state_every,
+            grad_compression=_compression(averaging.compression),
+            state_averaging_compression=_compression(averaging.state_compression),
             grad_averager_factory=partial(Gradients, allow_state_sharing=False, **averager),
             extra_tensors=tuple(buffers),
             averager_opts=averager,
-            tracker_opts=dict(options.tracker_options),
+            tracker_opts=dict(averaging.tracker_options),
             verbose=options.verbose,
         )
 
@@ -234,7 +237,8 @@ class Swarm:
 
     def leave(self) -> None:
         """Leave the swarm, and end all processes and threads; idempotent."""
-        optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
+        optimizer = self.__dict__.pop("_hivemind", None)
+        node = self.__dict__.pop("_node", None)
         watch = self.__dict__.pop("_watch", None)
         if optimizer is not None:
             # multiprocessing may have ended the node already. The others learn of it by and by, if

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module, Trainer
 from core.strategies import HivemindStrategy
+from core_hivemind import AveragingOptions
 
 QUIET = {
     "logger": False,
@@ -23,7 +24,6 @@ QUIET = {
     "enable_checkpointing": False,
 }
 FAST = {
-    "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
     "matchmaking_time": 2.0,
     "averaging_timeout": 10.0,
     "averager_options": {"request_timeout": 1.0},
@@ -105,7 +105,8 @@ def main():
     loader = DataLoader(
         TensorDataset(data, torch.arange(512)), batch_size=8, shuffle=told.get("shuffle", True)
     )
-    options = {**FAST, "run_id": "test", "target_batch_size": 64, **told["options"]}
+    options = {"run_id": "test", "target_batch_size": 64, **told["options"]}
+    options["averaging"] = AveragingOptions(**{**FAST, **options.get("averaging", {})})
     options["peers_timeout"] = timedelta(seconds=told.get("patience_s", 120))
     strategy = HivemindStrategy(**options)
     trainer = Trainer(

@@ -12,10 +12,14 @@ from peers import Peer, alive_in_session
 from core_testing.waiting import wait_until
 
 SLOW = {
-    "averaging_timeout": 3600.0,
-    "tracker_options": {"default_refresh_period": 0.1, "metadata_expiration": 3600.0},
+    "averaging": {
+        "averaging_timeout": 3600.0,
+        "tracker_options": {"default_refresh_period": 0.1, "metadata_expiration": 3600.0},
+    }
 }
-IN_THREES = {"averager_options": {"request_timeout": 1.0, "target_group_size": 3}}
+IN_THREES = {
+    "averaging": {"averager_options": {"request_timeout": 1.0, "target_group_size": 3}},
+}
 
 pytestmark = pytest.mark.timeout(900)  # for programs on two cores that others may use too
 
@@ -183,12 +187,8 @@ def test_peers_that_do_not_come_are_an_error(start):
 
 def test_quick_steps_are_made_together(start):
     """Steps that are over sooner than peers hear of each other."""
-    options = {
-        "min_peers": 2,
-        "matchmaking_time": 3.0,
-        "averaging_timeout": 30.0,
-        "tracker_options": {},
-    }
+    averaging = {"matchmaking_time": 3.0, "averaging_timeout": 30.0, "tracker_options": {}}
+    options = {"min_peers": 2, "averaging": averaging}
     peers = start_two(start, options, steps=6, pause=0)
     assert [peer.finish()["step"] for peer in peers] == [6, 6]
     assert [peer.error for peer in peers] == [None, None]
@@ -278,12 +278,12 @@ def test_peers_train_on_with_compression_and_averages_in_the_background(start, s
     """Weights of joint steps are near each other, and no longer equal: eight bits and half
     precision round.
     """
-    options = {
+    averaging = {
         "compression": "uniform_8bit",
         "state_compression": "float16",
         "delay_state_averaging": True,
     }
-    peers = start_two(start, {**options, "min_peers": 2})
+    peers = start_two(start, {"averaging": averaging, "min_peers": 2})
     for peer in peers:
         peer.wait_for("step", number=6)
     stop_at.touch()

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module, Trainer
 from core.strategies import HivemindStrategy
-from core_hivemind import PeersError, processes
+from core_hivemind import AveragingOptions, PeersError, processes
 from core_testing.ranks import QUIET
 from core_testing.waiting import slowness
 
@@ -84,8 +84,14 @@ def fit(strategy, net=None, **options):
         ),
         ({"run_id": "a.b"}, r"run_id='a.b': a name without dots"),
         ({"min_peers": 0}, r"min_peers=0: at least 1"),
-        ({"matchmaking_time": 40.0}, r"matchmaking_time=40.0 and averaging_timeout=30.0"),
-        ({"compression": "zip"}, r"compression='zip': one of 'none', 'float16'"),
+        (
+            {"averaging": AveragingOptions(matchmaking_time=40.0)},
+            r"matchmaking_time=40.0 and averaging_timeout=30.0",
+        ),
+        (
+            {"averaging": AveragingOptions(compression="zip")},
+            r"compression='zip': one of 'none', 'float16'",
+        ),
         (
             {"client_mode": True},
             r"client_mode=True takes no connections, .* Pass initial_peers, or peer_endpoint",
@@ -142,8 +148,10 @@ def test_a_peer_that_is_alone_counts():
     """However long it pauses: hivemind takes a step by an estimate of the samples that were seen
     meanwhile.
     """
-    often = {"min_refresh_period": 0.1, "default_refresh_period": 0.1}
-    fabric = Fabric(strategy=make(target_batch_size=32, tracker_options=often), accelerator="cpu")
+    often = AveragingOptions(
+        tracker_options={"min_refresh_period": 0.1, "default_refresh_period": 0.1}
+    )
+    fabric = Fabric(strategy=make(target_batch_size=32, averaging=often), accelerator="cpu")
     changed = changes_by_hand(fabric, 12 * 16, lambda index: time.sleep(2 if index == 8 else 0.05))
     fabric.teardown()
     assert changed == [False, True] * 6
@@ -152,7 +160,8 @@ def test_a_peer_that_is_alone_counts():
 def test_gradients_stay_in_their_buffers():
     nets = Net(), Net()
     for net, reuses in zip(nets, (False, True), strict=True):
-        fit(make(target_batch_size=32, reuse_grad_buffers=reuses), net)
+        averaging = AveragingOptions(reuse_grad_buffers=reuses)
+        fit(make(target_batch_size=32, averaging=averaging), net)
     assert torch.equal(nets[0].layer.weight, nets[1].layer.weight)
 
 

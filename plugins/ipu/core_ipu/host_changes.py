@@ -25,11 +25,10 @@ class HostChanges:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        self._parameters, self._tensors = (
-            list(parameters.values()),
-            [*parameters.values(), *buffers.values()],
-        )
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        self._parameters = list(parameters.values())
+        self._tensors = [*parameters.values(), *buffers.values()]
         self._names = [*parameters, *buffers]
         self._flags = self._requires_grad()
         self.note()

@@ -124,7 +124,8 @@ class Counted:
     def __init__(self, loader: Any, sampler: Any, num_joined: int, *, trains: bool) -> None:
         self.loader = loader
         self.num_joined_batches = num_joined
-        self._sampler, self._trains = sampler, trains
+        self._sampler = sampler
+        self._trains = trains
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)

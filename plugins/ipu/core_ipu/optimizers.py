@@ -145,8 +145,10 @@ def to_canonical(optimizer: Any, names: Sequence[str], num_updates: int) -> dict
         names: of its parameters, group after group.
         num_updates: that were made, for what the device doesn't count.
     """
-    state, kind = optimizer.state_dict(), kind_of(optimizer)
-    given, rest = state["ipu_state"] or {}, iter(names)
+    state = optimizer.state_dict()
+    kind = kind_of(optimizer)
+    given = state["ipu_state"] or {}
+    rest = iter(names)
     groups = [
         {**group, "params": [next(rest) for _ in group["params"]]}
         for group in state["param_groups"]
@@ -176,7 +178,8 @@ def load_canonical(
         entries: by parameter name.
         groups: torch's own, with positions.
     """
-    kind, own = kind_of(optimizer), optimizer.param_groups
+    kind = kind_of(optimizer)
+    own = optimizer.param_groups
     state = {
         f"{prefix}{_WRAPPER}{name}": torch.as_tensor(entry[key]).detach().clone()
         for name, entry in entries.items()

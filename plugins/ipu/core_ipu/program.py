@@ -52,7 +52,9 @@ class Traced(nn.Module):
         super().__init__()
         self.module = module
         self.trace = Trace()
-        self._name, self._structure, self._mark = name, structure, mark
+        self._name = name
+        self._structure = structure
+        self._mark = mark
         self._numbers = tuple(_Constant(number) for number in numbers)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -63,7 +65,8 @@ class Traced(nn.Module):
         if self._mark is not None:
             output = self._with_marked_loss(output)
         outputs, structure = take_apart(output)
-        self.trace.output, self.trace.calls = structure, calls
+        self.trace.output = structure
+        self.trace.calls = calls
         self.trace.num_dims = [each.dim() for each in outputs]
         return (*outputs, *values)
 

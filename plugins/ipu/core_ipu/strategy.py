@@ -4,18 +4,17 @@ whole.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from core import Capability, ConfigurationError, StepOutput, Strategy, UnsupportedError
+from core import Capability, ConfigurationError, StepOutput, UnsupportedError
 from core_ipu import library, loading
 from core_ipu import optimizers as conversion
-from core_ipu.host_changes import HostChanges
-from core_ipu.program import CompiledProgram
+from core_ipu.device_programs import DevicePrograms
+from core_ipu.program_options import num_joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _METHODS = {"validation_step", "test_step", "predict_step", "forward"}
 
 
-class IPUStrategy(Strategy):
+class IPUStrategy(DevicePrograms):
     """Compiles the user's steps for IPUs, and replicates the model over them.
 
     A call of the training program is forward, backward and update for `device_iterations`
@@ -92,24 +91,13 @@ class IPUStrategy(Strategy):
             )
         self.device_iterations = self.updates_per_batch = device_iterations
         self.ipus_per_replica = ipus_per_replica
-        self.training_opts, self.inference_opts = training_opts, inference_opts
-        self.autoreport, self.autoreport_dir = autoreport, autoreport_dir
+        self.training_opts = training_opts
+        self.inference_opts = inference_opts
+        self.autoreport = autoreport
+        self.autoreport_dir = autoreport_dir
         self._engine_options: str | None = None
-        self._accumulated = 1
         self._clipping: GradientClipping | None = None
         self._forget()
-
-    def _forget(self) -> None:
-        """No module, no program, and nothing on a device."""
-        self._module: nn.Module | None = None
-        self._optimizer: Any = None
-        self._given_optimizer: Any = None
-        self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
-        self._attached: Any = None
-        self._sent: list[dict[str, Any]] = []
-        self._watch: HostChanges | None = None
-        self._num_updates = 0
-        self._is_ahead = self._trains = False
 
     # composition ----------------------------------------------------------------------------------
 
@@ -126,11 +114,6 @@ class IPUStrategy(Strategy):
             | Capability.OWNS_ACCUMULATION
             | Capability.OWNS_CLIPPING
         )
-
-    @property
-    def num_replicas(self) -> int:
-        """Copies of the model."""
-        return max(1, len(self.parallel_devices) // self.ipus_per_replica)
 
     @property
     def root_device(self) -> torch.device:
@@ -168,22 +151,6 @@ class IPUStrategy(Strategy):
         self._check_options("inference_opts", self.inference_opts, poptorch)
         self.updates_per_batch = int(self.training_options().device_iterations)
 
-    def _check_options(self, name: str, options: Any, poptorch: Any) -> None:
-        if options is None:
-            return
-        if not isinstance(options, poptorch.Options):
-            raise ConfigurationError(f"{name}={options!r:.80}: expected poptorch.Options.")
-        if options.replication_factor != self.num_replicas:
-            raise ConfigurationError(
-                f"{name} say replicationFactor({options.replication_factor}), and devices="
-                f"{len(self.parallel_devices)} with ipus_per_replica={self.ipus_per_replica} are "
-                f"{self.num_replicas} replicas. Make them agree."
-            )
-        if name == "inference_opts" and options.Training.gradient_accumulation != 1:
-            raise ConfigurationError(
-                "inference_opts have gradientAccumulation, which is for training. Leave it out."
-            )
-
     def setup_environment(self) -> None:
         """Make Poplar write reports, if that was asked for."""
         super().setup_environment()
@@ -195,47 +162,6 @@ class IPUStrategy(Strategy):
             os.environ[_ENGINE_OPTIONS] = json.dumps(
                 {**json.loads(self._engine_options or "{}"), **report}
             )
-
-    # options --------------------------------------------------------------------------------------
-
-    def training_options(self) -> Any:
-        """PopTorch's options of the training program. Override it to change them.
-
-        Raises:
-            ConfigurationError: the given ones and the Trainer both say how many batches are
-                accumulated.
-        """
-        poptorch, number = library.load(), self._accumulated
-        options = self._options(self.training_opts, poptorch)
-        if (given := options.Training.gradient_accumulation) > 1 and number > 1:
-            raise ConfigurationError(
-                f"training_opts say gradientAccumulation({given}), and "
-                f"accumulate_grad_batches={number}. Leave one of them out."
-            )
-        options.Training.gradientAccumulation(max(given, number))
-        if options.defaultOutputMode():
-            # what is logged counts every batch, as on other devices
-            options.outputMode(poptorch.OutputMode.All)
-        return options
-
-    def inference_options(self) -> Any:
-        """PopTorch's options of the programs for validation, test and prediction. Override it to
-        change them.
-        """
-        return self._options(self.inference_opts, library.load())
-
-    def _options(self, given: Any, poptorch: Any) -> Any:
-        if given is not None:
-            return copy.deepcopy(given)  # PopTorch freezes those that it gets
-        options = poptorch.Options()
-        options.deviceIterations(self.device_iterations)
-        options.replicationFactor(self.num_replicas)
-        if self.num_replicas > 1:
-            # else PopTorch compiles no model that writes into buffers
-            options.broadcastBuffers(False)
-        with torch.random.fork_rng(devices=[]):  # it seeds torch too
-            options.randomSeed(torch.initial_seed() % 2**31)
-        return options
 
     # module and optimizer -------------------------------------------------------------------------
 
@@ -276,7 +202,6 @@ class IPUStrategy(Strategy):
                 "gradients stay on the device. Mask and scale in forward, as in weight * mask + "
                 "(weight * (1 - mask)).detach()."
             )
-        self._module = module
         return module
 
     def setup_module_and_optimizers(
@@ -307,7 +232,7 @@ class IPUStrategy(Strategy):
         """
         trains = stage == "fit"
         options = self.training_options() if trains else self.inference_options()
-        return loading.join(library.load(), loader, options, _num_joined(options), trains=trains)
+        return loading.join(library.load(), loader, options, num_joined(options), trains=trains)
 
     # steps ----------------------------------------------------------------------------------------
 
@@ -343,117 +268,6 @@ class IPUStrategy(Strategy):
             "On IPUs backward is a part of the compiled training program, which core.Trainer runs.",
             capability=Capability.COMPILED_STEP,
         )
-
-    def _train(self, batch: Any, *numbers: int) -> Any:
-        program = self._program("training_step", ())
-        if (tensors := program.prepare(batch, numbers)) is None:
-            raise program.refuse(batch)
-        self._attach(program.executor)
-        if program.executor.isCompiled():
-            self._update_device(program.executor)
-        output = program.run(tensors)
-        self._is_ahead = True
-        # the device has stepped: torch's schedulers look here, and would warn
-        self._given_optimizer._opt_called = True
-        return output
-
-    def _update_device(self, executor: Any) -> None:
-        """Bring to the device what was changed on the host since the last call: the optimizer's
-        options, weights.
-
-        Raises:
-            ConfigurationError: what can't be brought there.
-        """
-        values, watch = conversion.values_of(self._optimizer), self._watch
-        if values != self._sent:
-            executor.setOptimizer(self._optimizer)
-            self._sent = values
-        assert watch is not None
-        watch.refuse_other_flags()
-        if (changed := watch.find_change()) is None:
-            return
-        if self._is_ahead:
-            raise ConfigurationError(
-                f"{changed!r} was changed on the host, and the device has trained since the "
-                "weights were copied there. Call trainer.strategy.synchronize_model() before you "
-                "change weights in a hook."
-            )
-        executor.copyWeightsToDevice()
-        watch.note()
-
-    def _evaluate(self, name: str, args: tuple[Any, ...]) -> Any:
-        batch, *numbers = args
-        program = self._program(name, tuple(numbers[1:]))
-        tensors = program.prepare(batch, tuple(numbers))
-        if tensors is None:  # a last batch that is smaller: rather here than not at all
-            self.synchronize_model()
-            method = self._require_module() if name == "forward" else getattr(self._module, name)
-            return method(*args)
-        self._attach(program.executor)
-        return program.run(tensors)
-
-    def _program(self, name: str, loader: tuple[int, ...]) -> CompiledProgram:
-        key = (name, *loader)
-        if key not in self._programs:
-            trains = name == "training_step"
-            options = self.training_options() if trains else self.inference_options()
-            poptorch, optimizer = library.load(), self._optimizer
-
-            def make(traced: nn.Module) -> Any:
-                if trains:
-                    self._sent = conversion.values_of(optimizer)
-                    self._watch = HostChanges(self._require_module())
-                    traced.train()
-                    return poptorch.trainingModel(traced, options=options, optimizer=optimizer)
-                traced.training = False
-                return poptorch.inferenceModel(traced, options=options)
-
-            mark = poptorch.identity_loss if trains else None
-            self._programs[key] = CompiledProgram(
-                self._require_module(), name, make=make, num_joined=_num_joined(options), mark=mark
-            )
-        return self._programs[key]
-
-    def _require_module(self) -> nn.Module:
-        return self.session.handle_of().module
-
-    def refresh_modules(self) -> bool:
-        """Compile anew if other parameters require gradients than those that were compiled. The
-        wrapper stays.
-        """
-        if self._watch is not None and self._watch.has_other_flags:
-            self._destroy(("training_step",))
-            self._watch = None
-        return False
-
-    # weights --------------------------------------------------------------------------------------
-
-    def synchronize_model(self) -> None:
-        """Copy the weights from the device to the user's module, if a step was made since the last
-        time.
-        """
-        program = self._programs.get(("training_step",))
-        if self._is_ahead and program is not None and program.executor is not None:
-            program.executor.copyWeightsToHost()
-            self._is_ahead = False
-            assert self._watch is not None
-            self._watch.note()
-
-    def _attach(self, executor: Any) -> None:
-        """Give the IPUs to one program. It begins with the weights that the host has."""
-        if self._attached is executor:
-            return
-        self._detach()
-        if executor.isCompiled():
-            executor.attachToDevice()
-            executor.copyWeightsToDevice()
-        self._attached = executor
-
-    def _detach(self) -> None:
-        self.synchronize_model()
-        if self._attached is not None and self._attached.isAttachedToDevice():
-            self._attached.detachFromDevice()
-        self._attached = None
 
     # state ----------------------------------------------------------------------------------------
 
@@ -491,13 +305,6 @@ class IPUStrategy(Strategy):
 
     # end ------------------------------------------------------------------------------------------
 
-    def _destroy(self, key: tuple[Any, ...]) -> None:
-        program = self._programs[key]
-        if self._attached is not None and self._attached is program.executor:
-            self._detach()  # with the weights, while the program is known
-        del self._programs[key]
-        program.destroy()
-
     def release(self) -> None:
         """Destroy the programs: the IPUs are free, and the user's module has its weights."""
         try:
@@ -516,15 +323,6 @@ class IPUStrategy(Strategy):
                 os.environ[_ENGINE_OPTIONS] = previous
             else:
                 os.environ.pop(_ENGINE_OPTIONS, None)
-
-
-def _num_joined(options: Any) -> int:
-    """Micro-batches in one call of a program: iterations x replicas x accumulation."""
-    return int(
-        options.device_iterations
-        * options.replication_factor
-        * options.Training.gradient_accumulation
-    )
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:

@@ -88,7 +88,8 @@ class Goodput(Callback):
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Note where training begins."""
-        self._step_seen, self._every = trainer.global_step, trainer.options.log_every_n_steps
+        self._step_seen = trainer.global_step
+        self._every = trainer.options.log_every_n_steps
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """A save is over."""
@@ -107,9 +108,11 @@ class Goodput(Callback):
         """Log, if this step's metrics are logged. The time of a window counts once it is known what
         it was good for.
         """
-        before, step = self._step_seen, trainer.global_step
+        before = self._step_seen
+        step = trainer.global_step
         self._window_s += self._end_part()
-        self._step_seen, self._part = step, "data"
+        self._step_seen = step
+        self._part = "data"
         running = trainer.running_step
         if step > before:
             self._end_window("useful")
@@ -163,7 +166,8 @@ class Goodput(Callback):
         """Count as lost the time that was useful after a state."""
         undone_s = self.seconds["useful"] - useful_s + self._window_s + self._end_part()
         self.seconds |= {"useful": useful_s, "lost": self.seconds["lost"] + undone_s}
-        self._part, self._window_s = "data", 0.0
+        self._part = "data"
+        self._window_s = 0.0
 
     def _log(self, trainer: Trainer) -> None:
         shares = {f"{_PREFIX}/{part}": share for part, share in self.shares.items()}
@@ -171,7 +175,8 @@ class Goodput(Callback):
 
     def _end_part(self) -> float:
         now_s = time.monotonic()
-        passed_s, self._since_s = now_s - self._since_s, now_s
+        passed_s = now_s - self._since_s
+        self._since_s = now_s
         return passed_s
 
     def _go_on_with(self, part: str | None) -> None:

@@ -44,7 +44,8 @@ class MeasuredStep:
             strategy: whose step it is.
             module: the user's own.
         """
-        self.step, self._own = step, own
+        self.step = step
+        self._own = own
         is_opaque = step.manual or bool(_OPAQUE & strategy.capabilities)
         waits_within = any(isinstance(each, torch.nn.SyncBatchNorm) for each in module.modules())
         is_apart = (

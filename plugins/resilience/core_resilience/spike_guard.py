@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from core.callbacks import Callback
 from core.contract import Capability, ConfigurationError, CoreError, UnsupportedError
 from core.trainer import warn_caller
-from core_resilience.gradient_norms import join_norms, local_norms
 from core_resilience.kept_states import states_of
 from core_resilience.layout import has_all_gradients
 from core_resilience.left_out import LeftOutBatches
 from core_resilience.recent_range import RecentRange
+from core_resilience.spikes import find_spike, losses_and_norm
 from core_resilience.step_state import StepState
 
 if TYPE_CHECKING:
@@ -48,7 +45,8 @@ class SpikeError(CoreError, ArithmeticError):
 
     def __init__(self, message: str, step: int = 0, num_skipped: int = 0) -> None:
         super().__init__(message)
-        self.step, self.num_skipped = step, num_skipped
+        self.step = step
+        self.num_skipped = num_skipped
 
 
 class SpikeGuard(Callback):
@@ -135,8 +133,10 @@ class SpikeGuard(Callback):
                 f"SpikeGuard(on_spike={on_spike!r}, undo={undo!r}): expected 'warn', 'skip' or "
                 "'go_back', and 0 or more."
             )
-        self.max_in_a_row, self.max_skipped = max_in_a_row, max_skipped
-        self.on_spike, self.undo = on_spike, undo
+        self.max_in_a_row = max_in_a_row
+        self.max_skipped = max_skipped
+        self.on_spike = on_spike
+        self.undo = undo
         self._batches = LeftOutBatches(undo, max_in_a_row)
         self._ranges = {
             "highest loss": RecentRange(window, least, above, None),
@@ -168,11 +168,10 @@ class SpikeGuard(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with these. Where this callback went back, its counts go on."""
         if self._returns_to is None:
-            self.num_skipped, self._num_in_a_row = state["num_skipped"], state["num_in_a_row"]
-            self.num_out_of_range, self.num_returns = (
-                state.get("num_out_of_range", 0),
-                state.get("num_returns", 0),
-            )
+            self.num_skipped = state["num_skipped"]
+            self._num_in_a_row = state["num_in_a_row"]
+            self.num_out_of_range = state.get("num_out_of_range", 0)
+            self.num_returns = state.get("num_returns", 0)
         # else a batch of this number has other samples
         if state.get("num_ranks") == self._num_ranks:
             self._batches.left_out.update((epoch, batch) for epoch, batch in state["left_out"])
@@ -233,7 +232,8 @@ class SpikeGuard(Callback):
                 "axes data and shard.",
                 capability=Capability.REPLICATED_PARAMETERS,
             )
-        self._num_ranks, self._seen_to = strategy.world_size, 0
+        self._num_ranks = strategy.world_size
+        self._seen_to = 0
         self._batches = LeftOutBatches(self.undo, self.max_in_a_row)
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -267,7 +267,9 @@ class SpikeGuard(Callback):
         if self._skips is None and self._batches.has_left_out:
             self._skips = True
         elif self._skips is None:
-            reason, self._skips = self._judge(trainer.strategy)
+            losses, norm = losses_and_norm(trainer.strategy, self._losses)
+            skips = self.on_spike != "warn"
+            reason, self._skips = find_spike(self._ranges, losses, norm, skips=skips)
             if self._skips:
                 self._num_in_a_row += 1
                 self._count(reason, trainer)
@@ -323,7 +325,8 @@ class SpikeGuard(Callback):
                 "computes gradients within its step: it takes a closure, or the module overrides "
                 "optimizer_step. Leave the override or the callback out."
             )
-        self._step, compute_loss = step, step.compute_loss
+        self._step = step
+        compute_loss = step.compute_loss
         step_optimizer = step.step_optimizer or strategy.optimizer_step
 
         def compute(batch: Any, batch_idx: int) -> Tensor | None:
@@ -339,55 +342,8 @@ class SpikeGuard(Callback):
         def update(optimizer: Optimizer, closure: Callable[[], Any] | None) -> int:
             return 0 if self._skips else step_optimizer(optimizer, closure)
 
-        step.compute_loss, step.step_optimizer = compute, update
-
-    def _judge(self, strategy: Strategy) -> tuple[str, bool]:
-        """All ranks. Return what is wrong, or nothing; and whether the update is skipped. If not,
-        the values count.
-        """
-        device = strategy.root_device
-        losses = [loss.reshape(()).to(device, torch.float32) for loss in self._losses]
-        loss = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
-        count = torch.full((1,), float(len(losses)), device=device)
-        own = torch.cat(
-            [loss.reshape(1), count, local_norms(strategy.optimizers, device, strategy.world_size)]
-        )
-        ranks: list[list[float]] = strategy.all_gather(own).reshape(-1, len(own)).tolist()
-        seen = {rank: values[0] for rank, values in enumerate(ranks) if values[1]}
-        norm = join_norms([(values[2], values[3]) for values in ranks])
-        return self._find_spike(seen, norm)
-
-    def _find_spike(self, losses: dict[int, float], norm: float) -> tuple[str, bool]:
-        if wrong := {rank: loss for rank, loss in losses.items() if not math.isfinite(loss)}:
-            return (
-                "the loss of "
-                f"{', '.join(f'rank {rank} is {loss}' for rank, loss in wrong.items())}",
-                True,
-            )
-        if not math.isfinite(norm):
-            return f"the gradient's norm is {norm}", True
-        values = {"gradient's norm": (norm, "")}
-        if losses:
-            highest, lowest = (
-                max(losses, key=losses.__getitem__),
-                min(losses, key=losses.__getitem__),
-            )
-            values["highest loss"] = losses[highest], f", that of rank {highest},"
-            values["lowest loss"] = losses[lowest], f", that of rank {lowest},"
-        spikes = []
-        for name, (value, whose) in values.items():
-            lower, upper = self._ranges[name].bounds()
-            if not lower <= value <= upper:
-                said = (
-                    f"the {name}{whose} is {value:.6g}, out of its recent range from "
-                    f"{lower:.6g} to {upper:.6g}"
-                )
-                spikes.append(said)
-        is_skipped = bool(spikes) and self.on_spike != "warn"
-        if not is_skipped:
-            for name, (value, _) in values.items():
-                self._ranges[name].values.append(value)
-        return (spikes[0] if spikes else ""), is_skipped
+        step.compute_loss = compute
+        step.step_optimizer = update
 
     def _name(self, reason: str, trainer: Trainer) -> None:
         """All ranks. Count an update that is made though a value is out of range, and say so of the

@@ -123,7 +123,8 @@ class VerifyReplicas(Callback):
                 any more.
             GoBack: which `fit` catches.
         """
-        step, before = trainer.global_step, self._step_seen
+        step = trainer.global_step
+        before = self._step_seen
         self._step_seen = step
         if (
             trainer.strategy.world_size > 1

@@ -27,6 +27,7 @@ from core import (
 from core.strategies import ParallelStrategy
 from core_testing.conformance import Conformance
 from core_testing.ranks import Backend
+from core_testing.saved_states import assert_same, large_state, small_state, varied_state
 from core_testing.waiting import slowness
 
 if TYPE_CHECKING:
@@ -35,22 +36,6 @@ if TYPE_CHECKING:
     from core import Fabric
     from core_testing.ranks import Rank
 
-_DTYPES = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
-_SHAPES = ((), (3,), (0,), (2, 0), (4, 5))
-# 16 MB: a save that takes long enough to be killed in its midst.
-_BALLAST = 4_000_000
 _REMOVAL_S = 5
 _NUM_KILLS = 4
 # The first save is slower, since it imports; the second is timed, and the third killed.
@@ -192,7 +177,7 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
             collectives = _Alone()
             for number in range(1, 1000):
                 os.write(begins, b".")
-                self.make().save_checkpoint(_large(number), path, collectives=collectives)
+                self.make().save_checkpoint(large_state(number), path, collectives=collectives)
         finally:
             os._exit(1)
 
@@ -200,7 +185,8 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
 class _Alone:
     """The collectives of a single process."""
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
     writer: ClassVar[dict[str, Any]] = {}
 
     def barrier(self) -> None:
@@ -245,59 +231,16 @@ def _load_quietly(storage: CheckpointIO, fabric: Fabric, path: Any) -> dict[str,
         return _load(storage, fabric, path)
 
 
-def _large(number: int) -> dict[str, Any]:
-    return _small(number, torch.full((_BALLAST,), number, dtype=torch.int32))
-
-
-def _small(number: int, weight: torch.Tensor | None = None) -> dict[str, Any]:
-    """A state that storage of weights alone can hold, too."""
-    return {"number": number, "model": {"weight": torch.ones(3) if weight is None else weight}}
-
-
-def _state() -> dict[str, Any]:
-    tensors = {
-        str(dtype): {str(shape): torch.ones(shape).to(dtype) for shape in _SHAPES}
-        for dtype in _DTYPES
-    }
-    strided = torch.arange(12.0).view(3, 4).t()
-    plain = {"int": 2**40, "float": 0.1, "none": None, "true": True, "text": "ä", "bytes": b"\0x"}
-    return {
-        "tensors": tensors,
-        "strided": strided,
-        **plain,
-        "list": [1, [torch.ones(2)], {"a": "b"}],
-        "empty": {},
-    }
-
-
 def _round_trip(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
-    _save(storage, fabric, path, _state())
-    _assert_same(_load(storage, fabric, path), _state(), "state")
+    _save(storage, fabric, path, varied_state())
+    assert_same(_load(storage, fabric, path), varied_state(), "state")
     assert not fabric.is_global_zero or storage.exists(path)
     return True
 
 
-def _assert_same(found: Any, expected: Any, name: str) -> None:
-    if isinstance(expected, torch.Tensor):
-        assert isinstance(found, torch.Tensor), name
-        assert found.device.type == "cpu", name
-        assert found.dtype == expected.dtype, name
-        assert torch.equal(found, expected), name
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected), f"keys of {name}"
-        for key, value in expected.items():
-            _assert_same(found[key], value, f"{name}.{key}")
-    elif isinstance(expected, list):
-        assert len(found) == len(expected), name
-        for index, value in enumerate(expected):
-            _assert_same(found[index], value, f"{name}[{index}]")
-    else:
-        assert found == expected, name
-        assert type(found) is type(expected), name
-
-
 def _round_trip_of_shards(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
-    whole, rank = torch.arange(24.0).view(4, 6), fabric.global_rank
+    whole = torch.arange(24.0).view(4, 6)
+    rank = fabric.global_rank
     rows = slice(0, 1) if rank == 0 else slice(1, 4)
     own = Chunk((rows.start, 0), (rows.stop - rows.start, 6), whole[rows].clone())
     _save(storage, fabric, path, {"weight": ShardedLeaf((4, 6), whole.dtype, (own,)), "epoch": 3})
@@ -315,13 +258,13 @@ def _round_trip_of_shards(storage: CheckpointIO, fabric: Fabric, path: Any) -> b
 
 def _replace(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
     for size in (10, 100_000, 3):
-        _save(storage, fabric, path, _small(size, torch.ones(size)))
+        _save(storage, fabric, path, small_state(size, torch.ones(size)))
         assert _load(storage, fabric, path)["model"]["weight"].numel() == size
     return True
 
 
 def _save_and_load(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
-    _save(storage, fabric, path, _small(5))
+    _save(storage, fabric, path, small_state(5))
     assert _load(storage, fabric, path)["number"] == 5
     return True
 
@@ -329,14 +272,14 @@ def _save_and_load(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
 def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
     path = folder / "state.ckpt"
     for number in range(3):
-        _save(storage, fabric, path, _small(number))
+        _save(storage, fabric, path, small_state(number))
     _load(storage, fabric, path)  # and so what is written in the background is there
     # a digest may be hidden beside it
     names = {entry.name for entry in folder.iterdir()} - {f".{path.name}.digest"}
     assert all(name.startswith(path.name) for name in names), f"left in the folder: {sorted(names)}"
     before = _files(folder)
     with pytest.raises(CoreError):
-        _save(storage, fabric, path, {**_small(1), "number": lambda: None})
+        _save(storage, fabric, path, {**small_state(1), "number": lambda: None})
     # Of what an earlier save has replaced, some may only now be removed in the background.
     assert _files(folder) <= before, "a failed save has left files"
     assert _load(storage, fabric, path)["number"] == 2, "a failed save has replaced what was there"
@@ -363,15 +306,15 @@ def _files(folder: Path) -> set[str]:
 
 
 def _save_in_vain(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
-    _save(storage, fabric, path, _small(1))
+    _save(storage, fabric, path, small_state(1))
     with pytest.raises(CheckpointError):
-        _save(storage, fabric, path, {**_small(1), "number": lambda: None})
+        _save(storage, fabric, path, {**small_state(1), "number": lambda: None})
     assert _load(storage, fabric, path)["number"] == 1
     return True
 
 
 def _save_first(storage: CheckpointIO, fabric: Fabric, path: Any) -> None:
-    _save(storage, fabric, path, _large(0))
+    _save(storage, fabric, path, large_state(0))
 
 
 def _is_whole(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
@@ -391,7 +334,7 @@ def _load_nothing(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
 
 def _load_damaged(storage: CheckpointIO, fabric: Fabric, folder: Path, *, damage: str) -> bool:
     original = folder / "original.ckpt"
-    _save(storage, fabric, original, _small(1, torch.arange(1000.0)))
+    _save(storage, fabric, original, small_state(1, torch.arange(1000.0)))
     _load(storage, fabric, original)
     # A checkpoint may be several files, beside each other or in a folder: each is damaged in a copy
     # of all of them.
@@ -425,8 +368,9 @@ class _Malicious:
 
 
 def _load_malicious(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
-    path, mark = folder / "state.ckpt", folder / "executed"
-    _save(storage, fabric, path, _small(1))
+    path = folder / "state.ckpt"
+    mark = folder / "executed"
+    _save(storage, fabric, path, small_state(1))
     _load(storage, fabric, path)
     for file in [folder / name for name in _files(folder) if name.startswith(path.name)]:
         content = file.read_bytes()
@@ -439,7 +383,7 @@ def _load_malicious(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool
 
 
 def _remove(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
-    _save(storage, fabric, path, _small(1))
+    _save(storage, fabric, path, small_state(1))
     for _ in range(2):
         storage.remove_checkpoint(path, collectives=fabric.session.collectives)
         assert not storage.exists(path)
@@ -448,7 +392,7 @@ def _remove(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
 
 def _tear_down(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
     storage.teardown()
-    _save(storage, fabric, path, _small(1))
+    _save(storage, fabric, path, small_state(1))
     storage.teardown()
     storage.teardown()
     assert _load(storage, fabric, path)["number"] == 1

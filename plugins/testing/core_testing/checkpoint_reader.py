@@ -102,7 +102,8 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
 
     def test_leaves_the_content_as_it_is(self) -> None:
         """`translate` changes nothing, and says the same twice."""
-        reader, content = self.make(), self._content()
+        reader = self.make()
+        content = self._content()
         before = _saved(content)
         first, second = (_saved(reader.translate(content)) for _ in range(2))
         assert _saved(content) == before, "translate has changed what it was given"
@@ -112,7 +113,8 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
         """A section that is missing, or of another type, is read or is an error by which the core
         names the file.
         """
-        reader, content = self.make(), self._content()
+        reader = self.make()
+        content = self._content()
         for key in content:
             self._assert_said(
                 reader,

@@ -44,7 +44,8 @@ class RoundLauncher:
     """
 
     def __init__(self, options: Options, arguments: Sequence[str], run_id: str) -> None:
-        self._options, self._run_id = options, run_id
+        self._options = options
+        self._run_id = run_id
         self._selector = selectors.DefaultSelector()
         self._local = LocalNode(arguments, self._selector, self)
         self._nodes: list[ProcessNode] = [self._local]
@@ -128,7 +129,8 @@ class RoundLauncher:
         nowhere else.
         """
         self._token = own_token()
-        host, port = self._options.main_address, self._options.main_port
+        host = self._options.main_address
+        port = self._options.main_port
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             server = socket.create_server(address, family=family)
@@ -268,7 +270,8 @@ class RoundLauncher:
             f"core go-on: {why}. All ranks leave their step and their group, and meet again.",
             err=True,
         )
-        self._is_running, self._began_to_leave_s = False, time.monotonic()
+        self._is_running = False
+        self._began_to_leave_s = time.monotonic()
         self._leaves_by_s = self._began_to_leave_s + _LEAVES_IN_S
         for each in self._of_round():
             each.is_ready = each.is_done = False

@@ -108,7 +108,8 @@ class Relay:
             elif "message" in order:
                 self._node.send(order["to"], order["message"])
             else:
-                self._code, self._is_over = order["exit"], True
+                self._code = order["exit"]
+                self._is_over = True
 
     def _get_to_know(self, order: dict[str, Any]) -> None:
         """Prove to the launcher that this node has its token. Nothing else that it says is heeded
@@ -134,7 +135,8 @@ class Relay:
 
 
 def _connect(address: tuple[str, int]) -> socket.socket:
-    began_s, waits = time.monotonic(), False
+    began_s = time.monotonic()
+    waits = False
     while True:
         try:
             return socket.create_connection(address, timeout=None)

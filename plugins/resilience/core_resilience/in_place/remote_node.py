@@ -22,7 +22,8 @@ class RemoteNode:
 
     def __init__(self, line: MessageLine, listener: Listener) -> None:
         self.members: list[Member] = []
-        self.line, self._listener = line, listener
+        self.line = line
+        self._listener = listener
         self._num_started = 0
 
     def start(self, *, waits: bool) -> None:

@@ -1,0 +1,131 @@
+"""The CPU of a step of `parallel.py`: beside another one, and that of its checks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from core_fsdp import same_batches
+from core_parallel.context import sequence
+from core_parallel.modules import check_keys
+
+Step = Callable[[], float | None]
+
+
+def cpu_ms(step: Step, num_steps: int) -> float:
+    """Milliseconds of CPU of all ranks, a step."""
+    dist.barrier()
+    began = time.process_time()
+    for _ in range(num_steps):
+        step()
+    total = torch.tensor(time.process_time() - began)
+    dist.all_reduce(total)
+    return 1e3 * float(total) / num_steps
+
+
+def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[str]:
+    """Medians of both, and of their ratios; the loss of both must be the same, where a rank has
+    it.
+    """
+    for _ in range(17):
+        one, other = ours(), theirs()
+        assert other is None or abs(one - other) < 1e-3, (one, other)
+    pairs = []
+    for number in range(num_rounds):
+        if number % 2:  # what goes second finds warmer caches, or a busier machine
+            other_ms, own_ms = cpu_ms(theirs, num_steps), cpu_ms(ours, num_steps)
+        else:
+            own_ms, other_ms = cpu_ms(ours, num_steps), cpu_ms(theirs, num_steps)
+        pairs.append((own_ms, other_ms))
+    medians = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = sorted(one / other for one, other in pairs)
+    least, most = (ratios[place] for place in interval(num_rounds))
+    return [
+        *(f"{one:.1f}" for one in medians),
+        f"{statistics.median(ratios):.3f}",
+        f"{least:.3f} to {most:.3f}",
+    ]
+
+
+@contextmanager
+def checking(*, compares: bool = False, hashes: bool = False) -> Iterator[None]:
+    """A context in which steps are compared, or batches hashed, each time or never."""
+    with (
+        patch.object(check_keys, "_EARLY", frozenset()),
+        patch.object(check_keys, "EVERY", 1 if compares else 10**9),
+        patch.object(same_batches, "EVERY", 1 if hashes else 10**9),
+    ):
+        yield
+
+
+@contextmanager
+def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
+    """A context in which the seconds of CPU that functions take are noted; they are given as owners
+    and names.
+    """
+    found: list[float] = []
+
+    def around(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args, **options)
+            finally:
+                found.append(time.process_time() - began)
+
+        return run
+
+    with ExitStack() as stack:
+        for owner, name in functions:
+            stack.enter_context(patch.object(owner, name, around(getattr(owner, name))))
+        yield found
+
+
+def cost_of_checks(step: Step, num_rounds: int) -> list[str]:
+    """Milliseconds of a step, and of each check in one that makes it; their shares of steps after
+    the first 1,000.
+    """
+    decides = (check_keys.CheckKeys, "is_new"), (check_keys, "agreed"), (sequence, "agreed")
+    own = {"decides": 0.0, "hashes": 0.0}
+    plain, compared = [], []
+    for _ in range(num_rounds):
+        with checking(), timed(*decides) as found:
+            plain.append(cpu_ms(step, 1))
+        own["decides"] += sum(found)
+        with checking(compares=True):
+            compared.append(cpu_ms(step, 1))
+        with checking(hashes=True), timed((same_batches.SameBatches, "check")) as found:
+            cpu_ms(step, 1)
+        own["hashes"] += sum(found)
+    total = torch.tensor([*own.values()])
+    dist.all_reduce(total)
+    decide, hashed = (1e3 * total / num_rounds).tolist()
+    usual = statistics.median(plain)
+    compare = max(0.0, statistics.median(compared) - usual)
+    shares = [decide / usual, hashed / 100 / usual, compare / 1000 / usual]
+    of_first = decide / usual + hashed / 100 / usual + 6 * compare / 1000 / usual
+    return [f"{one:.2f}" for one in (usual, decide, hashed, compare)] + [
+        f"{sum(shares):.2%}",
+        f"{of_first:.2%}",
+    ]
+
+
+def interval(number: int) -> tuple[int, int]:
+    """Places in a sorted list between which the median of all lies, in 95 of 100 cases if the list
+    is long enough.
+    """
+    below = 0
+    while (
+        below < number // 2
+        and 2 * sum(math.comb(number, one) for one in range(below + 2)) <= 0.05 * 2**number
+    ):
+        below += 1
+    return below, number - 1 - below

@@ -119,12 +119,11 @@ def test_gpu_without_one():
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="no GPU")
 def test_gpu():
     # a process that has used CUDA can't be forked by later tests
+    def choose_gpu(rank):
+        assert resolve(accelerator="gpu", devices=1).strategy.root_device == torch.device("cuda", 0)
+        assert decision(resolve(accelerator="auto", devices=1), "accelerator").choice == "cuda"
+
     Backend(lambda: "single_device").run(choose_gpu)
-
-
-def choose_gpu(rank):
-    assert resolve(accelerator="gpu", devices=1).strategy.root_device == torch.device("cuda", 0)
-    assert decision(resolve(accelerator="auto", devices=1), "accelerator").choice == "cuda"
 
 
 def test_unknown_name():

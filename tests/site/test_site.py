@@ -34,20 +34,6 @@ FLAGS = [
 ]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-SHOWN = [
-    "",
-    "docs/tutorial/",
-    "docs/mixed-precision/",
-    "docs/trainer/",
-    "docs/support/",
-    "docs/backends/",
-    "docs/contracts/strategy/",
-    "api/core/",
-    "api/core_training/",
-]
-"""Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
-looked at alone.
-"""
 
 FIRST = {
     "mixed precision": "docs/mixed-precision",
@@ -158,7 +144,20 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
     browser.get_log("browser")
     requested(browser)
     too_wide, schemes = {}, set()
-    shown = pages(folder) if scheme == "light" else SHOWN
+    # Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
+    # looked at alone.
+    pictured = [
+        "",
+        "docs/tutorial/",
+        "docs/mixed-precision/",
+        "docs/trainer/",
+        "docs/support/",
+        "docs/backends/",
+        "docs/contracts/strategy/",
+        "api/core/",
+        "api/core_training/",
+    ]
+    shown = pages(folder) if scheme == "light" else pictured
     for page in shown:
         show(browser, root + page, "desktop", scheme)
         for size, (width, _) in SIZES.items():  # to open it again for each takes twice as long
@@ -168,7 +167,7 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
             )
             if widest > width:
                 too_wide[page, size] = widest
-            if page in SHOWN and "SITE_PICTURES" in os.environ:
+            if page in pictured and "SITE_PICTURES" in os.environ:
                 name = f"{page.strip('/').replace('/', '-') or 'start'}-{size}-{scheme}.png"
                 browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], name)))
         schemes.add(

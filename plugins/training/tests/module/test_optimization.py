@@ -377,9 +377,6 @@ def weights_of(module, **options):
     return module.layer.weight.detach().clone(), trainer.global_step
 
 
-OVERRIDES = ["backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"]
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}],
@@ -394,12 +391,13 @@ def test_overrides_that_add_nothing_change_nothing(options):
         return override
 
     calls = set()
-    overriding = type("Overriding", (Net,), {name: noting(name) for name in OVERRIDES})
+    overrides = ["backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"]
+    overriding = type("Overriding", (Net,), {name: noting(name) for name in overrides})
     expected, num_steps = weights_of(Net(), **options)
     got, num_own_steps = weights_of(overriding(), **options)
     assert torch.equal(got, expected)
     assert num_own_steps == num_steps
-    assert calls == set(OVERRIDES)
+    assert calls == set(overrides)
 
 
 def test_backward_may_keep_the_graph():

@@ -115,16 +115,6 @@ def show(browser, url, size, scheme):
     browser.get(url)
 
 
-def requested(browser):
-    """The addresses that were asked for since the last call."""
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-
-
 def pages(folder):
     return sorted(
         path.relative_to(folder).as_posix().removesuffix("index.html")
@@ -142,6 +132,18 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
     show(browser, root, "desktop", scheme)
     browser.execute_script("localStorage.clear()")  # the theme keeps what a reader has seen first
     browser.get_log("browser")
+
+    def requested(browser):
+        """The addresses that were asked for since the last call."""
+        events = [
+            json.loads(entry["message"])["message"] for entry in browser.get_log("performance")
+        ]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+
     requested(browser)
     too_wide, schemes = {}, set()
     # Of these pages pictures are kept, dark and light. Of the others, what the browser measures is

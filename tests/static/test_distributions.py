@@ -20,11 +20,6 @@ def test_the_table_is_made_from_the_plugins():
     )
 
 
-def project(folder):
-    """The table `project` of a distribution's source."""
-    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
 def imported(path):
     """The first parts of the names that a file imports or skips without, and the package that gives
     core a name.
@@ -70,6 +65,11 @@ def test_a_plugins_extra_has_what_its_tests_import():
     """With core-testing, which has pytest: `pip install -e ".[test]"` in its sdist is enough to run
     them.
     """
+
+    def project(folder):
+        """The table `project` of a distribution's source."""
+        return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
     core, kit = (project(ROOT / folder)["dependencies"] for folder in (".", "plugins/testing"))
     by_other_names = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
     not_declared = {

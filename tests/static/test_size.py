@@ -70,22 +70,22 @@ def test_expressions_within_expressions_are_few(folder):
 @pytest.mark.parametrize("folder", DENSE)
 def test_no_expression_hides_a_statement(folder):
     """A loop over a ternary, a ternary within one, a list within a list, two conditions of one loop."""
+
+    def hides(node):
+        match node:
+            case ast.For(iter=ast.IfExp()) | ast.comprehension(iter=ast.IfExp()):
+                return True
+            case ast.comprehension(ifs=[_, _, *_]):
+                return True
+            case ast.Starred(value=ast.List() | ast.Tuple() | ast.IfExp()):
+                return True
+            case ast.IfExp():
+                below = (part for child in ast.iter_child_nodes(node) for part in ast.walk(child))
+                return any(isinstance(part, ast.IfExp) for part in below)
+        return False
+
     hidden = [node for text in sources(folder) for node in ast.walk(ast.parse(text)) if hides(node)]
     assert [ast.unparse(node) for node in hidden] == []
-
-
-def hides(node):
-    match node:
-        case ast.For(iter=ast.IfExp()) | ast.comprehension(iter=ast.IfExp()):
-            return True
-        case ast.comprehension(ifs=[_, _, *_]):
-            return True
-        case ast.Starred(value=ast.List() | ast.Tuple() | ast.IfExp()):
-            return True
-        case ast.IfExp():
-            below = (part for child in ast.iter_child_nodes(node) for part in ast.walk(child))
-            return any(isinstance(part, ast.IfExp) for part in below)
-    return False
 
 
 @pytest.mark.parametrize("folder", DATA)

@@ -13,7 +13,6 @@ from support.syntax_nodes import syntax_nodes
 
 ROOT = Path(__file__).parents[2]
 PLUGIN_FILES = sorted(ROOT.glob("plugins/*/core_*/**/*.py"))
-PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/core_*/__init__.py"))
 
 
 TENANT_FILES = sorted(ROOT.glob("plugins/training/core_training/**/*.py"))

@@ -20,24 +20,23 @@ class Recording(Callback):
         self.num_ended += 1
 
 
-class Others(LoopPolicy):
-    ends_cut_epochs = True
-
-    def __init__(self, observer):
-        self.observers = [observer]
-
-    def step_outputs(self, output, loss):
-        return {"seen": super().step_outputs(output, loss)}
-
-
-class OwnTrainer(Trainer):
-    def __init__(self, observer, **options):
-        super().__init__(**options)
-        self.loop_policy = Others(observer)
-
-
 def test_another_trainer_observes_cuts_and_shapes_outputs():
     observer, callback = Recording(), Recording()
+
+    class Others(LoopPolicy):
+        ends_cut_epochs = True
+
+        def __init__(self, observer):
+            self.observers = [observer]
+
+        def step_outputs(self, output, loss):
+            return {"seen": super().step_outputs(output, loss)}
+
+    class OwnTrainer(Trainer):
+        def __init__(self, observer, **options):
+            super().__init__(**options)
+            self.loop_policy = Others(observer)
+
     trainer = OwnTrainer(observer, **QUIET, max_steps=3, callbacks=callback)
     trainer.fit(Net(), batches(5))
     assert trainer.callbacks == [callback]

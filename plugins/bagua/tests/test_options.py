@@ -12,7 +12,6 @@ from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
 
 TWO = Backend(lambda: "single_device", num_processes=2, kept_for=__name__)
-OWN = [1.0, 3.0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +53,8 @@ def gradients(rank, algorithm, options):
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
 @pytest.mark.parametrize(("average", "factor"), [(None, 1), (True, 1), (False, 2)])
 def test_gradients_are_averaged_or_summed_where_they_are_not_to_stay(algorithm, average, factor):
-    for own, found in zip(OWN, TWO.run(gradients, algorithm, {"average": average}), strict=True):
+    of_ranks = TWO.run(gradients, algorithm, {"average": average})
+    for own, found in zip([1.0, 3.0], of_ranks, strict=True):
         assert found == pytest.approx([2.0 * factor, own, 2.0 * factor], abs=1e-2)
 
 
@@ -65,17 +65,18 @@ def test_only_a_mean_over_ranks_takes_weighted_losses(options, is_weighted):
     assert (Capability.WEIGHTED_LOSSES in BaguaStrategy(**options).capabilities) is is_weighted
 
 
-def gradients_of_steps(rank):
-    fabric, layer, model, optimizer = begun(rank, "async", warmup_steps=2, sync_interval_ms=10**6)
-    found = []
-    for _ in range(3):
-        found.append(gradient(fabric, layer, model))
-        optimizer.step()
-    fabric.teardown()
-    return found
-
-
 def test_gradients_are_averaged_in_the_steps_before_weights_are():
+    def gradients_of_steps(rank):
+        fabric, layer, model, optimizer = begun(
+            rank, "async", warmup_steps=2, sync_interval_ms=10**6
+        )
+        found = []
+        for _ in range(3):
+            found.append(gradient(fabric, layer, model))
+            optimizer.step()
+        fabric.teardown()
+        return found
+
     assert TWO.run(gradients_of_steps) == [[2.0, 2.0, 1.0], [2.0, 2.0, 3.0]]
 
 
@@ -124,20 +125,19 @@ def test_the_rest_of_a_compression_is_kept_finite():
         assert is_finite
 
 
-def one_model(rank):
-    fabric, layer, _, optimizer = begun(
-        rank, "decentralized", momentum=0.9, lr=1.0, communication_interval=100
-    )
-    started = layer.weight.item(), layer.seen.item()
-    layer.weight.grad = torch.full((1, 1), 1.0 + rank.number)
-    optimizer.step()
-    layer.seen.fill_(rank.number)
-    fabric.strategy.synchronize_model()
-    (entry,) = optimizer.optimizer.state.values()
-    found = [*started, layer.weight.item(), entry["momentum_buffer"].item(), layer.seen.item()]
-    fabric.teardown()
-    return found
-
-
 def test_one_model_is_made_of_all_with_moments_and_buffers():
+    def one_model(rank):
+        fabric, layer, _, optimizer = begun(
+            rank, "decentralized", momentum=0.9, lr=1.0, communication_interval=100
+        )
+        started = layer.weight.item(), layer.seen.item()
+        layer.weight.grad = torch.full((1, 1), 1.0 + rank.number)
+        optimizer.step()
+        layer.seen.fill_(rank.number)
+        fabric.strategy.synchronize_model()
+        (entry,) = optimizer.optimizer.state.values()
+        found = [*started, layer.weight.item(), entry["momentum_buffer"].item(), layer.seen.item()]
+        fabric.teardown()
+        return found
+
     assert TWO.run(one_model) == [[5.0, 7.0, 3.5, 1.5, 0.0]] * 2

@@ -8,12 +8,11 @@ import pytest
 
 from core_testing import programs
 
-PROGRAM = Path(__file__).with_name("alone_program.py")
-
 
 @pytest.mark.parametrize("what", ["alone-after", "alone-before"])
 def test_a_run_of_one_process_is_refused_in_every_other_rank(what):
-    command = [sys.executable, str(PROGRAM), what]
+    program = Path(__file__).with_name("alone_program.py")
+    command = [sys.executable, str(program), what]
     done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
     assert done.returncode == 1
     message = (

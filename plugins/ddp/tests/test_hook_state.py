@@ -119,24 +119,24 @@ def test_a_backward_of_several_buckets_is_one_for_which_power_sgd_waits(monkeypa
     assert answers == [None, None, "compressed"]
 
 
-def backward_in_small_buckets(rank):
-    fabric, layers = (
-        rank.fabric(power_sgd(bucket_cap_mb=1e-4)),
-        [nn.Linear(6, 6, bias=False) for _ in range(3)],
-    )
-    module = nn.Sequential(*layers)
-    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    said = []
-    for _ in range(3):
-        try:
-            fabric.backward(model(torch.ones(1, 6)).sum())
-        except ConfigurationError as error:
-            said.append(str(error))
-    return said[0]
-
-
 def test_power_sgd_over_gloo_takes_one_bucket():
     """With several, torch's hook waits for gloo in all of gloo's own threads, for ever."""
+
+    def backward_in_small_buckets(rank):
+        fabric, layers = (
+            rank.fabric(power_sgd(bucket_cap_mb=1e-4)),
+            [nn.Linear(6, 6, bias=False) for _ in range(3)],
+        )
+        module = nn.Sequential(*layers)
+        model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        said = []
+        for _ in range(3):
+            try:
+                fabric.backward(model(torch.ones(1, 6)).sum())
+            except ConfigurationError as error:
+                said.append(str(error))
+        return said[0]
+
     assert (
         RANKS.run(backward_in_small_buckets)
         == [

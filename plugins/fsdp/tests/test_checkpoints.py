@@ -36,21 +36,22 @@ def _ranks_end():
     end_kept_ranks()
 
 
-def fit_and_save(rank, path):
-    """One file, of three steps."""
-    torch.manual_seed(11)
-    saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
-    options = {
-        "precision": "64-true",
-        "max_steps": 3,
-        "plugins": [rank.environment, "torch"],
-        "callbacks": saves,
-    }
-    rank.trainer(**options).fit(Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size))
-
-
 @pytest.mark.parametrize("writer", ["ddp", "fsdp", "tensor"])
 def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
+    def fit_and_save(rank, path):
+        """One file, of three steps."""
+        torch.manual_seed(11)
+        saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
+        options = {
+            "precision": "64-true",
+            "max_steps": 3,
+            "plugins": [rank.environment, "torch"],
+            "callbacks": saves,
+        }
+        rank.trainer(**options).fit(
+            Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size)
+        )
+
     for way in ("single_device", writer):
         ranks_of(way).run(fit_and_save, tmp_path / way)
     expected, found = (

@@ -39,20 +39,19 @@ def gradient(fabric, layer, model, value=None):
     return layer.weight.grad.item()
 
 
-def gradients(rank, algorithm, options):
-    fabric, layer, model, _ = begun(rank, algorithm, **options)
-    first = gradient(fabric, layer, model)
-    with fabric.no_backward_sync(model):
-        alone = gradient(fabric, layer, model)
-    with fabric.no_backward_sync(model, enabled=False):
-        found = [first, alone, gradient(fabric, layer, model)]
-    fabric.teardown()
-    return found
-
-
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
 @pytest.mark.parametrize(("average", "factor"), [(None, 1), (True, 1), (False, 2)])
 def test_gradients_are_averaged_or_summed_where_they_are_not_to_stay(algorithm, average, factor):
+    def gradients(rank, algorithm, options):
+        fabric, layer, model, _ = begun(rank, algorithm, **options)
+        first = gradient(fabric, layer, model)
+        with fabric.no_backward_sync(model):
+            alone = gradient(fabric, layer, model)
+        with fabric.no_backward_sync(model, enabled=False):
+            found = [first, alone, gradient(fabric, layer, model)]
+        fabric.teardown()
+        return found
+
     of_ranks = TWO.run(gradients, algorithm, {"average": average})
     for own, found in zip([1.0, 3.0], of_ranks, strict=True):
         assert found == pytest.approx([2.0 * factor, own, 2.0 * factor], abs=1e-2)
@@ -80,46 +79,44 @@ def test_gradients_are_averaged_in_the_steps_before_weights_are():
     assert TWO.run(gradients_of_steps) == [[2.0, 2.0, 1.0], [2.0, 2.0, 3.0]]
 
 
-def weights_of_steps(rank, algorithm, interval):
-    """The weight after each step; before it each rank moves away by its number."""
-    fabric, layer, _, optimizer = begun(rank, algorithm, communication_interval=interval)
-    found = []
-    for _ in range(4):
-        layer.weight.data.add_(rank.number)
-        layer.weight.grad = torch.zeros(1, 1)
-        optimizer.step()
-        found.append(layer.weight.item())
-    kept = fabric.strategy.rank_state_dict()
-    fabric.strategy.load_rank_state_dict({**kept, "num_steps": 7})
-    found.append(fabric.strategy.rank_state_dict()["num_steps"])
-    fabric.teardown()
-    return [*found, kept["num_steps"]]
-
-
 @pytest.mark.parametrize(
     ("interval", "expected"),
     [(1, [[5.5, 6.0, 6.5, 7.0]] * 2), (2, [[5.5, 5.5, 6.5, 6.5], [5.5, 6.5, 6.5, 7.5]])],
 )
 def test_ranks_talk_in_every_step_of_an_interval(interval, expected):
+    def weights_of_steps(rank, algorithm, interval):
+        """The weight after each step; before it each rank moves away by its number."""
+        fabric, layer, _, optimizer = begun(rank, algorithm, communication_interval=interval)
+        found = []
+        for _ in range(4):
+            layer.weight.data.add_(rank.number)
+            layer.weight.grad = torch.zeros(1, 1)
+            optimizer.step()
+            found.append(layer.weight.item())
+        kept = fabric.strategy.rank_state_dict()
+        fabric.strategy.load_rank_state_dict({**kept, "num_steps": 7})
+        found.append(fabric.strategy.rank_state_dict()["num_steps"])
+        fabric.teardown()
+        return [*found, kept["num_steps"]]
+
     found = TWO.run(weights_of_steps, "decentralized", interval)
     assert found == [[*weights, 7, 4] for weights in expected]
 
 
-def left_out(rank):
-    """The rest of a gradient that compression leaves out, and after one that isn't finite."""
-    fabric, layer = rank.fabric(BaguaStrategy("bytegrad")), nn.Linear(300, 1, bias=False)
-    model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.0))
-    inputs = torch.linspace(0, 1 + rank.number, 300).square()[None]
-    fabric.backward(model(inputs).sum())
-    largest = fabric.strategy.rank_state_dict()["rest"]["weight"].abs().max().item()
-    layer.weight.grad = None
-    fabric.backward(model(inputs * float("inf")).nansum())
-    after = fabric.strategy.rank_state_dict()["rest"]["weight"]
-    fabric.teardown()
-    return largest, bool(after.isfinite().all())
-
-
 def test_the_rest_of_a_compression_is_kept_finite():
+    def left_out(rank):
+        """The rest of a gradient that compression leaves out, and after one that isn't finite."""
+        fabric, layer = rank.fabric(BaguaStrategy("bytegrad")), nn.Linear(300, 1, bias=False)
+        model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.0))
+        inputs = torch.linspace(0, 1 + rank.number, 300).square()[None]
+        fabric.backward(model(inputs).sum())
+        largest = fabric.strategy.rank_state_dict()["rest"]["weight"].abs().max().item()
+        layer.weight.grad = None
+        fabric.backward(model(inputs * float("inf")).nansum())
+        after = fabric.strategy.rank_state_dict()["rest"]["weight"]
+        fabric.teardown()
+        return largest, bool(after.isfinite().all())
+
     for largest, is_finite in TWO.run(left_out):
         assert 0 < largest < 0.02
         assert is_finite

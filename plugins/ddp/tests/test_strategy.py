@@ -389,31 +389,31 @@ def test_a_communication_hook_with_a_wrapper():
     assert not torch.equal(weights["used.weight"], expected["used.weight"])
 
 
-def post_local_sgd():
-    state = post_localSGD_hook.PostLocalSGDState(None, None, 0, post_local_gradient_allreduce=False)
-    hook = post_localSGD_hook.post_localSGD_hook
-    return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
-
-
-def average_moments(rank):
-    """A rank whose gradients overflow under fp16 has taken fewer steps."""
-    fabric, module = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False)
-    _, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters(), lr=0.1))
-    for step in range(4):
-        module.weight.grad = torch.full((1, 2), (-1.0) ** (step * rank.number))
-        optimizer.step()
-    (moments,) = optimizer.state.values()
-    moments["step"] -= rank.number
-    before = fabric.all_gather(moments["exp_avg"])
-    fabric.strategy.synchronize_model()
-    return (
-        before,
-        fabric.all_gather(moments["exp_avg"]),
-        fabric.all_gather(moments["step"]).tolist(),
-    )
-
-
 def test_post_local_sgd_averages_moments_and_leaves_each_rank_the_number_of_its_steps():
+    def post_local_sgd():
+        state = post_localSGD_hook.PostLocalSGDState(
+            None, None, 0, post_local_gradient_allreduce=False
+        )
+        hook = post_localSGD_hook.post_localSGD_hook
+        return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
+
+    def average_moments(rank):
+        """A rank whose gradients overflow under fp16 has taken fewer steps."""
+        fabric, module = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False)
+        _, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters(), lr=0.1))
+        for step in range(4):
+            module.weight.grad = torch.full((1, 2), (-1.0) ** (step * rank.number))
+            optimizer.step()
+        (moments,) = optimizer.state.values()
+        moments["step"] -= rank.number
+        before = fabric.all_gather(moments["exp_avg"])
+        fabric.strategy.synchronize_model()
+        return (
+            before,
+            fabric.all_gather(moments["exp_avg"]),
+            fabric.all_gather(moments["step"]).tolist(),
+        )
+
     before, after, steps = RANKS.run(average_moments)[0]
     assert not torch.equal(*before)
     assert torch.equal(*after)
@@ -458,34 +458,33 @@ def test_a_gpu_of_metal_is_refused_before_work():
         strategy.check()
 
 
-def means_by_a_backend_that_averages(rank):
-    """The means of a number, an integer and a large half, and what the backend was asked for.
-
-    gloo stands in for NCCL, which is the one that takes `ReduceOp.AVG`.
-    """
-    fabric, asked = rank.fabric(), []
-    fabric.barrier()
-
-    def all_reduce(tensor, op, group):
-        asked.append((op == ReduceOp.AVG, tensor.dtype))
-        whole = tensor.double()
-        torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
-        tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
-
-    values = [
-        torch.tensor(1.0 + rank.number),
-        torch.tensor(1 + rank.number),
-        torch.tensor(4e4, dtype=torch.float16),
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
-        patch.setattr(torch.distributed, "all_reduce", all_reduce)
-        means = [fabric.all_reduce(value).item() for value in values]
-        means.append(fabric.all_reduce(values[0], reduce_op="sum").item())
-    return means, asked
-
-
 def test_a_backend_that_averages_is_asked_for_the_mean():
+    def means_by_a_backend_that_averages(rank):
+        """The means of a number, an integer and a large half, and what the backend was asked for.
+
+        gloo stands in for NCCL, which is the one that takes `ReduceOp.AVG`.
+        """
+        fabric, asked = rank.fabric(), []
+        fabric.barrier()
+
+        def all_reduce(tensor, op, group):
+            asked.append((op == ReduceOp.AVG, tensor.dtype))
+            whole = tensor.double()
+            torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
+            tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
+
+        values = [
+            torch.tensor(1.0 + rank.number),
+            torch.tensor(1 + rank.number),
+            torch.tensor(4e4, dtype=torch.float16),
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
+            patch.setattr(torch.distributed, "all_reduce", all_reduce)
+            means = [fabric.all_reduce(value).item() for value in values]
+            means.append(fabric.all_reduce(values[0], reduce_op="sum").item())
+        return means, asked
+
     means, asked = RANKS.run(means_by_a_backend_that_averages)[0]
     assert means == [1.5, 1.5, pytest.approx(4e4, rel=1e-3), 3.0]
     assert asked == [

@@ -114,21 +114,20 @@ def test_no_rank_holds_the_whole_model_that_was_built_on_meta(make):
     assert held <= peak <= held + 3 * LAYER_BYTES
 
 
-def build_on(fabric, devices):
-    """Whole weights and running means of ranks that each draw their own, on these devices."""
-    torch.manual_seed(fabric.global_rank)
-    with torch.device(devices[fabric.global_rank]):
-        module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
-    module[1].running_mean += fabric.global_rank + 1  # nothing shards it
-    fabric.setup(module)
-    whole = fabric.strategy.get_module_state_dict(module, layout="full")
-    return whole, fabric.strategy.gather_objects(module[1].running_mean.tolist())
-
-
 @pytest.mark.parametrize(
     ("devices", "synchronizes"), [(("cpu", "cpu"), False), (("cpu", "meta"), True)]
 )
 def test_ranks_that_built_differently_begin_with_the_weights_of_rank_zero(devices, synchronizes):
+    def build_on(fabric, devices):
+        """Whole weights and running means of ranks that each draw their own, on these devices."""
+        torch.manual_seed(fabric.global_rank)
+        with torch.device(devices[fabric.global_rank]):
+            module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+        module[1].running_mean += fabric.global_rank + 1  # nothing shards it
+        fabric.setup(module)
+        whole = fabric.strategy.get_module_state_dict(module, layout="full")
+        return whole, fabric.strategy.gather_objects(module[1].running_mean.tolist())
+
     whole, means = run(build_on, FSDPStrategy(sync_module_states=synchronizes), devices)
     built = []
     for seed in (0, 1):
@@ -161,16 +160,15 @@ def test_what_cannot_fill_itself_holds_nan_and_is_named():
     assert run(fill_on_meta) == (True, True)
 
 
-def draw_on_meta(fabric):
-    torch.manual_seed(100 + fabric.global_rank)
-    with fabric.init_module(empty_init=True):
-        module = nn.Linear(4, 4)
-    fabric.setup(module)
-    weight = fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
-    return weight, fabric.strategy.gather_objects(torch.rand(1).item())
-
-
 def test_unseeded_ranks_draw_the_same_and_keep_their_own_random_state():
+    def draw_on_meta(fabric):
+        torch.manual_seed(100 + fabric.global_rank)
+        with fabric.init_module(empty_init=True):
+            module = nn.Linear(4, 4)
+        fabric.setup(module)
+        weight = fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
+        return weight, fabric.strategy.gather_objects(torch.rand(1).item())
+
     weight, draws = run(draw_on_meta, FSDPStrategy(sharding_strategy="NO_SHARD"))
     torch.manual_seed(100)
     assert torch.equal(weight, nn.Linear(4, 4).weight)

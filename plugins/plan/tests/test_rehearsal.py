@@ -67,24 +67,24 @@ def test_results_are_those_of_torch(call):
     expected = call(tensors[0])
     with Knowing():
         results = [call(tensor) for tensor in tensors[1:]]
+
+    def described(result, given):
+        return [
+            (
+                type(one),
+                one.shape,
+                one.stride(),
+                one.dtype,
+                one.device,
+                one.storage_offset(),
+                one.untyped_storage().nbytes(),
+                one.untyped_storage()._cdata == given.untyped_storage()._cdata,
+            )
+            for one in ([result] if isinstance(result, torch.Tensor) else result)
+        ]
+
     for tensor, result in zip(tensors[1:], results, strict=True):
-        assert _described(result, tensor) == _described(expected, tensors[0])
-
-
-def _described(result, given):
-    return [
-        (
-            type(one),
-            one.shape,
-            one.stride(),
-            one.dtype,
-            one.device,
-            one.storage_offset(),
-            one.untyped_storage().nbytes(),
-            one.untyped_storage()._cdata == given.untyped_storage()._cdata,
-        )
-        for one in ([result] if isinstance(result, torch.Tensor) else result)
-    ]
+        assert described(result, tensor) == described(expected, tensors[0])
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

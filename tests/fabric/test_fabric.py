@@ -18,7 +18,6 @@ from core import (
     ConfigurationError,
     Fabric,
     LaunchError,
-    Logger,
     ModuleError,
     NonFiniteLossError,
     UnsupportedError,
@@ -27,6 +26,7 @@ from core.checkpoint import AsyncCheckpointIO, load_checkpoint
 from core.fabric import FabricModule, FabricOptimizer, seed_everything
 from core.strategies import SingleDeviceStrategy
 from core_testing.waiting import wait_until
+from support.small_nets import Recorder
 
 
 @pytest.fixture
@@ -378,16 +378,8 @@ def test_a_state_of_another_kind_of_loader_is_refused(fabric):
 # Callbacks and loggers ----------------------------------------------------------------------------
 
 
-class Notes(Logger):
-    def __init__(self):
-        self.rows = []
-
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, metrics))
-
-
 def test_values_reach_every_logger():
-    one, two = Notes(), Notes()
+    one, two = Recorder(), Recorder()
     fabric = Fabric(accelerator="cpu", loggers=[one, two])
     fabric.log("loss", torch.tensor([0.5]), step=3)
     fabric.log_dict({"a": 1, "b": np.float32(0.25)})
@@ -404,7 +396,7 @@ def test_values_reach_every_logger():
     ("value", "what"), [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "str '0.5'")]
 )
 def test_only_numbers_can_be_logged(value, what):
-    fabric = Fabric(accelerator="cpu", loggers=Notes())
+    fabric = Fabric(accelerator="cpu", loggers=Recorder())
     with pytest.raises(
         ConfigurationError, match=rf"log\('loss'\): expected a number .*, got {what}"
     ):

@@ -11,19 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Logger, ModuleError
+from core import ModuleError
 from core_testing import in_one_process
 from core_training.logging.scalar_widths import widest_float
 from support import late_torchmetrics as torchmetrics
-from support.small_nets import Net, batches, quiet_trainer
-
-
-class Recorder(Logger):
-    def __init__(self):
-        self.rows = []
-
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, dict(metrics)))
+from support.small_nets import Net, Recorder, batches, quiet_trainer
 
 
 class Logging(Net):
@@ -83,15 +75,6 @@ def values_of(trainer):
 
 # defaults -----------------------------------------------------------------------------------------
 
-BY_STEP = [
-    "on_train_batch_start",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_train_batch_end",
-]
-BY_EPOCH = ["on_train_start", "on_train_epoch_start", "on_train_epoch_end"]
 IN_VALIDATION = [
     "on_validation_start",
     "on_validation_epoch_start",
@@ -99,18 +82,19 @@ IN_VALIDATION = [
     "on_validation_batch_end",
     "on_validation_epoch_end",
 ]
-NOWHERE = [
-    "setup",
-    "on_fit_start",
-    "on_train_end",
-    "on_fit_end",
-    "teardown",
-    "on_validation_end",
-    "on_sanity_check_start",
-]
 
 
-@pytest.mark.parametrize("hook", BY_STEP)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_batch_start",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_train_batch_end",
+    ],
+)
 def test_a_hook_of_a_step_logs_steps(hook):
     calls = []
 
@@ -123,7 +107,9 @@ def test_a_hook_of_a_step_logs_steps(hook):
     assert [values["value"] for _, values in recorder.rows] == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("hook", BY_EPOCH + IN_VALIDATION)
+@pytest.mark.parametrize(
+    "hook", ["on_train_start", "on_train_epoch_start", "on_train_epoch_end", *IN_VALIDATION]
+)
 def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
     recorder = Recorder()
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
@@ -133,7 +119,18 @@ def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
         assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
 
 
-@pytest.mark.parametrize("hook", NOWHERE)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "setup",
+        "on_fit_start",
+        "on_train_end",
+        "on_fit_end",
+        "teardown",
+        "on_validation_end",
+        "on_sanity_check_start",
+    ],
+)
 def test_a_hook_in_which_nothing_is_collected(hook):
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
     message = (
@@ -329,18 +326,23 @@ def test_an_epoch_with_nan_is_nan(reduction, values):
     assert math.isnan(validated(values, reduce_fx=reduction))
 
 
-STEP_TENSORS = [
-    TENTHS,
-    torch.tensor(0.1),
-    torch.tensor(0.1, dtype=torch.bfloat16),
-    torch.tensor(True),
-    torch.tensor(200, dtype=torch.uint8),
-    torch.ones(1, 1),
-]
-
-
 @pytest.mark.parametrize(
-    "value", [0.1, LARGE, True, np.float32(0.1), np.float64(0.1), *STEP_TENSORS]
+    "value",
+    [
+        0.1,
+        LARGE,
+        True,
+        np.float32(0.1),
+        np.float64(0.1),
+        *[
+            TENTHS,
+            torch.tensor(0.1),
+            torch.tensor(0.1, dtype=torch.bfloat16),
+            torch.tensor(True),
+            torch.tensor(200, dtype=torch.uint8),
+            torch.ones(1, 1),
+        ],
+    ],
 )
 def test_a_step_keeps_its_digits(value):
     module = in_training(lambda module, *_: module.log("value", value, prog_bar=True))

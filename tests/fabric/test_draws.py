@@ -111,14 +111,14 @@ class Within(Dataset):
         return self.data[index]
 
 
-MAKERS = [
-    lambda indices: DataLoader(Subset(range(4), indices)),
-    lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
-    lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
-]
-
-
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda indices: DataLoader(Subset(range(4), indices)),
+        lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
+        lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
+    ],
+)
 def test_splits_that_differ_are_refused(make):
     """Those that were drawn before `launch`."""
 

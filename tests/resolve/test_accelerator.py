@@ -229,15 +229,17 @@ SRUN_OF_FOUR = {
     },
     **{"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1"},
 }
-BOUND = [
-    ("SLURM_GPUS_PER_TASK", "1"),
-    ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"),
-    ("SLURM_GPU_BIND", "single:1"),
-]
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, 4])
-@pytest.mark.parametrize(("variable", "value"), BOUND)
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SLURM_GPUS_PER_TASK", "1"),
+        ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"),
+        ("SLURM_GPU_BIND", "single:1"),
+    ],
+)
 def test_tasks_that_see_a_device_of_their_own(monkeypatch, devices, variable, value):
     """As by srun --ntasks-per-node=4 --gpus-per-task=1: device 0 of each is another one."""
     for name, text in {**SRUN_OF_FOUR, variable: value}.items():

@@ -61,7 +61,6 @@ def rates(configure, **options):
     return module.rates
 
 
-BY_THREE = [1.0] * 6 + [0.5] * 3 + [0.25] * 3
 BY_EPOCH = [1.0] * 4 + [0.5] * 4 + [0.25] * 4
 CONSTANT = [1.0] * 12
 
@@ -230,7 +229,7 @@ def beside(module):
         (beside, [1.0] * 8 + [0.5] * 4),
         (
             lambda module: plateau(module, "falling", "max", interval="step", frequency=3),
-            BY_THREE,
+            [1.0] * 6 + [0.5] * 3 + [0.25] * 3,
         ),
         (lambda module: plateau(module, "nothing", strict=False), CONSTANT),
         # The mean of an epoch counts once, though steps are due.

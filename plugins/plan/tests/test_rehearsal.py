@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_nets import LAYER_BYTES, WIDTH, AsksForFinite, AsksForValues, Buffered, Net
+from plan_nets import LAYER_BYTES, WIDTH, Net
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import STRATEGY_REGISTRY
+from core_ddp import DDPStrategy
 from core_plan import plan
 from core_plan.fits import offloaded, on_device
 from core_plan.rehearsal.known_shapes import KnownShapes
@@ -122,6 +123,13 @@ def test_ranks_of_a_pipeline_rehearse_together():
 
 
 def test_a_strangers_strategy():
+    class Buffered(DDPStrategy):
+        """With 3 MiB of its own."""
+
+        def setup_module(self, module):
+            self.own = torch.zeros(3 * 2**18)
+            return super().setup_module(module)
+
     STRATEGY_REGISTRY.register("buffered", Buffered)
     plain, own = _plan(Net, "ddp"), _plan(Net, "buffered")
     assert own.memory["transient"] - plain.memory["transient"] == 3 * 2**20
@@ -130,17 +138,34 @@ def test_a_strangers_strategy():
 
 
 def test_an_operation_that_needs_values_is_named():
+    class AsksForValues(Net):
+        """Needs to know how many different values there are."""
+
+        def training_step(self, batch):
+            found = self.layers(batch)
+            return found.mean() * len(torch.unique(found))
+
     found = _plan(AsksForValues, "single_device", devices=1)
     assert found.source == "run"  # it is small enough
     assert "_unique2" in found.assumed[0]
-    assert "plan_nets.py:" in found.assumed[0]
+    assert "test_rehearsal.py:" in found.assumed[0]
 
 
 def test_all_values_are_finite():
+    class AsksForFinite(Net):
+        """Skips steps whose loss isn't finite, and reads the loss."""
+
+        def training_step(self, batch):
+            loss = super().training_step(batch)
+            if not torch.isfinite(loss) or torch.isnan(loss).any():
+                return None
+            self.seen = loss.item()
+            return loss
+
     found = _plan(AsksForFinite, "single_device", devices=1)
     assert found.failure is None
     assert [text.rpartition(" ")[2] for text in found.assumed] == ["1.0"]
-    assert "plan_nets.py:" in found.assumed[0]
+    assert "test_rehearsal.py:" in found.assumed[0]
 
 
 def test_refused_as_in_a_run():

@@ -3,24 +3,24 @@
 import torch
 
 from core import Callback, Trainer
+from core.callbacks import LambdaCallback
 from core.trainer import LoopPolicy
 from support.small_nets import QUIET, Net, batches
 
 
-class Recording(Callback):
-    """Notes the outputs that it gets, and the epochs that end."""
-
-    def __init__(self):
-        self.outputs, self.num_ended = [], 0
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.outputs.append(outputs)
-
-    def on_train_epoch_end(self, trainer, module):
-        self.num_ended += 1
-
-
 def test_another_trainer_observes_cuts_and_shapes_outputs():
+    class Recording(Callback):
+        """Notes the outputs that it gets, and the epochs that end."""
+
+        def __init__(self):
+            self.outputs, self.num_ended = [], 0
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.outputs.append(outputs)
+
+        def on_train_epoch_end(self, trainer, module):
+            self.num_ended += 1
+
     observer, callback = Recording(), Recording()
 
     class Others(LoopPolicy):
@@ -46,6 +46,10 @@ def test_another_trainer_observes_cuts_and_shapes_outputs():
 
 
 def test_by_default_a_cut_epoch_goes_on_one_day():
-    callback = Recording()
+    dims, ended = [], []
+    callback = LambdaCallback(
+        on_train_batch_end=lambda trainer, module, outputs, *_: dims.append(outputs.ndim),
+        on_train_epoch_end=lambda *_: ended.append(True),
+    )
     Trainer(**QUIET, max_steps=3, callbacks=callback).fit(Net(), batches(5))
-    assert (callback.num_ended, [outputs.ndim for outputs in callback.outputs]) == (0, [0] * 3)
+    assert (ended, dims) == ([], [0] * 3)

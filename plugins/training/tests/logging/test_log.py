@@ -397,47 +397,46 @@ def test_several_loaders():
 # what is seen when --------------------------------------------------------------------------------
 
 
-class Seeing(Net):
-    """Notes what callbacks see in some hooks."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen, self.num_steps, self.num_checks = [], 0, 0
-
-    def note(self, hook):
-        self.seen.append((hook, values_of(self.trainer)))
-
-    def training_step(self, batch, batch_idx):
-        self.num_steps += 1
-        self.log("step", self.num_steps, prog_bar=True)
-        self.log("shared", self.num_steps)
-        self.log("mean", self.num_steps, on_step=False, on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.num_checks += 1
-        self.log("shared", -self.num_checks)
-        self.log("check", self.num_checks, on_step=True, on_epoch=False)
-
-    def on_validation_start(self):
-        self.note("validation start")
-
-    def on_validation_epoch_end(self):
-        self.note("validation epoch end")
-        self.log("late", float(self.num_checks))
-        assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
-
-    def on_validation_end(self):
-        self.note("validation end")
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.note("batch start")
-
-    def on_train_epoch_end(self):
-        self.note("train epoch end")
-
-
 def test_a_value_is_seen_until_its_name_is_logged_again():
+    class Seeing(Net):
+        """Notes what callbacks see in some hooks."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen, self.num_steps, self.num_checks = [], 0, 0
+
+        def note(self, hook):
+            self.seen.append((hook, values_of(self.trainer)))
+
+        def training_step(self, batch, batch_idx):
+            self.num_steps += 1
+            self.log("step", self.num_steps, prog_bar=True)
+            self.log("shared", self.num_steps)
+            self.log("mean", self.num_steps, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.num_checks += 1
+            self.log("shared", -self.num_checks)
+            self.log("check", self.num_checks, on_step=True, on_epoch=False)
+
+        def on_validation_start(self):
+            self.note("validation start")
+
+        def on_validation_epoch_end(self):
+            self.note("validation epoch end")
+            self.log("late", float(self.num_checks))
+            assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
+
+        def on_validation_end(self):
+            self.note("validation end")
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.note("batch start")
+
+        def on_train_epoch_end(self):
+            self.note("train epoch end")
+
     module = Seeing()
     quiet_trainer(max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
     first = {"step": 1, "shared": -1.0, "check": 1}
@@ -455,10 +454,11 @@ def test_a_value_is_seen_until_its_name_is_logged_again():
 
 
 def test_nothing_of_the_sanity_check_is_seen():
-    module = Seeing()
-    module.on_validation_epoch_end = lambda: None
+    seen = []
+    module = in_validation(lambda module, *_: module.log("check", 1.0, on_step=True, on_epoch=True))
+    module.on_train_batch_start = lambda *_: seen.append(values_of(module.trainer))
     quiet_trainer(num_sanity_val_steps=1, max_epochs=1).fit(module, batches(1), batches(1))
-    assert module.seen[2] == ("batch start", {})
+    assert seen == [{}]
 
 
 # mistakes -----------------------------------------------------------------------------------------

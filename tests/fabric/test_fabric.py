@@ -238,21 +238,15 @@ def test_to_device_returns_what_it_was_given(fabric):
     assert fabric.to_device(batch) is batch
 
 
-@pytest.fixture
-def clipped(fabric):
-    """Clip gradients of three 4s and the bias' 1: what that returns, and the gradients."""
-
-    def clip(factor=1.0, **limits):
+def test_clipping_by_norm_and_by_value(fabric):
+    def clipped(factor=1.0, **limits):
+        """Clip gradients of three 4s and the bias' 1: what that returns, and the gradients."""
         module = linear()
         model, optimizer = fabric.setup(module, sgd(module))
         fabric.backward(model(torch.full((1, 3), 4.0).double()).sum() * factor)
         norm = fabric.clip_gradients(model, optimizer, **limits)
         return norm, torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
-    return clip
-
-
-def test_clipping_by_norm_and_by_value(clipped):
     norm, gradients = clipped(max_norm=1.0)
     assert (norm.item(), gradients.norm().item()) == (
         pytest.approx(7.0),
@@ -266,11 +260,13 @@ def test_clipping_by_norm_and_by_value(clipped):
 
 
 @pytest.mark.parametrize("limits", [{}, {"clip_val": 1.0, "max_norm": 2.0}])
-def test_clipping_needs_one_limit(clipped, limits):
+def test_clipping_needs_one_limit(fabric, limits):
+    module = linear()
+    model, optimizer = fabric.setup(module, sgd(module))
     with pytest.raises(
         ConfigurationError, match=r"clip_val=.* and max_norm=.*; pass one of the two"
     ):
-        clipped(**limits)
+        fabric.clip_gradients(model, optimizer, **limits)
 
 
 def test_several_modules_and_optimizers(fabric):

@@ -1,6 +1,7 @@
 """Programs are planned for by the strategy's own code, without memory or ranks."""
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -174,44 +175,44 @@ def test_refused_as_in_a_run():
     assert "trains on 1 device" in found.failure
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from core import Trainer
-sys.path.insert(0, {folder!r})
-from plan_nets import Net
+@pytest.mark.parametrize("library", ["Trainer", "Fabric"])
+def test_a_script_as_it_is(library, tmp_path, monkeypatch):
+    programs = {
+        "Trainer": """
+            import sys
+            from pathlib import Path
+            import torch
+            from core import Trainer
+            sys.path.insert(0, {folder!r})
+            from plan_nets import Net
 
-Path("begun-" + sys.argv[1]).touch()
-Trainer(accelerator="gpu", devices=4, strategy="ddp", max_epochs=1).fit(Net())
-Path("ended").touch()
-"""
+            Path("begun-" + sys.argv[1]).touch()
+            Trainer(accelerator="gpu", devices=4, strategy="ddp", max_epochs=1).fit(Net())
+            Path("ended").touch()
+        """,
+        "Fabric": """
+            import sys
+            import torch
+            from core import Fabric
+            sys.path.insert(0, {folder!r})
+            from plan_nets import Net
 
-LOOP = """
-import sys
-import torch
-from core import Fabric
-sys.path.insert(0, {folder!r})
-from plan_nets import Net
-
-fabric = Fabric(accelerator="gpu", devices=4, strategy="fsdp")
-fabric.launch()
-net = Net()
-model, optimizer = fabric.setup(net.layers, net.configure_optimizers())
-for batch in fabric.setup_dataloaders(net.train_dataloader()):
-    loss = model(batch).square().mean()
-    fabric.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    print(f"loss {{loss.item():.2f}}")
-open("ended", "w").close()
-"""
-
-
-@pytest.mark.parametrize("text", [SCRIPT, LOOP], ids=["Trainer", "Fabric"])
-def test_a_script_as_it_is(text, tmp_path, monkeypatch):
+            fabric = Fabric(accelerator="gpu", devices=4, strategy="fsdp")
+            fabric.launch()
+            net = Net()
+            model, optimizer = fabric.setup(net.layers, net.configure_optimizers())
+            for batch in fabric.setup_dataloaders(net.train_dataloader()):
+                loss = model(batch).square().mean()
+                fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                print(f"loss {{loss.item():.2f}}")
+            open("ended", "w").close()
+        """,
+    }
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
+    text = textwrap.dedent(programs[library])
     script.write_text(text.format(folder=str(Path(__file__).parent)))
     found = _plan(str(script), "ddp", arguments=["here"])
     assert found.failure is None, found.failure

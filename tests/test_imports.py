@@ -23,7 +23,6 @@ FACES = {
     "trainer": ["core_training"],
 }
 """The modules of core that show what core-training has, and where that is."""
-NOT_SHOWN = {"LearningRateCurve", "Tuner"}
 
 
 @pytest.mark.parametrize("name", FACES)
@@ -31,7 +30,8 @@ def test_the_trainers_public_modules_export_what_belongs_to_it(name):
     module = importlib.import_module(f"core.{name}")
     homes = [importlib.import_module(home) for home in FACES[name]]
     own = {public: getattr(home, public) for home in homes for public in home.__all__}
-    assert {*module.__all__} == own.keys() - NOT_SHOWN
+    not_shown = {"LearningRateCurve", "Tuner"}
+    assert {*module.__all__} == own.keys() - not_shown
     assert {*dir(module)} == {*module.__all__}
     assert all(getattr(module, public) is own[public] for public in module.__all__)
     with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
@@ -73,23 +73,21 @@ print([name for name in names if getattr(core, name).__name__ != f"core.{name}"]
     assert done.stdout.splitlines() == ["[] False", "[] EarlyStopping"]
 
 
-WITH_TORCH = ["core.session.digests", "core.session.divergence", "core.session.equal_masks"]
-"""Imported once ranks are compared, or a module is compiled."""
-
-
 @pytest.mark.parametrize("name", ["core", "core.contract", "core.registry", "core.session"])
 def test_import_leaves_torch_and_plugins_alone(name):
     """The package and, but for the root, every module of it that has work before there are
     tensors.
     """
     plugins = sorted(path.parent.name for path in ROOT.glob("plugins/*/core_*/__init__.py"))
+    # Imported once ranks are compared, or a module is compiled.
+    with_torch = ["core.session.digests", "core.session.divergence", "core.session.equal_masks"]
     program = f"""
 import importlib, pkgutil, sys
 
 package = importlib.import_module({name!r})
 if {name!r} != "core":
     for module in pkgutil.walk_packages(package.__path__, {name!r} + "."):
-        if module.name not in {WITH_TORCH!r}:
+        if module.name not in {with_torch!r}:
             importlib.import_module(module.name)
 print(*(heavy for heavy in {["torch", *plugins]!r} if heavy in sys.modules))
 """

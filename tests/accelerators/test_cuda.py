@@ -55,12 +55,8 @@ def test_hidden_devices_are_absent_and_not_broken(built_with_cuda, monkeypatch):
     assert CUDAAccelerator.detect() == Absent("CUDA_VISIBLE_DEVICES='' hides every GPU")
 
 
-@pytest.fixture
-def two_devices(built_with_cuda, monkeypatch):
+def test_counted_devices_come_before_all_others(built_with_cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
-def test_counted_devices_come_before_all_others(two_devices):
     assert CUDAAccelerator.detect() == Found(2, priority=100)
     assert CUDAAccelerator().parse_devices(-1) == [0, 1]
     assert CUDAAccelerator().torch_devices([1]) == [torch.device("cuda", 1)]

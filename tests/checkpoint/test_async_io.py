@@ -29,33 +29,6 @@ from support.same import assert_same
 ALONE = Alone()
 
 
-class Gated(DistributedCheckpointIO):
-    """Writes when it is allowed to."""
-
-    def __init__(self):
-        self.gate = threading.Event()
-        self.log = []
-
-    def save_checkpoint(self, state, path, *, collectives):
-        self.gate.wait()
-        super().save_checkpoint(state, path, collectives=collectives)
-        self.log.append(("save", os.path.basename(path)))
-
-    def remove_checkpoint(self, path, *, collectives):
-        super().remove_checkpoint(path, collectives=collectives)
-        self.log.append(("remove", os.path.basename(path)))
-
-
-@pytest.fixture
-def gated():
-    checkpoint_io = AsyncCheckpointIO(Gated())
-    yield checkpoint_io
-    checkpoint_io.checkpoint_io.gate.set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        checkpoint_io.teardown()
-
-
 @pytest.mark.parametrize("inner", [None, TorchCheckpointIO()])
 def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner):
     checkpoint_io = AsyncCheckpointIO(inner)
@@ -144,8 +117,26 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
     checkpoint_io.teardown()
 
 
-def test_saves_and_removals_keep_their_order(gated, tmp_path):
+def test_saves_and_removals_keep_their_order(tmp_path):
     """`save_top_k=1`: while the new one isn't there, the old one stays."""
+
+    class Gated(DistributedCheckpointIO):
+        """Writes when it is allowed to."""
+
+        def __init__(self):
+            self.gate = threading.Event()
+            self.log = []
+
+        def save_checkpoint(self, state, path, *, collectives):
+            self.gate.wait()
+            super().save_checkpoint(state, path, collectives=collectives)
+            self.log.append(("save", os.path.basename(path)))
+
+        def remove_checkpoint(self, path, *, collectives):
+            super().remove_checkpoint(path, collectives=collectives)
+            self.log.append(("remove", os.path.basename(path)))
+
+    gated = AsyncCheckpointIO(Gated())
     gated.checkpoint_io.gate.set()
     save_state(tmp_path / "1.ckpt", {"x": 1}, gated)
     gated._wait()
@@ -162,6 +153,7 @@ def test_saves_and_removals_keep_their_order(gated, tmp_path):
     assert gated.describe_checkpoint(tmp_path / "2.ckpt", collectives=ALONE) == {"x": 2}
     assert gated.checkpoint_io.log == [("save", "1.ckpt"), ("save", "2.ckpt"), ("remove", "1.ckpt")]
     assert os.listdir(tmp_path) == ["2.ckpt"]
+    gated.teardown()
 
 
 def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, monkeypatch):

@@ -3,9 +3,12 @@ CheckpointError.
 """
 
 import contextlib
+import copy
 import json
+import math
 import os
 import shutil
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -13,13 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.damaged_on_purpose import (
-    bounded_memory,
-    change_anywhere,
-    everything,
-    read_index,
-    write_index,
-)
+from checkpoint.damaged_on_purpose import bounded_memory, read_index, write_index
 from core.checkpoint import load_checkpoint, newest_valid, verify_checkpoint
 from core.checkpoint.upkeep.summary import summarize
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
@@ -38,18 +35,137 @@ def rewrite(path, change):
 # Anything at all.
 
 
-@pytest.fixture
-def filled_memory():
-    """Let memory that is left unfilled be full of NaN, or of the largest numbers."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None, max_examples=150, suppress_health_check=HealthCheck)
 @given(random=st.randoms(use_true_random=False))
-def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, random):
+def test_a_changed_folder_is_the_same_state_or_refused(path, random):
+    def everything():
+        """A state with each kind of value in it. No byte of its tensors and arrays is above 63."""
+
+        def numbers(*shape):
+            return (
+                (torch.arange(4 * math.prod(shape)) % 61 + 1)
+                .to(torch.uint8)
+                .view(torch.float32)
+                .reshape(shape)
+            )
+
+        rows = tuple(Chunk((row, 0), (2, 6), numbers(2, 6)) for row in (0, 2))
+        indices = torch.tensor([[0, 1], [2, 0]])
+        return {
+            "tensors": [
+                numbers(3, 5),
+                numbers(0, 3),
+                numbers(4).view(torch.bfloat16),
+                numbers(2).view(torch.int64)[0],
+            ],
+            "rows": ShardedLeaf((4, 6), torch.float32, rows),
+            "coo": torch.sparse_coo_tensor(indices, numbers(2), (2, 3)).coalesce(),
+            "csr": torch.sparse_csr_tensor(
+                torch.tensor([0, 1, 2]), torch.tensor([0, 2]), numbers(2), (2, 3)
+            ),
+            "arrays": [numbers(2, 3).numpy(), np.array(["12", "3"]), np.float64(0.5), np.str_("x")],
+            "plain": [
+                None,
+                -0.5,
+                float("inf"),
+                1 + 2j,
+                b"bytes",
+                bytearray(b"x"),
+                (1, (2,)),
+                {4, "a"},
+            ],
+            "keys": {(1, "a"): 2, None: 5, "$x": 1},
+            "classes": [
+                OrderedDict(a=1),
+                Counter("aab"),
+                torch.Size([2]),
+                torch.float16,
+                torch.device("cpu"),
+            ],
+        }
+
+    junk = [
+        None,
+        True,
+        [],
+        {},
+        [[]],
+        [0],
+        float("nan"),
+        0,
+        -1,
+        3,
+        63,
+        2**31,
+        2**60,
+        2**64 + 1,
+        10**300,
+        -(2**63),
+        0.5,
+        "|O",
+        "<f4",
+        ">f4",
+        "<U900000000",
+        "<M8[s]",
+        "f4,O",
+        "(3,)O",
+        "\ud800",
+        "",
+        "$tuple",
+        "float32",
+        "quint8",
+        "strided",
+        "sparse_csr",
+        "nan",
+        "cuda:99",
+        "AAAA",
+        "../x",
+        "1" * 5000,
+        "_dynamo",
+        {"$array": ["<f8", "QUFBQUFBQUE="]},
+    ]
+    tags = [
+        "$tensor",
+        "$array",
+        "$scalar",
+        "$sparse",
+        "$dict",
+        "$tuple",
+        "$set",
+        "$bytes",
+        "$size",
+        "$dtype",
+        "$unknown",
+    ]
+
+    def places(value):
+        items = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        )
+        for key, item in items:
+            yield value, key
+            yield from places(item)
+
+    def change_anywhere(content):
+        """Another value in some place of JSON: junk, one of another place, or its own with a tag; or
+        none.
+        """
+        (holder, key), (other, other_key) = random.choices([*places(content)], k=2)
+        value = copy.deepcopy(
+            random.choice(
+                [random.choice(junk), other[other_key], {random.choice(tags): holder[key]}]
+            )
+        )
+        if random.random() < 0.2:
+            del holder[key]
+        else:
+            holder[key] = value
+
     def all_bytes(value):
         """Those of all tensors and arrays."""
         if isinstance(value, dict):
@@ -79,9 +195,14 @@ def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, rand
     shutil.copytree(whole, path)
     _, content = read_index(path)
     for _ in range(random.randint(1, 3)):
-        change_anywhere(content, random)
+        change_anywhere(content)
     write_index(path, json.dumps(content).encode())
-    state = loaded_or_refused(path)
+    # Memory that is left unfilled is full of NaN, or of the largest numbers.
+    torch.use_deterministic_algorithms(True)
+    try:
+        state = loaded_or_refused(path)
+    finally:
+        torch.use_deterministic_algorithms(False)
     if state is not None:
         assert max(all_bytes(state), default=0) < 64, (
             "bytes that no file has: memory that nobody has filled"
@@ -115,18 +236,6 @@ def test_what_core_has_not_written_is_refused(path, value):
     refused(path, r"last\.ckpt' holds something that this release of core can't read")
 
 
-def chunked(path, places):
-    """A tensor of shape 4 x 4 and its two chunks, which the index then says to be others."""
-    halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]
-    save_state(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
-
-    def change(content):
-        (chunks,) = content["leaves"].values()
-        content["leaves"] = {'["w"]': [[*place, chunks[0][2]] for place in places]}
-
-    rewrite(path, change)
-
-
 @pytest.mark.parametrize(
     "places",
     [
@@ -138,7 +247,15 @@ def chunked(path, places):
     ],
 )
 def test_chunks_that_do_not_cover_a_tensor_are_refused(path, places):
-    chunked(path, places)
+    """Of a tensor of shape 4 x 4, whose two chunks the index says to be others."""
+    halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]
+    save_state(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
+
+    def change(content):
+        (chunks,) = content["leaves"].values()
+        content["leaves"] = {'["w"]': [[*place, chunks[0][2]] for place in places]}
+
+    rewrite(path, change)
     refused(
         path,
         r"last\.ckpt' is incomplete: the parts of 'w' in its files don't cover its shape, each",

@@ -9,13 +9,12 @@ import torch
 
 from checkpoint.damaged_on_purpose import bounded_memory
 from core import Fabric
-from core.checkpoint import DistributedCheckpointIO, load_checkpoint
+from core.checkpoint import load_checkpoint
 from core.checkpoint.format import digest, streaming
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
 from support.checkpoint_collectives import save_state
 from support.tiny import Tiny, loader, make_trainer
 
-IO = DistributedCheckpointIO()
 BLOCK = digest.BLOCK_BYTES
 
 

@@ -45,43 +45,38 @@ def test_a_folder_of_a_store():
     assert OURS in refused("memory://theirs")
 
 
-class AcmeReader(CheckpointReader):
-    program = "Acme"
+def test_an_installed_reader_names_its_command(tmp_path):
+    class AcmeReader(CheckpointReader):
+        program = "Acme"
 
-    def recognizes(self, head):
-        return False
+        def recognizes(self, head):
+            return False
 
-    def translate(self, saved):
-        raise ValueError
+        def translate(self, saved):
+            raise ValueError
 
-    def recognizes_folder(self, path, names):
-        return f"`acme read {path}` reads it." if "acme.bin" in names else None
+        def recognizes_folder(self, path, names):
+            return f"`acme read {path}` reads it." if "acme.bin" in names else None
 
+    class BrokenReader(AcmeReader):
+        def recognizes_folder(self, path, names):
+            return names["acme.bin"]
 
-class BrokenReader(AcmeReader):
-    def recognizes_folder(self, path, names):
-        return names["acme.bin"]
-
-
-@pytest.fixture
-def readers():
-    for alias, kind in (("a_broken_one", BrokenReader), ("acme", AcmeReader)):
-        CHECKPOINT_READER_REGISTRY.register(alias, kind)
-    yield
-    for alias in ("a_broken_one", "acme"):
-        CHECKPOINT_READER_REGISTRY.remove(alias)
-
-
-def test_an_installed_reader_names_its_command(readers, tmp_path):
     path = make(tmp_path / "theirs", "acme.bin", "part.pt")
     expected = f"{OURS}. It looks like Acme's. `acme read {path}` reads it."
-    with pytest.warns(RuntimeWarning, match="'a_broken_one' .* was left out. TypeError"):
-        assert refused(path).endswith(expected)
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(CheckpointCorruptedError, match="It looks like Acme's"),
-    ):
-        Fabric(accelerator="cpu").load(path, {})
+    CHECKPOINT_READER_REGISTRY.register("a_broken_one", BrokenReader)
+    CHECKPOINT_READER_REGISTRY.register("acme", AcmeReader)
+    try:
+        with pytest.warns(RuntimeWarning, match="'a_broken_one' .* was left out. TypeError"):
+            assert refused(path).endswith(expected)
+        with (
+            pytest.warns(RuntimeWarning),
+            pytest.raises(CheckpointCorruptedError, match="It looks like Acme's"),
+        ):
+            Fabric(accelerator="cpu").load(path, {})
+    finally:
+        CHECKPOINT_READER_REGISTRY.remove("a_broken_one")
+        CHECKPOINT_READER_REGISTRY.remove("acme")
 
 
 def test_the_command_line_says_so_too(tmp_path):

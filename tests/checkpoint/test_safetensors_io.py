@@ -14,11 +14,6 @@ from support.checkpoint_collectives import Alone, save_state
 from support.same import assert_same
 from support.small_nets import QUIET, Net
 
-DTYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16),
-]
-
 
 @pytest.fixture
 def path(tmp_path):
@@ -34,7 +29,24 @@ def save_and_load(state, path):
     return SafetensorsCheckpointIO().load_checkpoint(path, collectives=Alone())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.uint16,
+    ],
+    ids=str,
+)
 def test_every_format_comes_back(path, dtype):
     weights = {
         "w": torch.arange(6).reshape(2, 3).to(dtype),

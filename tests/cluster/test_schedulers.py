@@ -10,16 +10,11 @@ import pytest
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def mpirun():
+def test_mpirun_starts_the_script(run, script):
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed: tests/cluster/install.sh")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe", "-n", "2"]
-
-
-def test_mpirun_starts_the_script(run, script, mpirun):
-    lines = run(*mpirun, sys.executable, script, 2, 1)
+    lines = run("mpirun", *root, "--oversubscribe", "-n", "2", sys.executable, script, 2, 1)
     assert lines == [
         f"MPIEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)
     ]

@@ -75,17 +75,6 @@ MAKERS = {
 }
 
 
-def found(batches):
-    """The epochs that came, and the processes that they came from."""
-    batches = [
-        each
-        for batch in batches
-        for each in (batch.values() if isinstance(batch, dict) else [batch])
-    ]
-    epochs, processes = torch.cat(batches).T.tolist()
-    return set(epochs), set(processes)
-
-
 WORKER = {"num_workers": 1, "persistent_workers": True}
 
 
@@ -94,6 +83,16 @@ WORKER = {"num_workers": 1, "persistent_workers": True}
     [*((name, {}) for name in MAKERS), ("concatenated", WORKER), ("chained", WORKER)],
 )
 def test_data_sets_and_those_within_are_told(name, workers):
+    def found(batches):
+        """The epochs that came, and the processes that they came from."""
+        batches = [
+            each
+            for batch in batches
+            for each in (batch.values() if isinstance(batch, dict) else [batch])
+        ]
+        epochs, processes = torch.cat(batches).T.tolist()
+        return set(epochs), set(processes)
+
     loader = shard_loader(
         DataLoader(MAKERS[name](), batch_size=2, **workers), rank=0, size=1, seed=7
     )
@@ -150,7 +149,8 @@ def test_fabric_tells_each_iteration():
     """In this process: `Trainer` has workers."""
     fabric = Fabric(accelerator="cpu")
     loaders = fabric.setup_dataloaders(DataLoader(Subset(Epochs(), range(4))), DataLoader(Stream()))
-    assert [[found(loader)[0] for loader in loaders] for _ in range(3)] == [
+    epochs = [[{batch[0, 0].item() for batch in loader} for loader in loaders] for _ in range(3)]
+    assert epochs == [
         [{0}] * 2,
         [{1}] * 2,
         [{2}] * 2,

@@ -183,12 +183,11 @@ def test_map_leaves_reaches_numbers_and_keeps_structure():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_pinned_memory_is_copied_without_waiting():
+    def copy_pinned_memory(rank):
+        device = torch.device("cuda", 0)
+        batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
+        torch.cuda.synchronize()
+        assert batch["x"].device == device
+        assert batch["x"].sum().item() == 499500
+
     Backend(lambda: "single_device").run(copy_pinned_memory)
-
-
-def copy_pinned_memory(rank):
-    device = torch.device("cuda", 0)
-    batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
-    torch.cuda.synchronize()
-    assert batch["x"].device == device
-    assert batch["x"].sum().item() == 499500

@@ -111,27 +111,27 @@ class Within(Dataset):
         return self.data[index]
 
 
-MAKERS = [
-    lambda indices: DataLoader(Subset(range(4), indices)),
-    lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
-    lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
-]
-
-
-def set_up_splits(make):
-    fabric = Fabric(**TWO)
-    fabric.launch()
-    fabric.setup_dataloaders(make([2, 3]))
-    try:
-        fabric.setup_dataloaders(make([fabric.global_rank]))
-    except ConfigurationError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda indices: DataLoader(Subset(range(4), indices)),
+        lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
+        lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
+    ],
+)
 def test_splits_that_differ_are_refused(make):
     """Those that were drawn before `launch`."""
-    none, error = in_one_process(set_up_splits, make)
+
+    def set_up_splits():
+        fabric = Fabric(**TWO)
+        fabric.launch()
+        fabric.setup_dataloaders(make([2, 3]))
+        try:
+            fabric.setup_dataloaders(make([fabric.global_rank]))
+        except ConfigurationError as error:
+            return str(error)
+
+    none, error = in_one_process(set_up_splits)
     assert none is None
     assert (
         "fit loader's Subset or SubsetRandomSampler has other samples on rank 1 than on rank 0"

@@ -18,7 +18,6 @@ from core import (
     ConfigurationError,
     Fabric,
     LaunchError,
-    Logger,
     ModuleError,
     NonFiniteLossError,
     UnsupportedError,
@@ -27,6 +26,7 @@ from core.checkpoint import AsyncCheckpointIO, load_checkpoint
 from core.fabric import FabricModule, FabricOptimizer, seed_everything
 from core.strategies import SingleDeviceStrategy
 from core_testing.waiting import wait_until
+from support.small_nets import Recorder
 
 
 @pytest.fixture
@@ -238,21 +238,15 @@ def test_to_device_returns_what_it_was_given(fabric):
     assert fabric.to_device(batch) is batch
 
 
-@pytest.fixture
-def clipped(fabric):
-    """Clip gradients of three 4s and the bias' 1: what that returns, and the gradients."""
-
-    def clip(factor=1.0, **limits):
+def test_clipping_by_norm_and_by_value(fabric):
+    def clipped(factor=1.0, **limits):
+        """Clip gradients of three 4s and the bias' 1: what that returns, and the gradients."""
         module = linear()
         model, optimizer = fabric.setup(module, sgd(module))
         fabric.backward(model(torch.full((1, 3), 4.0).double()).sum() * factor)
         norm = fabric.clip_gradients(model, optimizer, **limits)
         return norm, torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
-    return clip
-
-
-def test_clipping_by_norm_and_by_value(clipped):
     norm, gradients = clipped(max_norm=1.0)
     assert (norm.item(), gradients.norm().item()) == (
         pytest.approx(7.0),
@@ -266,11 +260,13 @@ def test_clipping_by_norm_and_by_value(clipped):
 
 
 @pytest.mark.parametrize("limits", [{}, {"clip_val": 1.0, "max_norm": 2.0}])
-def test_clipping_needs_one_limit(clipped, limits):
+def test_clipping_needs_one_limit(fabric, limits):
+    module = linear()
+    model, optimizer = fabric.setup(module, sgd(module))
     with pytest.raises(
         ConfigurationError, match=r"clip_val=.* and max_norm=.*; pass one of the two"
     ):
-        clipped(**limits)
+        fabric.clip_gradients(model, optimizer, **limits)
 
 
 def test_several_modules_and_optimizers(fabric):
@@ -378,16 +374,8 @@ def test_a_state_of_another_kind_of_loader_is_refused(fabric):
 # Callbacks and loggers ----------------------------------------------------------------------------
 
 
-class Notes(Logger):
-    def __init__(self):
-        self.rows = []
-
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, metrics))
-
-
 def test_values_reach_every_logger():
-    one, two = Notes(), Notes()
+    one, two = Recorder(), Recorder()
     fabric = Fabric(accelerator="cpu", loggers=[one, two])
     fabric.log("loss", torch.tensor([0.5]), step=3)
     fabric.log_dict({"a": 1, "b": np.float32(0.25)})
@@ -404,7 +392,7 @@ def test_values_reach_every_logger():
     ("value", "what"), [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "str '0.5'")]
 )
 def test_only_numbers_can_be_logged(value, what):
-    fabric = Fabric(accelerator="cpu", loggers=Notes())
+    fabric = Fabric(accelerator="cpu", loggers=Recorder())
     with pytest.raises(
         ConfigurationError, match=rf"log\('loss'\): expected a number .*, got {what}"
     ):

@@ -15,7 +15,6 @@ from core.launch.worker_failure import WorkerFailure, describe_exit
 from core_testing import programs
 
 MAX_LINES = 12
-OF_CORE = Path(core.__file__).parent
 
 COMMON = """
 import logging, pathlib, sys, torch
@@ -157,7 +156,8 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert len(lines) <= MAX_LINES, "\n".join(lines)
     assert any(cause in line for line in lines), "\n".join(lines)
     assert any("program.py" in line for line in lines), "the user's own line"
-    assert not any(os.path.join(OF_CORE, "") in line for line in lines), "no frame of core"
+    of_core = Path(core.__file__).parent
+    assert not any(os.path.join(of_core, "") in line for line in lines), "no frame of core"
     assert "devices=2).fit(Bug" not in source or lines[-1].endswith(
         "Rank 1 failed with ValueError: a bug"
     ), "not what others lost"

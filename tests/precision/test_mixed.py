@@ -11,9 +11,6 @@ from core.accelerators import CPUAccelerator
 from core.contract import ConfigurationError, DeviceError, Strategy
 from core.precision import MixedPrecision, mixed, uniform
 
-BIG = 1e30
-"""A factor with which a scaled loss overflows."""
-
 
 def small_scaler():
     """A scaler for the CPU that grows after each good step, so that each step shows in its
@@ -163,7 +160,9 @@ def test_an_overflow_skips_the_step_and_says_so(precision, fused):
     module = linear()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1, fused=fused)
     weights = [module.weight.clone()]
-    for factor, steps in ((BIG, False), (1.0, True), (BIG, False)):
+    # A factor with which a scaled loss overflows.
+    big = 1e30
+    for factor, steps in ((big, False), (1.0, True), (big, False)):
         backward(precision, module, factor)
         assert precision.optimizer_step(optimizer) is steps
         optimizer.zero_grad()

@@ -119,12 +119,11 @@ def test_gpu_without_one():
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="no GPU")
 def test_gpu():
     # a process that has used CUDA can't be forked by later tests
+    def choose_gpu(rank):
+        assert resolve(accelerator="gpu", devices=1).strategy.root_device == torch.device("cuda", 0)
+        assert decision(resolve(accelerator="auto", devices=1), "accelerator").choice == "cuda"
+
     Backend(lambda: "single_device").run(choose_gpu)
-
-
-def choose_gpu(rank):
-    assert resolve(accelerator="gpu", devices=1).strategy.root_device == torch.device("cuda", 0)
-    assert decision(resolve(accelerator="auto", devices=1), "accelerator").choice == "cuda"
 
 
 def test_unknown_name():
@@ -230,15 +229,17 @@ SRUN_OF_FOUR = {
     },
     **{"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1"},
 }
-BOUND = [
-    ("SLURM_GPUS_PER_TASK", "1"),
-    ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"),
-    ("SLURM_GPU_BIND", "single:1"),
-]
 
 
 @pytest.mark.parametrize("devices", ["auto", -1, 4])
-@pytest.mark.parametrize(("variable", "value"), BOUND)
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SLURM_GPUS_PER_TASK", "1"),
+        ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"),
+        ("SLURM_GPU_BIND", "single:1"),
+    ],
+)
 def test_tasks_that_see_a_device_of_their_own(monkeypatch, devices, variable, value):
     """As by srun --ntasks-per-node=4 --gpus-per-task=1: device 0 of each is another one."""
     for name, text in {**SRUN_OF_FOUR, variable: value}.items():

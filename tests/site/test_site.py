@@ -34,20 +34,6 @@ FLAGS = [
 ]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-SHOWN = [
-    "",
-    "docs/tutorial/",
-    "docs/mixed-precision/",
-    "docs/trainer/",
-    "docs/support/",
-    "docs/backends/",
-    "docs/contracts/strategy/",
-    "api/core/",
-    "api/core_training/",
-]
-"""Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
-looked at alone.
-"""
 
 FIRST = {
     "mixed precision": "docs/mixed-precision",
@@ -129,16 +115,6 @@ def show(browser, url, size, scheme):
     browser.get(url)
 
 
-def requested(browser):
-    """The addresses that were asked for since the last call."""
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    return [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
-
-
 def pages(folder):
     return sorted(
         path.relative_to(folder).as_posix().removesuffix("index.html")
@@ -156,9 +132,34 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
     show(browser, root, "desktop", scheme)
     browser.execute_script("localStorage.clear()")  # the theme keeps what a reader has seen first
     browser.get_log("browser")
+
+    def requested(browser):
+        """The addresses that were asked for since the last call."""
+        events = [
+            json.loads(entry["message"])["message"] for entry in browser.get_log("performance")
+        ]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+
     requested(browser)
     too_wide, schemes = {}, set()
-    shown = pages(folder) if scheme == "light" else SHOWN
+    # Of these pages pictures are kept, dark and light. Of the others, what the browser measures is
+    # looked at alone.
+    pictured = [
+        "",
+        "docs/tutorial/",
+        "docs/mixed-precision/",
+        "docs/trainer/",
+        "docs/support/",
+        "docs/backends/",
+        "docs/contracts/strategy/",
+        "api/core/",
+        "api/core_training/",
+    ]
+    shown = pages(folder) if scheme == "light" else pictured
     for page in shown:
         show(browser, root + page, "desktop", scheme)
         for size, (width, _) in SIZES.items():  # to open it again for each takes twice as long
@@ -168,7 +169,7 @@ def test_every_page_fits_and_is_quiet(site, browser, scheme):
             )
             if widest > width:
                 too_wide[page, size] = widest
-            if page in SHOWN and "SITE_PICTURES" in os.environ:
+            if page in pictured and "SITE_PICTURES" in os.environ:
                 name = f"{page.strip('/').replace('/', '-') or 'start'}-{size}-{scheme}.png"
                 browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], name)))
         schemes.add(

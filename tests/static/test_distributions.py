@@ -20,11 +20,6 @@ def test_the_table_is_made_from_the_plugins():
     )
 
 
-def project(folder):
-    """The table `project` of a distribution's source."""
-    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
 def imported(path):
     """The first parts of the names that a file imports or skips without, and the package that gives
     core a name.
@@ -66,20 +61,22 @@ def test_a_plugins_tests_import_no_helper_of_others():
             assert not foreign, f"{path} imports {', '.join(foreign)}: move that into tests/support"
 
 
-BY_OTHER_NAMES = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
-
-NOT_DECLARED = {
-    "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
-    "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
-    "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
-}
-
-
 def test_a_plugins_extra_has_what_its_tests_import():
     """With core-testing, which has pytest: `pip install -e ".[test]"` in its sdist is enough to run
     them.
     """
+
+    def project(folder):
+        """The table `project` of a distribution's source."""
+        return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
     core, kit = (project(ROOT / folder)["dependencies"] for folder in (".", "plugins/testing"))
+    by_other_names = {"sklearn": "scikit_learn", "yaml": "pyyaml"}
+    not_declared = {
+        "dp": {"sim_device"},  # of tests/downstream; without it they are skipped
+        "hpu": {"core_deepspeed"},  # for one test, which is skipped without it
+        "lightning": {"lightning"},  # the name that core-lightning itself gives to programs
+    }
     for folder in ROOT.glob("plugins/*/tests"):
         declared, plugin = project(folder.parent), folder.parent.name
         needed = declared["optional-dependencies"]["test"]
@@ -94,10 +91,10 @@ def test_a_plugins_extra_has_what_its_tests_import():
         )
         there |= {path.stem for path in (*folder.rglob("*"), *folder.parent.glob("core_*"))}
         found = {
-            BY_OTHER_NAMES.get(name, name)
+            by_other_names.get(name, name)
             for path in folder.rglob("*.py")
             for name in imported(path)
         }
-        assert found - there == NOT_DECLARED.get(plugin, set()), (
+        assert found - there == not_declared.get(plugin, set()), (
             f"the extra `test` of core-{plugin}"
         )

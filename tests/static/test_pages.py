@@ -12,16 +12,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("plugins/*/README.md")),
 ]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(#[^)\s]+)?\)")
-HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-
-
-def anchors_of(page):
-    """The anchors that a code host makes of a page's headings."""
-    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
-    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
-    return {"#" + re.sub(r"[^\w -]", "", heading).strip().replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +28,17 @@ def test_links_lead_to_files_and_headings(page):
     ends = [
         ((page.parent / target) if target else page, anchor) for target, anchor in links if anchor
     ]
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+    def anchors_of(page):
+        """The anchors that a code host makes of a page's headings."""
+        text = fence.sub("", page.read_text(encoding="utf-8"))
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+        return {
+            "#" + re.sub(r"[^\w -]", "", heading).strip().replace(" ", "-") for heading in plain
+        }
+
     lost += [
         f"{end.name}{anchor}"
         for end, anchor in ends

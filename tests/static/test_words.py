@@ -13,27 +13,6 @@ ROOT = Path(__file__).parents[2]
 PLACES = ("core/**", "plugins/*/core_*/**", "benchmarks", "docs/site", "examples", ".")
 FILES = sorted(path for place in PLACES for path in ROOT.glob(f"{place}/*.py"))
 
-OPENING = re.compile(
-    r"(?:(?:All ranks|Rank 0)[^.]*\. "
-    r")?(Tell|Say|Let|Take|Put|Come|Have|Be|What|Who|Nobody)s?\b(?!-)"
-)
-"""First words of a docstring that ask or command, and describe nothing."""
-BANNED = {
-    r"\b(told|tells|heard)\b(?! apart)": "say what is passed, returned, logged or raised",
-    r"\ban? [\w`.-]+ of (the )?\w+'s(?! \w| own)": "a store of torch's -> a torch store",
-    r"\ban? [\w`.-]+ of (the )?\w+'s (own "
-    r")?(that|which|may|isn't)\b": "a store of torch's that -> a torch store that",
-    r"\beverything that floats\b": "all floating-point tensors",
-    r"\b(errand|echo of|gives? up about)\b": "background call, lost connection, aborts",
-}
-
-BANNED_NAMES = re.compile(
-    r"(^|_)(told|tell|tells|wish|wishes|settle|settled|lend|lends|doomed|bystanders?|anew|whereabouts)(_|$)"
-)
-"""Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or
-restarted.
-"""
-
 
 def named_by(node):
     """What a node of the syntax tree gives a name."""
@@ -78,10 +57,15 @@ def texts():
 
 def test_docstrings_say_what_a_thing_is_or_does(texts):
     docstrings, _, _ = texts
+    # First words of a docstring that ask or command, and describe nothing.
+    opening = re.compile(
+        r"(?:(?:All ranks|Rank 0)[^.]*\. "
+        r")?(Tell|Say|Let|Take|Put|Come|Have|Be|What|Who|Nobody)s?\b(?!-)"
+    )
     found = [
         f"{place}: a docstring begins with {match[0]!r}"
         for place, text in docstrings
-        if (match := OPENING.match(text))
+        if (match := opening.match(text))
     ]
     cure = (
         "Begin with what the thing is or does: 'True if ...', 'Restore ...', 'Set ...', 'Return "
@@ -92,10 +76,18 @@ def test_docstrings_say_what_a_thing_is_or_does(texts):
 
 def test_prose_uses_words_of_the_field(texts):
     docstrings, comments, _ = texts
+    banned = {
+        r"\b(told|tells|heard)\b(?! apart)": "say what is passed, returned, logged or raised",
+        r"\ban? [\w`.-]+ of (the )?\w+'s(?! \w| own)": "a store of torch's -> a torch store",
+        r"\ban? [\w`.-]+ of (the )?\w+'s (own "
+        r")?(that|which|may|isn't)\b": "a store of torch's that -> a torch store that",
+        r"\beverything that floats\b": "all floating-point tensors",
+        r"\b(errand|echo of|gives? up about)\b": "background call, lost connection, aborts",
+    }
     found = [
         f"{place}: {match[0]!r}. Write it in the field's words: {cure}"
         for place, text in [*docstrings, *comments]
-        for pattern, cure in BANNED.items()
+        for pattern, cure in banned.items()
         if (match := re.search(pattern, text))
     ]
     assert found == []
@@ -103,9 +95,14 @@ def test_prose_uses_words_of_the_field(texts):
 
 def test_identifiers_use_words_of_the_field(texts):
     _, _, names = texts
+    # Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or
+    # restarted.
+    banned_names = re.compile(
+        r"(^|_)(told|tell|tells|wish|wishes|settle|settled|lend|lends|doomed|bystanders?|anew|whereabouts)(_|$)"
+    )
     found = [
         f"{place}: {name}, with {match[2]!r}"
         for place, name in names
-        if (match := BANNED_NAMES.search(name.lower()))
+        if (match := banned_names.search(name.lower()))
     ]
     assert found == [], "Name it in the field's words"

@@ -2,7 +2,7 @@
 
 import torch
 
-from core import Callback, Module, Trainer
+from core import Callback, Logger, Module, Trainer
 
 QUIET = {
     "accelerator": "cpu",
@@ -38,6 +38,16 @@ class At(Callback):
 
     def __init__(self, hook, function):
         setattr(self, hook, lambda trainer, module, *_: function(module))
+
+
+class Recorder(Logger):
+    """Keeps the rows that it gets."""
+
+    def __init__(self):
+        self.rows = []
+
+    def log_metrics(self, metrics, step):
+        self.rows.append((step, dict(metrics)))
 
 
 def quiet_trainer(**options):

@@ -328,12 +328,12 @@ def sampled(function, num_samples=12, without=()):
     return samples
 
 
-GRANDCHILD = "import time\nends = time.process_time() + 1\nwhile time.process_time() < ends: pass"
-
-
 @pytest.mark.skipif(not kernel.can_see(), reason="no /proc")
 def test_a_rank_that_waits_for_the_work_of_a_grandchild_works():
-    command = f"{shlex.quote(sys.executable)} -c '{GRANDCHILD}' | cat"
+    grandchild = (
+        "import time\nends = time.process_time() + 1\nwhile time.process_time() < ends: pass"
+    )
+    command = f"{shlex.quote(sys.executable)} -c '{grandchild}' | cat"
     samples = sampled(lambda: subprocess.run(["sh", "-c", command], check=True))
     # as it works, and not only once it has ended
     assert sum(each.is_at_work for each in samples) > 4

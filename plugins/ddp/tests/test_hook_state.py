@@ -13,7 +13,6 @@ from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
 
 RANKS = Backend("single_device", num_processes=2, kept_for=__name__)
-STOP_AT = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,35 +26,35 @@ def power_sgd(**options):
     return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook, **options)
 
 
-def train(fabric, path, begin=0):
-    torch.manual_seed(0)
-    module = nn.Linear(6, 6, bias=False).double()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    draw = torch.Generator().manual_seed(fabric.global_rank)
-    batches = [torch.randn(4, 6, generator=draw, dtype=torch.float64) for _ in range(7)]
-    state = {"model": model, "optimizer": optimizer}
-    if begin:
-        fabric.load(path, state)
-    for step, batch in enumerate(batches[begin:], start=begin):
-        if step == STOP_AT and not begin:
-            fabric.save(path, state)
-        fabric.backward(model(batch).sin().sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    strategy = fabric.strategy
-    fabric.teardown()
-    return module.weight.detach(), strategy
-
-
-def whole_and_resumed(rank, path):
-    whole, strategy = train(rank.fabric(power_sgd()), path)
-    rest, _ = train(rank.fabric(power_sgd()), path, STOP_AT)
-    again, _ = train(rank.fabric(strategy), path)
-    return whole, rest, again
-
-
 def test_a_run_goes_on_with_what_its_hook_kept(tmp_path):
     """Bit for bit; and the same instance begins its next run anew."""
+    stop_at = 4
+
+    def train(fabric, path, begin=0):
+        torch.manual_seed(0)
+        module = nn.Linear(6, 6, bias=False).double()
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        draw = torch.Generator().manual_seed(fabric.global_rank)
+        batches = [torch.randn(4, 6, generator=draw, dtype=torch.float64) for _ in range(7)]
+        state = {"model": model, "optimizer": optimizer}
+        if begin:
+            fabric.load(path, state)
+        for step, batch in enumerate(batches[begin:], start=begin):
+            if step == stop_at and not begin:
+                fabric.save(path, state)
+            fabric.backward(model(batch).sin().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        strategy = fabric.strategy
+        fabric.teardown()
+        return module.weight.detach(), strategy
+
+    def whole_and_resumed(rank, path):
+        whole, strategy = train(rank.fabric(power_sgd()), path)
+        rest, _ = train(rank.fabric(power_sgd()), path, stop_at)
+        again, _ = train(rank.fabric(strategy), path)
+        return whole, rest, again
+
     for whole, rest, again in RANKS.run(whole_and_resumed, tmp_path / "half"):
         assert torch.equal(rest, whole)
         assert torch.equal(again, whole)
@@ -119,24 +118,24 @@ def test_a_backward_of_several_buckets_is_one_for_which_power_sgd_waits(monkeypa
     assert answers == [None, None, "compressed"]
 
 
-def backward_in_small_buckets(rank):
-    fabric, layers = (
-        rank.fabric(power_sgd(bucket_cap_mb=1e-4)),
-        [nn.Linear(6, 6, bias=False) for _ in range(3)],
-    )
-    module = nn.Sequential(*layers)
-    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    said = []
-    for _ in range(3):
-        try:
-            fabric.backward(model(torch.ones(1, 6)).sum())
-        except ConfigurationError as error:
-            said.append(str(error))
-    return said[0]
-
-
 def test_power_sgd_over_gloo_takes_one_bucket():
     """With several, torch's hook waits for gloo in all of gloo's own threads, for ever."""
+
+    def backward_in_small_buckets(rank):
+        fabric, layers = (
+            rank.fabric(power_sgd(bucket_cap_mb=1e-4)),
+            [nn.Linear(6, 6, bias=False) for _ in range(3)],
+        )
+        module = nn.Sequential(*layers)
+        model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        said = []
+        for _ in range(3):
+            try:
+                fabric.backward(model(torch.ones(1, 6)).sum())
+            except ConfigurationError as error:
+                said.append(str(error))
+        return said[0]
+
     assert (
         RANKS.run(backward_in_small_buckets)
         == [

@@ -47,16 +47,6 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-class UnusedOnRankOne(Net):
-    def training_step(self, batch, batch_idx):
-        output = self.used(batch[0])
-        return (
-            (output + self.unused(batch[0]) if self.trainer.global_rank == 0 else output)
-            .pow(2)
-            .mean()
-        )
-
-
 class Skipping(Net):
     """Returns no loss for some batches: a set of them for each rank."""
 
@@ -73,14 +63,6 @@ class WeighedOnRankOne(Net):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         return {"loss": loss, "weight": 2} if self.trainer.global_rank == 1 else loss
-
-
-class Manual(Net):
-    automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        self.manual_backward(super().training_step(batch, batch_idx))
-        self.optimizers().step()
 
 
 def fit_on(rank, strategy, module, options):
@@ -104,25 +86,31 @@ def alone(module=None, **options):
 
 
 def test_an_option_that_we_have_chosen_gets_no_advice_of_torch(capfd):
+    class Manual(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()
+
     fit(module=Manual(), ranks=NEW_RANKS)
     assert "find_unused_parameters" not in capfd.readouterr().err
-
-
-class Formatted(Net):
-    """With a buffer that no state has, and a layer that is frozen when training has ended."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("offset", torch.zeros(1), persistent=False)
-
-    def on_train_end(self):
-        self.used.bias.requires_grad_(False)
 
 
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
 )
 def test_the_caller_gets_tensors_as_rank_0_has_them_and_can_fit_again(precision, dtype):
+    class Formatted(Net):
+        """With a buffer that no state has, and a layer that is frozen when training has ended."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", torch.zeros(1), persistent=False)
+
+        def on_train_end(self):
+            self.used.bias.requires_grad_(False)
+
     module = Formatted()
     options = QUIET | {
         "strategy": "ddp_fork",
@@ -198,22 +186,6 @@ class Replaced(FineTuned):
             self.optimizers().param_groups[0]["params"] = list(self.used.parameters())
 
 
-class WithOwnBuffer(FineTuned):
-    """Has a buffer in which each rank has put another value when the second epoch begins."""
-
-    def __init__(self):
-        super().__init__(in_second_epoch, "used.bias")
-        self.register_buffer("own", torch.zeros(1))
-
-    def on_train_epoch_start(self):
-        super().on_train_epoch_start()
-        self.own.fill_(self.global_rank)
-
-    def on_train_batch_start(self, batch, batch_idx):
-        if batch_idx == 0:  # the first forward sends the buffers of rank 0
-            assert self.own.item() == self.global_rank
-
-
 def in_second_epoch(rank, epoch, batch_idx):
     return epoch == 1 and batch_idx is None
 
@@ -247,6 +219,21 @@ def test_what_changes_between_two_epochs_is_trained_as_on_one_device(kind, names
 
 
 def test_wrapping_anew_leaves_the_buffers_of_ranks_as_they_are():
+    class WithOwnBuffer(FineTuned):
+        """Has a buffer in which each rank has put another value when the second epoch begins."""
+
+        def __init__(self):
+            super().__init__(in_second_epoch, "used.bias")
+            self.register_buffer("own", torch.zeros(1))
+
+        def on_train_epoch_start(self):
+            super().on_train_epoch_start()
+            self.own.fill_(self.global_rank)
+
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 0:  # the first forward sends the buffers of rank 0
+                assert self.own.item() == self.global_rank
+
     weights = fit(module=WithOwnBuffer(), max_epochs=2)
     assert not torch.equal(weights["used.bias"], Net().used.bias), "it was not wrapped anew"
 
@@ -278,32 +265,31 @@ def test_what_changes_where_ddp_waits_for_it_is_named(kind, when, options, messa
         fit(DDPStrategy(**options), kind(when, "used.bias"), NEW_RANKS, max_epochs=2)
 
 
-def differ_and_unfreeze(rank):
-    fabric = rank.fabric()
-    unlike = r"'weight', \(1, 4\) float32 on rank 0\n  'weight', \(2, 4\) float32 on rank 1"
-    with pytest.raises(ModuleError, match=unlike):
-        fabric.setup_module(nn.Linear(4, 1 + rank.number))
-    module = nn.Linear(4, 1)
-    module.bias.requires_grad_(False)
-    model, batch = fabric.setup_module(module), torch.full((1, 4), float(rank.number))
-    # gets no gradient, whenever it comes
-    module.scale = nn.Parameter(torch.ones(1), requires_grad=False)
-    fabric.backward(model(batch).pow(2).sum())
-    module.bias.requires_grad_(True)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"'bias' gets gradients.*call fabric.setup with your own module ag",
-    ):
-        fabric.backward(model(batch).pow(2).sum())
-    module.zero_grad()
-    fabric.backward(fabric.setup_module(module)(batch).pow(2).sum())
-    gradients = fabric.all_gather(module.bias.grad)
-    fabric.teardown()
-    module(batch).pow(2).sum().backward()
-    return gradients.tolist()
-
-
 def test_modules_that_differ_are_refused_and_what_is_unfrozen_in_a_loop_of_the_users_own():
+    def differ_and_unfreeze(rank):
+        fabric = rank.fabric()
+        unlike = r"'weight', \(1, 4\) float32 on rank 0\n  'weight', \(2, 4\) float32 on rank 1"
+        with pytest.raises(ModuleError, match=unlike):
+            fabric.setup_module(nn.Linear(4, 1 + rank.number))
+        module = nn.Linear(4, 1)
+        module.bias.requires_grad_(False)
+        model, batch = fabric.setup_module(module), torch.full((1, 4), float(rank.number))
+        # gets no gradient, whenever it comes
+        module.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+        fabric.backward(model(batch).pow(2).sum())
+        module.bias.requires_grad_(True)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"'bias' gets gradients.*call fabric.setup with your own module ag",
+        ):
+            fabric.backward(model(batch).pow(2).sum())
+        module.zero_grad()
+        fabric.backward(fabric.setup_module(module)(batch).pow(2).sum())
+        gradients = fabric.all_gather(module.bias.grad)
+        fabric.teardown()
+        module(batch).pow(2).sum().backward()
+        return gradients.tolist()
+
     first, second = RANKS.run(differ_and_unfreeze)[0]
     assert first == second != [0.0]
 
@@ -317,6 +303,16 @@ def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for()
     with_frozen.used.bias.requires_grad_(False)  # torch counts those that are trained only
     with pytest.raises(WorkerError, match=message):
         fit(module=with_frozen, ranks=NEW_RANKS)
+
+    class UnusedOnRankOne(Net):
+        def training_step(self, batch, batch_idx):
+            output = self.used(batch[0])
+            return (
+                (output + self.unused(batch[0]) if self.trainer.global_rank == 0 else output)
+                .pow(2)
+                .mean()
+            )
+
     with pytest.raises(
         WorkerError, match=rf"^Rank 1 failed with .*ModuleError: The loss {message}"
     ):
@@ -352,23 +348,23 @@ def test_a_step_without_a_loss_on_all_ranks_is_skipped():
     assert num_steps == 6
 
 
-def wrapper_of(rank, strategy):
-    fabric = rank.fabric(strategy)
-    model, wrapper = fabric.setup(nn.Linear(4, 1)), fabric.strategy.model
-    model(torch.ones(2, 4)).sum().backward()
-    group = torch.distributed.distributed_c10d._get_default_group()
-    timeout = group._get_backend(torch.device("cpu")).options._timeout
-    return (
-        type(wrapper),
-        wrapper.static_graph,
-        wrapper.gradient_as_bucket_view,
-        wrapper.bucket_bytes_cap,
-        timeout,
-    )
-
-
 def test_options_reach_the_wrapper_and_the_group():
     options = {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 1}
+
+    def wrapper_of(rank, strategy):
+        fabric = rank.fabric(strategy)
+        model, wrapper = fabric.setup(nn.Linear(4, 1)), fabric.strategy.model
+        model(torch.ones(2, 4)).sum().backward()
+        group = torch.distributed.distributed_c10d._get_default_group()
+        timeout = group._get_backend(torch.device("cpu")).options._timeout
+        return (
+            type(wrapper),
+            wrapper.static_graph,
+            wrapper.gradient_as_bucket_view,
+            wrapper.bucket_bytes_cap,
+            timeout,
+        )
+
     found = RANKS.run(wrapper_of, DDPStrategy(timeout=timedelta(seconds=77), **options))[0]
     assert found == (DistributedDataParallel, True, True, 1024 * 1024, timedelta(seconds=77))
 
@@ -393,43 +389,42 @@ def test_a_communication_hook_with_a_wrapper():
     assert not torch.equal(weights["used.weight"], expected["used.weight"])
 
 
-def post_local_sgd():
-    state = post_localSGD_hook.PostLocalSGDState(None, None, 0, post_local_gradient_allreduce=False)
-    hook = post_localSGD_hook.post_localSGD_hook
-    return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
-
-
-def average_moments(rank):
-    """A rank whose gradients overflow under fp16 has taken fewer steps."""
-    fabric, module = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False)
-    _, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters(), lr=0.1))
-    for step in range(4):
-        module.weight.grad = torch.full((1, 2), (-1.0) ** (step * rank.number))
-        optimizer.step()
-    (moments,) = optimizer.state.values()
-    moments["step"] -= rank.number
-    before = fabric.all_gather(moments["exp_avg"])
-    fabric.strategy.synchronize_model()
-    return (
-        before,
-        fabric.all_gather(moments["exp_avg"]),
-        fabric.all_gather(moments["step"]).tolist(),
-    )
-
-
 def test_post_local_sgd_averages_moments_and_leaves_each_rank_the_number_of_its_steps():
+    def post_local_sgd():
+        state = post_localSGD_hook.PostLocalSGDState(
+            None, None, 0, post_local_gradient_allreduce=False
+        )
+        hook = post_localSGD_hook.post_localSGD_hook
+        return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
+
+    def average_moments(rank):
+        """A rank whose gradients overflow under fp16 has taken fewer steps."""
+        fabric, module = rank.fabric(post_local_sgd()), nn.Linear(2, 1, bias=False)
+        _, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters(), lr=0.1))
+        for step in range(4):
+            module.weight.grad = torch.full((1, 2), (-1.0) ** (step * rank.number))
+            optimizer.step()
+        (moments,) = optimizer.state.values()
+        moments["step"] -= rank.number
+        before = fabric.all_gather(moments["exp_avg"])
+        fabric.strategy.synchronize_model()
+        return (
+            before,
+            fabric.all_gather(moments["exp_avg"]),
+            fabric.all_gather(moments["step"]).tolist(),
+        )
+
     before, after, steps = RANKS.run(average_moments)[0]
     assert not torch.equal(*before)
     assert torch.equal(*after)
     assert steps == [4, 3]
 
 
-class CustomDDPStrategy(DDPStrategy):
-    def configure_ddp(self):
-        self.model = DistributedDataParallel(self.model, find_unused_parameters=True)
-
-
 def test_an_overridden_configure_ddp():
+    class CustomDDPStrategy(DDPStrategy):
+        def configure_ddp(self):
+            self.model = DistributedDataParallel(self.model, find_unused_parameters=True)
+
     weights = fit(CustomDDPStrategy(), Net(unused=True))
     torch.testing.assert_close(weights["used.weight"], alone()["used.weight"])
 
@@ -463,34 +458,33 @@ def test_a_gpu_of_metal_is_refused_before_work():
         strategy.check()
 
 
-def means_by_a_backend_that_averages(rank):
-    """The means of a number, an integer and a large half, and what the backend was asked for.
-
-    gloo stands in for NCCL, which is the one that takes `ReduceOp.AVG`.
-    """
-    fabric, asked = rank.fabric(), []
-    fabric.barrier()
-
-    def all_reduce(tensor, op, group):
-        asked.append((op == ReduceOp.AVG, tensor.dtype))
-        whole = tensor.double()
-        torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
-        tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
-
-    values = [
-        torch.tensor(1.0 + rank.number),
-        torch.tensor(1 + rank.number),
-        torch.tensor(4e4, dtype=torch.float16),
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
-        patch.setattr(torch.distributed, "all_reduce", all_reduce)
-        means = [fabric.all_reduce(value).item() for value in values]
-        means.append(fabric.all_reduce(values[0], reduce_op="sum").item())
-    return means, asked
-
-
 def test_a_backend_that_averages_is_asked_for_the_mean():
+    def means_by_a_backend_that_averages(rank):
+        """The means of a number, an integer and a large half, and what the backend was asked for.
+
+        gloo stands in for NCCL, which is the one that takes `ReduceOp.AVG`.
+        """
+        fabric, asked = rank.fabric(), []
+        fabric.barrier()
+
+        def all_reduce(tensor, op, group):
+            asked.append((op == ReduceOp.AVG, tensor.dtype))
+            whole = tensor.double()
+            torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
+            tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
+
+        values = [
+            torch.tensor(1.0 + rank.number),
+            torch.tensor(1 + rank.number),
+            torch.tensor(4e4, dtype=torch.float16),
+        ]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
+            patch.setattr(torch.distributed, "all_reduce", all_reduce)
+            means = [fabric.all_reduce(value).item() for value in values]
+            means.append(fabric.all_reduce(values[0], reduce_op="sum").item())
+        return means, asked
+
     means, asked = RANKS.run(means_by_a_backend_that_averages)[0]
     assert means == [1.5, 1.5, pytest.approx(4e4, rel=1e-3), 3.0]
     assert asked == [
@@ -506,46 +500,6 @@ def test_an_unknown_reduction_lists_those_that_exist():
         DDPStrategy().reduce(torch.ones(1), reduce_op="median")
 
 
-class Summed(nn.Module):
-    """A layer and a table whose outputs are added, so that both get the same gradient; either may
-    be called first.
-    """
-
-    def __init__(self, order):
-        super().__init__()
-        torch.manual_seed(3)
-        self.order = order
-        for name in order:
-            part = nn.Embedding(6, 3, sparse=True) if name == "table" else nn.Linear(4, 3)
-            self.add_module(name, part)
-
-    def forward(self, x):
-        inputs = {"dense": x, "table": (x[:, 0].abs() * 10).long() % 6}
-        return sum(getattr(self, name)(inputs[name]) for name in self.order)
-
-
-def farthest_from_the_mean(rank, strategy):
-    fabric, differences = rank.fabric(strategy), []
-    for order in (("dense", "table"), ("table", "dense")):
-        alone, module = Summed(order), Summed(order)
-        model = fabric.setup_module(module)
-        for step in range(3):
-            batches = [
-                torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + r))
-                for r in range(2)
-            ]
-            with fabric.no_backward_sync(model, enabled=step == 1):
-                fabric.backward(model(batches[rank.number]).square().mean(), model=model)
-            own = batches if step != 1 else [batches[rank.number]] * 2
-            sum(alone(each).square().mean() / 2 for each in own).backward()
-            if step == 1:  # what isn't exchanged is each rank's own, and is exchanged with the next
-                continue
-            for name, parameter in module.named_parameters():
-                expected = fabric.all_reduce(alone.get_parameter(name).grad.to_dense())
-                differences.append((parameter.grad.to_dense() - expected).abs().max().item())
-    return max(differences)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -558,16 +512,55 @@ def farthest_from_the_mean(rank, strategy):
     ids=lambda options: "".join(options) or "default",
 )
 def test_gradients_beside_sparse_ones_are_the_mean_of_all_ranks(options):
+    class Summed(nn.Module):
+        """A layer and a table whose outputs are added, so that both get the same gradient; either may
+        be called first.
+        """
+
+        def __init__(self, order):
+            super().__init__()
+            torch.manual_seed(3)
+            self.order = order
+            for name in order:
+                part = nn.Embedding(6, 3, sparse=True) if name == "table" else nn.Linear(4, 3)
+                self.add_module(name, part)
+
+        def forward(self, x):
+            inputs = {"dense": x, "table": (x[:, 0].abs() * 10).long() % 6}
+            return sum(getattr(self, name)(inputs[name]) for name in self.order)
+
+    def farthest_from_the_mean(rank, strategy):
+        fabric, differences = rank.fabric(strategy), []
+        for order in (("dense", "table"), ("table", "dense")):
+            alone, module = Summed(order), Summed(order)
+            model = fabric.setup_module(module)
+            for step in range(3):
+                batches = [
+                    torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + r))
+                    for r in range(2)
+                ]
+                with fabric.no_backward_sync(model, enabled=step == 1):
+                    fabric.backward(model(batches[rank.number]).square().mean(), model=model)
+                own = batches if step != 1 else [batches[rank.number]] * 2
+                sum(alone(each).square().mean() / 2 for each in own).backward()
+                if (
+                    step == 1
+                ):  # what isn't exchanged is each rank's own, and is exchanged with the next
+                    continue
+                for name, parameter in module.named_parameters():
+                    expected = fabric.all_reduce(alone.get_parameter(name).grad.to_dense())
+                    differences.append((parameter.grad.to_dense() - expected).abs().max().item())
+        return max(differences)
+
     assert max(RANKS.run(farthest_from_the_mean, DDPStrategy(**options))) < 1e-6
 
 
-def set_up_frozen(rank):
-    fabric, module = rank.fabric(), nn.Linear(4, 1).requires_grad_(False)
-    fabric.setup(module)
-    return fabric.strategy.model is module
-
-
 def test_nothing_to_train_needs_no_wrapper():
+    def set_up_frozen(rank):
+        fabric, module = rank.fabric(), nn.Linear(4, 1).requires_grad_(False)
+        fabric.setup(module)
+        return fabric.strategy.model is module
+
     assert RANKS.run(set_up_frozen) == [True, True]
 
 

@@ -12,7 +12,6 @@ from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
 
 RANKS = Backend(lambda: "ddp_sharded", num_processes=2, kept_for=__name__)
-UNUSED = "_find_unused_parameters_true"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,20 +57,6 @@ def every_second(model, optimizer, step):
         optimizer.zero_grad()
 
 
-def trained(rank, strategy, zero, evaluates=False):
-    """Weights and buffers."""
-    fabric, module = rank.fabric(strategy), net()
-    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step, batch in enumerate(batches(rank)):
-        zero(model, optimizer, step)
-        fabric.strategy.model.train(not evaluates or step < 4)  # the wrapper, and so all in it
-        fabric.backward(model(batch).square().mean())
-        optimizer.step()
-        scheduler.step()
-    return state_of(module)
-
-
 @pytest.mark.parametrize(
     ("how", "tolerance"),
     [
@@ -84,32 +69,20 @@ def trained(rank, strategy, zero, evaluates=False):
     ids=["none", "by the model", "by hand", "in eval()", "every second"],
 )
 def test_weights_are_those_of_ddp_whatever_a_loop_calls(how, tolerance):
+    def trained(rank, strategy, zero, evaluates=False):
+        """Weights and buffers."""
+        fabric, module = rank.fabric(strategy), net()
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for step, batch in enumerate(batches(rank)):
+            zero(model, optimizer, step)
+            fabric.strategy.model.train(not evaluates or step < 4)  # the wrapper, and so all in it
+            fabric.backward(model(batch).square().mean())
+            optimizer.step()
+            scheduler.step()
+        return state_of(module)
+
     torch.testing.assert_close(*by_both(trained, *how), rtol=0, atol=tolerance)
-
-
-class HalfUsed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.common, self.first = nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, inputs, number):
-        return self.common(inputs) + (self.first(inputs) if number == 0 else 0)
-
-
-def half_used(rank, strategy):
-    fabric, module = rank.fabric(strategy), HalfUsed().double()
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    for batch in batches(rank, 3):
-        optimizer.zero_grad()
-        fabric.backward(model(batch, rank.number).square().mean())
-        optimizer.step()
-    return state_of(module)
-
-
-def unlike(rank, strategy):
-    fabric, module = rank.fabric(strategy), nn.Linear(4, 1 + rank.number)
-    fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
 
 
 def refusal(rank, function):
@@ -119,33 +92,56 @@ def refusal(rank, function):
 
 
 def test_parameters_that_one_rank_uses_are_trained_as_by_ddp_or_named():
+    unused = "_find_unused_parameters_true"
+
+    class HalfUsed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(3)
+            self.common, self.first = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, inputs, number):
+            return self.common(inputs) + (self.first(inputs) if number == 0 else 0)
+
+    def half_used(rank, strategy):
+        fabric, module = rank.fabric(strategy), HalfUsed().double()
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        for batch in batches(rank, 3):
+            optimizer.zero_grad()
+            fabric.backward(model(batch, rank.number).square().mean())
+            optimizer.step()
+        return state_of(module)
+
     torch.testing.assert_close(
-        *by_both(half_used, of=(f"ddp{UNUSED}", f"ddp_sharded{UNUSED}")), rtol=0, atol=0
+        *by_both(half_used, of=(f"ddp{unused}", f"ddp_sharded{unused}")), rtol=0, atol=0
     )
     message = RANKS.run(refusal, half_used)[0]
     assert "the loss depends on 'first.bias', 'first.weight', and on others it doesn't" in message
-    assert f"ddp_sharded{UNUSED}" in message
+    assert f"ddp_sharded{unused}" in message
 
 
 def test_modules_that_differ_are_refused():
+    def unlike(rank, strategy):
+        fabric, module = rank.fabric(strategy), nn.Linear(4, 1 + rank.number)
+        fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
     assert (
         "'weight', (1, 4) float32 on rank 0\n  'weight', (2, 4) float32 on rank 1"
         in RANKS.run(refusal, unlike)[0]
     )
 
 
-def owned(rank):
-    """Number of elements that this rank's optimizer keeps moments of."""
-    fabric, module = rank.fabric(), net()
-    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
-    fabric.backward(model(torch.ones(2, 8).double()).sum())
-    optimizer.step()
-    return sum(
-        entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].optim.state.values()
-    )
-
-
 def test_each_rank_keeps_a_part_of_the_optimizer():
+    def owned(rank):
+        """Number of elements that this rank's optimizer keeps moments of."""
+        fabric, module = rank.fabric(), net()
+        model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+        fabric.backward(model(torch.ones(2, 8).double()).sum())
+        optimizer.step()
+        return sum(
+            entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].optim.state.values()
+        )
+
     parts = RANKS.run(owned)
     assert sum(parts) == sum(one.numel() for one in net().parameters())
     assert min(parts) > 0

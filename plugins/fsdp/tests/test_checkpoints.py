@@ -36,21 +36,22 @@ def _ranks_end():
     end_kept_ranks()
 
 
-def fit_and_save(rank, path):
-    """One file, of three steps."""
-    torch.manual_seed(11)
-    saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
-    options = {
-        "precision": "64-true",
-        "max_steps": 3,
-        "plugins": [rank.environment, "torch"],
-        "callbacks": saves,
-    }
-    rank.trainer(**options).fit(Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size))
-
-
 @pytest.mark.parametrize("writer", ["ddp", "fsdp", "tensor"])
 def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
+    def fit_and_save(rank, path):
+        """One file, of three steps."""
+        torch.manual_seed(11)
+        saves = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
+        options = {
+            "precision": "64-true",
+            "max_steps": 3,
+            "plugins": [rank.environment, "torch"],
+            "callbacks": saves,
+        }
+        rank.trainer(**options).fit(
+            Net(CASES["tied"]), make_loader(rank.backend.data_parallel_size)
+        )
+
     for way in ("single_device", writer):
         ranks_of(way).run(fit_and_save, tmp_path / way)
     expected, found = (
@@ -66,56 +67,25 @@ def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
             torch.testing.assert_close(theirs[name][key], value, rtol=1e-8, atol=1e-12)
 
 
-def save_common(rank, path):
-    fabric = rank.fabric()
-    fabric.barrier()
-    shares = fabric.strategy.device_mesh["data_parallel"]
-    fabric.save(
-        path,
-        {
-            name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)])
-            for name in ("one", "other")
-        },
-    )
-
-
 def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path):
     path = tmp_path / "common.ckpt"
+
+    def save_common(rank, path):
+        fabric = rank.fabric()
+        fabric.barrier()
+        shares = fabric.strategy.device_mesh["data_parallel"]
+        fabric.save(
+            path,
+            {
+                name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)])
+                for name in ("one", "other")
+            },
+        )
+
     ranks_of("tensor").run(save_common, path)
     loaded = load_checkpoint(path)
     assert loaded["one"].tolist() == loaded["other"].tolist() == [0, 1, 2]
     assert len(list(path.glob("*.data"))) == 2
-
-
-def trained(fabric):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(300, 400)
-    model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters()))
-    fabric.backward(model(torch.ones(2, 300)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
-    return {"model": model, "optimizer": optimizer}
-
-
-def moments_of(state):
-    entries = state["optimizer"].optimizer.state.values()
-    return [entry[key] for entry in entries for key in ("exp_avg", "exp_avg_sq")]
-
-
-def load_in_place(rank, halves, whole):
-    """True for each of two checkpoints that has filled what had been set to zero."""
-    fabric = rank.fabric("fsdp")
-    state = trained(fabric)
-    fabric.save(halves, state)
-    moments, found = moments_of(state), []
-    parts = [tensor.detach().to_local() for tensor in (*state["model"].parameters(), *moments)]
-    expected = [part.clone() for part in parts]
-    for path in (halves, whole):
-        torch._foreach_zero_(parts)
-        fabric.load(path, state)
-        found.append(all(map(torch.equal, parts, expected)))
-    assert all(one is other for one, other in zip(moments, moments_of(state), strict=True))
-    return found
 
 
 def test_shards_and_their_moments_are_filled_where_they_are(tmp_path):
@@ -125,5 +95,35 @@ def test_shards_and_their_moments_are_filled_where_they_are(tmp_path):
         tmp_path / "whole.ckpt",
         Fabric(accelerator="cpu"),
     )
+
+    def trained(fabric):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(300, 400)
+        model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters()))
+        fabric.backward(model(torch.ones(2, 300)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"model": model, "optimizer": optimizer}
+
     alone.save(whole, trained(alone))
+
+    def moments_of(state):
+        entries = state["optimizer"].optimizer.state.values()
+        return [entry[key] for entry in entries for key in ("exp_avg", "exp_avg_sq")]
+
+    def load_in_place(rank, halves, whole):
+        """True for each of two checkpoints that has filled what had been set to zero."""
+        fabric = rank.fabric("fsdp")
+        state = trained(fabric)
+        fabric.save(halves, state)
+        moments, found = moments_of(state), []
+        parts = [tensor.detach().to_local() for tensor in (*state["model"].parameters(), *moments)]
+        expected = [part.clone() for part in parts]
+        for path in (halves, whole):
+            torch._foreach_zero_(parts)
+            fabric.load(path, state)
+            found.append(all(map(torch.equal, parts, expected)))
+        assert all(one is other for one, other in zip(moments, moments_of(state), strict=True))
+        return found
+
     assert ranks_of("fsdp").run(load_in_place, halves, whole) == [[True, True]] * 2

@@ -17,13 +17,6 @@ from core_monarch import MonarchEnvironment, MonarchLauncher, library
 from core_monarch.ranks import MonarchRanks
 from core_monarch.worker import MonarchEnding, MonarchPlace
 
-QUIET = {
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-}
-
 
 class Answer:
     """What a call of an actor brings."""
@@ -43,17 +36,15 @@ def failure_of(*endings):
     return ranks._watch({rank: Answer(ending) for rank, ending in enumerate(endings)})
 
 
-LOST = RuntimeError(
-    "all its descendants have failed:\n  the process this actor was running on failed: "
-    "Killed(sig=11)"
-)
-
-
 def test_the_cause_is_named_though_its_echo_comes_first():
     echo = MonarchEnding(
         1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer"))
     )
-    failure = failure_of(echo, LOST)
+    lost = RuntimeError(
+        "all its descendants have failed:\n  the process this actor was running on failed: "
+        "Killed(sig=11)"
+    )
+    failure = failure_of(echo, lost)
     assert (failure.rank, failure.exit_code) == (1, -11)
     assert str(failure).startswith("Rank 1 (node 0, here, pid 11) was killed by SIGSEGV")
 
@@ -66,8 +57,14 @@ def test_what_monarch_says_of_another_loss_is_passed_on():
 
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "monarch.actor", None)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     with pytest.raises(PluginLoadError, match=r"pip install 'torchmonarch>=0\.7,<0\.8'"):
-        Trainer(strategy="ddp", accelerator="cpu", devices=2, plugins="monarch", **QUIET)
+        Trainer(strategy="ddp", accelerator="cpu", devices=2, plugins="monarch", **quiet)
 
 
 def test_one_machine_is_one_node(monkeypatch):

@@ -1,15 +1,17 @@
 """Programs are planned for by the strategy's own code, without memory or ranks."""
 
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from plan_nets import LAYER_BYTES, WIDTH, AsksForFinite, AsksForValues, Buffered, Net
+from plan_nets import LAYER_BYTES, WIDTH, Net
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import STRATEGY_REGISTRY
+from core_ddp import DDPStrategy
 from core_plan import plan
 from core_plan.fits import offloaded, on_device
 from core_plan.rehearsal.known_shapes import KnownShapes
@@ -67,24 +69,24 @@ def test_results_are_those_of_torch(call):
     expected = call(tensors[0])
     with Knowing():
         results = [call(tensor) for tensor in tensors[1:]]
+
+    def described(result, given):
+        return [
+            (
+                type(one),
+                one.shape,
+                one.stride(),
+                one.dtype,
+                one.device,
+                one.storage_offset(),
+                one.untyped_storage().nbytes(),
+                one.untyped_storage()._cdata == given.untyped_storage()._cdata,
+            )
+            for one in ([result] if isinstance(result, torch.Tensor) else result)
+        ]
+
     for tensor, result in zip(tensors[1:], results, strict=True):
-        assert _described(result, tensor) == _described(expected, tensors[0])
-
-
-def _described(result, given):
-    return [
-        (
-            type(one),
-            one.shape,
-            one.stride(),
-            one.dtype,
-            one.device,
-            one.storage_offset(),
-            one.untyped_storage().nbytes(),
-            one.untyped_storage()._cdata == given.untyped_storage()._cdata,
-        )
-        for one in ([result] if isinstance(result, torch.Tensor) else result)
-    ]
+        assert described(result, tensor) == described(expected, tensors[0])
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
@@ -122,6 +124,13 @@ def test_ranks_of_a_pipeline_rehearse_together():
 
 
 def test_a_strangers_strategy():
+    class Buffered(DDPStrategy):
+        """With 3 MiB of its own."""
+
+        def setup_module(self, module):
+            self.own = torch.zeros(3 * 2**18)
+            return super().setup_module(module)
+
     STRATEGY_REGISTRY.register("buffered", Buffered)
     plain, own = _plan(Net, "ddp"), _plan(Net, "buffered")
     assert own.memory["transient"] - plain.memory["transient"] == 3 * 2**20
@@ -130,17 +139,34 @@ def test_a_strangers_strategy():
 
 
 def test_an_operation_that_needs_values_is_named():
+    class AsksForValues(Net):
+        """Needs to know how many different values there are."""
+
+        def training_step(self, batch):
+            found = self.layers(batch)
+            return found.mean() * len(torch.unique(found))
+
     found = _plan(AsksForValues, "single_device", devices=1)
     assert found.source == "run"  # it is small enough
     assert "_unique2" in found.assumed[0]
-    assert "plan_nets.py:" in found.assumed[0]
+    assert "test_rehearsal.py:" in found.assumed[0]
 
 
 def test_all_values_are_finite():
+    class AsksForFinite(Net):
+        """Skips steps whose loss isn't finite, and reads the loss."""
+
+        def training_step(self, batch):
+            loss = super().training_step(batch)
+            if not torch.isfinite(loss) or torch.isnan(loss).any():
+                return None
+            self.seen = loss.item()
+            return loss
+
     found = _plan(AsksForFinite, "single_device", devices=1)
     assert found.failure is None
     assert [text.rpartition(" ")[2] for text in found.assumed] == ["1.0"]
-    assert "plan_nets.py:" in found.assumed[0]
+    assert "test_rehearsal.py:" in found.assumed[0]
 
 
 def test_refused_as_in_a_run():
@@ -149,44 +175,44 @@ def test_refused_as_in_a_run():
     assert "trains on 1 device" in found.failure
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from core import Trainer
-sys.path.insert(0, {folder!r})
-from plan_nets import Net
+@pytest.mark.parametrize("library", ["Trainer", "Fabric"])
+def test_a_script_as_it_is(library, tmp_path, monkeypatch):
+    programs = {
+        "Trainer": """
+            import sys
+            from pathlib import Path
+            import torch
+            from core import Trainer
+            sys.path.insert(0, {folder!r})
+            from plan_nets import Net
 
-Path("begun-" + sys.argv[1]).touch()
-Trainer(accelerator="gpu", devices=4, strategy="ddp", max_epochs=1).fit(Net())
-Path("ended").touch()
-"""
+            Path("begun-" + sys.argv[1]).touch()
+            Trainer(accelerator="gpu", devices=4, strategy="ddp", max_epochs=1).fit(Net())
+            Path("ended").touch()
+        """,
+        "Fabric": """
+            import sys
+            import torch
+            from core import Fabric
+            sys.path.insert(0, {folder!r})
+            from plan_nets import Net
 
-LOOP = """
-import sys
-import torch
-from core import Fabric
-sys.path.insert(0, {folder!r})
-from plan_nets import Net
-
-fabric = Fabric(accelerator="gpu", devices=4, strategy="fsdp")
-fabric.launch()
-net = Net()
-model, optimizer = fabric.setup(net.layers, net.configure_optimizers())
-for batch in fabric.setup_dataloaders(net.train_dataloader()):
-    loss = model(batch).square().mean()
-    fabric.backward(loss)
-    optimizer.step()
-    optimizer.zero_grad()
-    print(f"loss {{loss.item():.2f}}")
-open("ended", "w").close()
-"""
-
-
-@pytest.mark.parametrize("text", [SCRIPT, LOOP], ids=["Trainer", "Fabric"])
-def test_a_script_as_it_is(text, tmp_path, monkeypatch):
+            fabric = Fabric(accelerator="gpu", devices=4, strategy="fsdp")
+            fabric.launch()
+            net = Net()
+            model, optimizer = fabric.setup(net.layers, net.configure_optimizers())
+            for batch in fabric.setup_dataloaders(net.train_dataloader()):
+                loss = model(batch).square().mean()
+                fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                print(f"loss {{loss.item():.2f}}")
+            open("ended", "w").close()
+        """,
+    }
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
+    text = textwrap.dedent(programs[library])
     script.write_text(text.format(folder=str(Path(__file__).parent)))
     found = _plan(str(script), "ddp", arguments=["here"])
     assert found.failure is None, found.failure

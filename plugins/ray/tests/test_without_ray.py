@@ -336,13 +336,12 @@ def test_a_signal_ends_the_wait_for_a_cluster_that_hangs(monkeypatch, hung):
         thread.join()
 
 
-class Gone(Exception):
-    """Ray's error of an actor whose process is gone."""
-
-
 def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
     """Answers of Ray's actors come in either order, which a cluster can't be told."""
     echo = Ending(1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer")))
+
+    class Gone(Exception):
+        """Ray's error of an actor whose process is gone."""
 
     def get(answer):
         if answer == "of rank 1":

@@ -132,35 +132,6 @@ def test_the_page_of_a_run(tmp_path):
     assert (done.exit_code, "expected metrics.csv" in str(done.exception)) == (1, True)
 
 
-class Judged(Module):
-    """Ends with an error at a step, on demand."""
-
-    def __init__(self, lr, at_step=None, error=None):
-        super().__init__()
-        self.save_hyperparameters("lr")
-        self.layer, self.at_step, self.error = torch.nn.Linear(2, 1), at_step, error
-
-    def training_step(self, batch, batch_idx):
-        if self.trainer.global_step == self.at_step:
-            raise self.error
-        loss = self.layer(batch).square().mean()
-        self.log_dict({"train_loss": loss, "val_quality": float(self.trainer.global_step % 3)})
-        return loss
-
-    configure_optimizers = Net.configure_optimizers
-
-
-def train(folder, lr, *arguments, **options):
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-    judge = ModelCheckpoint(monitor="val_quality", mode="max", every_n_train_steps=2)
-    trainer = Trainer(
-        **{"accelerator": "cpu", "max_epochs": 2, **quiet, **options},
-        default_root_dir=folder,
-        callbacks=judge,
-    )
-    trainer.fit(Judged(lr, *arguments), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
-
-
 def shown(path):
     return " ".join(
         Page(re.sub("<style>.*?</style>", "", path.read_text(), flags=re.DOTALL)).text.split()
@@ -169,6 +140,40 @@ def shown(path):
 
 def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1 2"])
+
+    class Judged(Module):
+        """Ends with an error at a step, on demand."""
+
+        def __init__(self, lr, at_step=None, error=None):
+            super().__init__()
+            self.save_hyperparameters("lr")
+            self.layer, self.at_step, self.error = torch.nn.Linear(2, 1), at_step, error
+
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == self.at_step:
+                raise self.error
+            loss = self.layer(batch).square().mean()
+            self.log_dict({"train_loss": loss, "val_quality": float(self.trainer.global_step % 3)})
+            return loss
+
+        configure_optimizers = Net.configure_optimizers
+
+    def train(folder, lr, *arguments, **options):
+        quiet = {
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "log_every_n_steps": 1,
+        }
+        judge = ModelCheckpoint(monitor="val_quality", mode="max", every_n_train_steps=2)
+        trainer = Trainer(
+            **{"accelerator": "cpu", "max_epochs": 2, **quiet, **options},
+            default_root_dir=folder,
+            callbacks=judge,
+        )
+        trainer.fit(
+            Judged(lr, *arguments), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+        )
+
     train(tmp_path, 0.1)
     with pytest.raises(ValueError, match="too large"):
         train(tmp_path, 0.2, 5, ValueError("too large: got 9,\nexpected 1"))

@@ -16,7 +16,6 @@ from support.tiny import Tiny, loader, make_trainer
 
 PARTS = ["useful", "start", "data", "validation", "saves", "skipped", "lost"]
 NAP_S = 0.05
-BEGAN_S = time.monotonic()
 
 
 class SlowData(Dataset):
@@ -95,20 +94,21 @@ def test_a_run_that_goes_on_counts_what_it_lost(tmp_path):
     )
 
 
-class Ask(Callback):
-    def __init__(self, goodput):
-        self.goodput = goodput
-
-    def on_fit_start(self, trainer, module):
-        self.seconds = self.goodput.state_dict()["seconds"]
-
-
 def test_the_process_counts_from_its_start_to_the_first_fit(tmp_path):
     """Whatever stage came before, and a state has what is running."""
     goodput = Goodput()
+
+    class Ask(Callback):
+        def __init__(self, goodput):
+            self.goodput = goodput
+
+        def on_fit_start(self, trainer, module):
+            self.seconds = self.goodput.state_dict()["seconds"]
+
     ask, options = Ask(goodput), {"max_epochs": 1, "limit_val_batches": 1}
     make_trainer(tmp_path, goodput, **options).validate(Tiny(), loader(), verbose=False)
-    before_s = time.monotonic() - BEGAN_S
+    began_s = time.monotonic()
+    before_s = time.monotonic() - began_s
     make_trainer(tmp_path, goodput, ask, **options).fit(Tiny(), loader(), loader())
     assert ask.seconds["start"] >= before_s
     assert goodput.seconds["start"] >= ask.seconds["start"]
@@ -144,20 +144,20 @@ def test_shares_are_logged_and_printed(tmp_path, capsys):
     )
 
 
-class BackOnce(Callback):
-    """Goes back once, after the third step to the first."""
-
-    def __init__(self, memory):
-        self.memory, self.asked = memory, False
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step == 3 and not self.asked:
-            self.asked = True
-            self.memory.go_back(trainer, 1)
-
-
 def test_steps_that_are_done_again_are_lost_and_no_second_counts_twice(tmp_path, capsys):
     goodput, memory = Goodput(verbose=False), MemoryCheckpoint(folder=tmp_path, keep=3)
+
+    class BackOnce(Callback):
+        """Goes back once, after the third step to the first."""
+
+        def __init__(self, memory):
+            self.memory, self.asked = memory, False
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == 3 and not self.asked:
+                self.asked = True
+                self.memory.go_back(trainer, 1)
+
     trainer = make_trainer(
         tmp_path, goodput, memory, BackOnce(memory), max_epochs=1, limit_val_batches=0
     )

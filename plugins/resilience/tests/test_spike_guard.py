@@ -29,19 +29,6 @@ BACKENDS = {
     "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
     "fsdp": Backend(lambda: "fsdp", num_processes=2, in_process=True),
 }
-OFF = {"least": 2, "window": 8, "on_spike": "skip"}
-
-
-def with_and_without(rank, value, accumulated, num_optimizers, options):
-    data, guard = samples(rank.backend.num_processes), SpikeGuard(**OFF)
-    left_out = [6, 7] if accumulated == 2 else [6]
-    bad = data.clone()
-    bad[6, -1] = value  # the last rank's
-    kept = data[[number for number in range(len(data)) if number not in left_out]]
-    options = {"num_optimizers": num_optimizers, "accumulate_grad_batches": accumulated, **options}
-    met = fit(rank, bad.flatten(0, 1), guard, **options)
-    never = fit(rank, kept.flatten(0, 1), **options)
-    return met, never, guard.num_skipped
 
 
 CASES = {
@@ -63,30 +50,29 @@ CASES = {
     ],
 )
 def test_a_run_that_met_a_bad_batch_equals_one_that_never_saw_it(strategy, case):
+    off = {"least": 2, "window": 8, "on_spike": "skip"}
+
+    def with_and_without(rank, value, accumulated, num_optimizers, options):
+        data, guard = samples(rank.backend.num_processes), SpikeGuard(**off)
+        left_out = [6, 7] if accumulated == 2 else [6]
+        bad = data.clone()
+        bad[6, -1] = value  # the last rank's
+        kept = data[[number for number in range(len(data)) if number not in left_out]]
+        options = {
+            "num_optimizers": num_optimizers,
+            "accumulate_grad_batches": accumulated,
+            **options,
+        }
+        met = fit(rank, bad.flatten(0, 1), guard, **options)
+        never = fit(rank, kept.flatten(0, 1), **options)
+        return met, never, guard.num_skipped
+
     for (met, steps), (never, expected_steps), num_skipped in BACKENDS[strategy].run(
         with_and_without, *CASES[case]
     ):
         assert num_skipped == 1
         assert steps == expected_steps
         assert all(map(torch.equal, met.tensors, never.tensors))
-
-
-class Smooth(Net):
-    """Without what depends on the ranks: the norm of its gradient is the same on any number of
-    them.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
-
-
-def norms_of(rank, batch_size):
-    guard = SpikeGuard()
-    rank.trainer(max_epochs=1, callbacks=guard).fit(
-        Smooth(), DataLoader(samples(2, 4).flatten(0, 1), batch_size=batch_size)
-    )
-    return guard.state_dict()["values"]["gradient's norm"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +86,22 @@ def norms_of(rank, batch_size):
     ids=["ddp", "fsdp", "shards with copies", "mesh"],
 )
 def test_the_norm_is_that_of_the_whole_gradient(make, num_ranks):
+    class Smooth(Net):
+        """Without what depends on the ranks: the norm of its gradient is the same on any number of
+        them.
+        """
+
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
+
+    def norms_of(rank, batch_size):
+        guard = SpikeGuard()
+        rank.trainer(max_epochs=1, callbacks=guard).fit(
+            Smooth(), DataLoader(samples(2, 4).flatten(0, 1), batch_size=batch_size)
+        )
+        return guard.state_dict()["values"]["gradient's norm"]
+
     [expected] = BACKENDS["single_device"].run(norms_of, 4)
     ranks = Backend(make, num_processes=num_ranks, in_process=True)
     assert ranks.run(norms_of, 4 // num_ranks) == [pytest.approx(expected, rel=1e-5)] * num_ranks
@@ -237,16 +239,15 @@ def test_too_many_in_all_end_the_run_also_one_that_went_on(tmp_path):
     assert again.state_dict()["values"]["highest loss"] == [1.0, 1.0, 1.0]
 
 
-class Engine(SingleDeviceStrategy):
-    adds = Capability.NONE
-
-    @property
-    def capabilities(self):
-        return super().capabilities | self.adds
-
-
 @pytest.mark.parametrize("name", ["OWNS_STEP", "COMPILED_STEP", "ELASTIC", "OWNS_GRADIENTS"])
 def test_a_strategy_whose_step_cant_be_skipped_is_refused(tmp_path, name):
+    class Engine(SingleDeviceStrategy):
+        adds = Capability.NONE
+
+        @property
+        def capabilities(self):
+            return super().capabilities | self.adds
+
     strategy = Engine()
     strategy.adds = Capability[name]
     with pytest.raises(

@@ -28,7 +28,6 @@ from core_testing import Backend
 from support.tiny import Tiny, loader, make_trainer
 
 TWO = Backend(lambda: Waiting(), num_processes=2, in_process=True)
-SHARDED = Backend(lambda: "fsdp", num_processes=2, in_process=True)
 NAP_S = 0.05
 NUM_STEPS = 2 * (NUM_WINDOWS + 2)
 QUICK = {"every_n_steps": 2, "every_s": 0, "behind": 0.5}
@@ -194,7 +193,9 @@ def test_strategies_that_wait_within_forward_are_compared_by_what_they_compute()
         trainer.fit(Spinning(""), DataLoader(Samples("")))
         return [(each.rank, each.phase) for each in detection.stragglers], detection.seconds
 
-    for found, seconds in SHARDED.run(spin):
+    sharded = Backend(lambda: "fsdp", num_processes=2, in_process=True)
+
+    for found, seconds in sharded.run(spin):
         assert found == [(1, "forward")]
         assert 0.01 <= seconds[0]["forward"] < 0.04 < seconds[1]["forward"]
         assert seconds[1]["hooks"] == 0
@@ -213,16 +214,15 @@ def test_phases_that_cant_be_told_apart_arent_measured():
     assert TWO.run(fit_others) == 2 * [[["data"], ["data", "forward", "backward", "hooks"]]]
 
 
-class Stream(IterableDataset):
-    """Samples of which nobody knows how many there are."""
-
-    def __iter__(self):
-        for _ in range(2 * NUM_STEPS):
-            nap("data", "data")
-            yield torch.ones(2)
-
-
 def test_ranks_that_agree_on_batches_wait_for_who_reads_slowly():
+    class Stream(IterableDataset):
+        """Samples of which nobody knows how many there are."""
+
+        def __iter__(self):
+            for _ in range(2 * NUM_STEPS):
+                nap("data", "data")
+                yield torch.ones(2)
+
     def read_stream(rank):
         state.who, detection = 0, StragglerDetection(**QUICK)
         options = {"accumulate_grad_batches": 2, "use_distributed_sampler": False}
@@ -235,12 +235,11 @@ def test_ranks_that_agree_on_batches_wait_for_who_reads_slowly():
         assert seconds[1]["data"] < 2 * NAP_S
 
 
-class Validated(Net):
-    def validation_step(self, batch):
-        state.passed_s += 5 * NAP_S if state.rank == 0 else 0
-
-
 def test_a_validation_is_no_part_of_a_step():
+    class Validated(Net):
+        def validation_step(self, batch):
+            state.passed_s += 5 * NAP_S if state.rank == 0 else 0
+
     def validate(rank):
         detection = StragglerDetection(**QUICK)
         trainer = rank.trainer(
@@ -291,15 +290,14 @@ def test_a_gpu_is_measured_in_its_queue():
     assert queued_s < passed_s <= time.perf_counter() - began_s
 
 
-class Split(Tiny):
-    tensor_parallel_plan = {"layer": "rowwise"}
-
-
 def test_ranks_with_different_work_are_refused(tmp_path):
     class Elastic(SingleDeviceStrategy):
         @property
         def capabilities(self):
             return super().capabilities | Capability.ELASTIC
+
+    class Split(Tiny):
+        tensor_parallel_plan = {"layer": "rowwise"}
 
     def fit_split(rank):
         with pytest.raises(

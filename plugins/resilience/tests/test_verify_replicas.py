@@ -122,15 +122,14 @@ def test_a_healthy_run_is_left_alone():
         assert differences == [Difference(1, (0, 1), False, "the buffer 'seen'")]
 
 
-class PerEpoch(VerifyReplicas):
-    """Notes when it compares."""
-
-    def _compare(self, strategy, module, step):
-        self.steps = [*getattr(self, "steps", []), step]
-        return super()._compare(strategy, module, step)
-
-
 def test_optimizer_steps_count(tmp_path):
+    class PerEpoch(VerifyReplicas):
+        """Notes when it compares."""
+
+        def _compare(self, strategy, module, step):
+            self.steps = [*getattr(self, "steps", []), step]
+            return super()._compare(strategy, module, step)
+
     def fit_accumulated(rank, path):
         verify, data = PerEpoch(3), loader(48, 2)
         options = {"callbacks": verify, "accumulate_grad_batches": 2, "limit_val_batches": 0}
@@ -154,12 +153,6 @@ def test_one_process_has_nothing_to_compare(tmp_path):
     assert trainer.global_step == 4
 
 
-class Chain(Tiny):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -172,6 +165,11 @@ class Chain(Tiny):
     ],
 )
 def test_strategies_whose_ranks_differ_are_refused(make, name):
+    class Chain(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+
     def fit_refused(rank, make, name):
         trainer = rank.trainer(
             make(), max_epochs=1, callbacks=VerifyReplicas(1), limit_val_batches=0

@@ -21,67 +21,64 @@ def number():
     return int(os.environ["RANK"])
 
 
-def say_all():
-    """What this rank hears in every collective."""
-    rank, size = number(), int(os.environ["WORLD_SIZE"])
-    own = torch.arange(8.0).view(4, 2) + 10 * rank
-    heard = []
-    for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
-        heard.append(own.clone())
-        dist.all_reduce(heard[-1], op)
-    for say in (dist.broadcast, dist.reduce):
-        heard.append(own.clone())
-        say(heard[-1], 1)
-        dist.barrier()
-    heard[-1] = heard[-1] if rank == 1 else None  # of the others nothing is promised
-    whole, part = torch.empty(4 * size, 2), torch.empty(2, 2)
-    # the name before torch 2.13
-    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own)
-    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, own)
-    mine = torch.empty(4, 2)
-    dist.scatter(mine, [own * number for number in range(size)] if rank == 1 else None, 1)
-    parts = [torch.empty(4, 2) for _ in range(size)]
-    dist.all_gather(parts, own)
-    gathered = [torch.empty(4, 2) for _ in range(size)] if rank == 0 else None
-    dist.gather(own, gathered)
-    objects = [{"rank": rank}]
-    dist.broadcast_object_list(objects, 1)
-    before, after = (rank - 1) % size, (rank + 1) % size
-    received = [torch.empty(4, 2) for _ in range(2)]
-    works = [
-        *(dist.irecv(each, before) for each in received),
-        *(dist.isend(own * each, after) for each in (1, 2)),
-    ]
-    for work in reversed(works):  # messages come in the order in which they were asked for
-        work.wait()
-    pair = dist.new_group([0, 1], backend="gloo")
-    dist.all_reduce(own, group=pair)
-    return [*heard, whole, part, mine, parts, gathered, objects, received, own]
-
-
-def as_nested(values):
-    return torch.utils._pytree.tree_map(
-        lambda value: value.tolist() if torch.is_tensor(value) else value, values
-    )
-
-
-def say_all_over_gloo(rank):
-    os.environ |= {"RANK": str(rank.number), "WORLD_SIZE": "2"}
-    rank.fabric().barrier()
-    return say_all()
-
-
 def test_ranks_hear_what_they_would_over_gloo():
+    def say_all():
+        """What this rank hears in every collective."""
+        rank, size = number(), int(os.environ["WORLD_SIZE"])
+        own = torch.arange(8.0).view(4, 2) + 10 * rank
+        heard = []
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            heard.append(own.clone())
+            dist.all_reduce(heard[-1], op)
+        for say in (dist.broadcast, dist.reduce):
+            heard.append(own.clone())
+            say(heard[-1], 1)
+            dist.barrier()
+        heard[-1] = heard[-1] if rank == 1 else None  # of the others nothing is promised
+        whole, part = torch.empty(4 * size, 2), torch.empty(2, 2)
+        # the name before torch 2.13
+        getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(whole, own)
+        getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(part, own)
+        mine = torch.empty(4, 2)
+        dist.scatter(mine, [own * number for number in range(size)] if rank == 1 else None, 1)
+        parts = [torch.empty(4, 2) for _ in range(size)]
+        dist.all_gather(parts, own)
+        gathered = [torch.empty(4, 2) for _ in range(size)] if rank == 0 else None
+        dist.gather(own, gathered)
+        objects = [{"rank": rank}]
+        dist.broadcast_object_list(objects, 1)
+        before, after = (rank - 1) % size, (rank + 1) % size
+        received = [torch.empty(4, 2) for _ in range(2)]
+        works = [
+            *(dist.irecv(each, before) for each in received),
+            *(dist.isend(own * each, after) for each in (1, 2)),
+        ]
+        for work in reversed(works):  # messages come in the order in which they were asked for
+            work.wait()
+        pair = dist.new_group([0, 1], backend="gloo")
+        dist.all_reduce(own, group=pair)
+        return [*heard, whole, part, mine, parts, gathered, objects, received, own]
+
+    def say_all_over_gloo(rank):
+        os.environ |= {"RANK": str(rank.number), "WORLD_SIZE": "2"}
+        rank.fabric().barrier()
+        return say_all()
+
     expected = Backend(ParallelStrategy, num_processes=2).run(say_all_over_gloo)
+
+    def as_nested(values):
+        return torch.utils._pytree.tree_map(
+            lambda value: value.tolist() if torch.is_tensor(value) else value, values
+        )
+
     assert as_nested(in_one_process(say_all)) == as_nested(expected)
     assert not dist.is_initialized()
 
 
-def first_draw(seed):
-    return torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
-
-
 def test_each_rank_has_its_own_and_the_process_is_as_before(tmp_path):
+    def first_draw(seed):
+        return torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
+
     def change_all(folder, given):
         given.append(number())
         os.chdir(folder / str(number()))

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import Callback, Module, Trainer
+from core import Callback, Module
 from core_testing import in_one_process
+from support.small_nets import quiet_trainer
 
 
 class Recorder(Module):
@@ -111,18 +112,7 @@ def stream(num_samples=6, batch_size=2):
 
 def make_trainer(root, **options):
     """One device, quiet, one epoch."""
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "default_root_dir": root,
-    }
-    return Trainer(**{**defaults, **options})
+    return quiet_trainer(**{"devices": 1, "max_epochs": 1, "default_root_dir": root, **options})
 
 
 def fit(root, data, *, ckpt_path=None, **options):

@@ -83,28 +83,27 @@ def test_needs_a_module_that_was_set_up(net, fabric, tmp_path):
         trainer.weights()
 
 
-class Streams(Callback):
-    """In the hook that it is told."""
-
-    def __init__(self, hook):
-        self.versions, self.errors = [], []
-        setattr(self, hook, self.stream)
-
-    def stream(self, trainer, module, *_):
-        try:
-            stream = trainer.weights()
-        except ConfigurationError as error:
-            self.errors.append(str(error))
-        else:
-            assert [name for name, _ in stream] == ["layer.weight", "layer.bias"]
-            self.versions.append(stream.version)
-
-
 @pytest.mark.parametrize(
     ("hook", "versions", "num_errors"),
     [("on_train_batch_end", [1, 2], 0), ("on_before_optimizer_step", [], 2)],
 )
 def test_a_trainer_streams_between_two_steps_only(tmp_path, hook, versions, num_errors):
+    class Streams(Callback):
+        """In the hook that it is told."""
+
+        def __init__(self, hook):
+            self.versions, self.errors = [], []
+            setattr(self, hook, self.stream)
+
+        def stream(self, trainer, module, *_):
+            try:
+                stream = trainer.weights()
+            except ConfigurationError as error:
+                self.errors.append(str(error))
+            else:
+                assert [name for name, _ in stream] == ["layer.weight", "layer.bias"]
+                self.versions.append(stream.version)
+
     streams = Streams(hook)
     make_trainer(tmp_path, streams, max_steps=2, limit_val_batches=0).fit(Tiny(), loader())
     assert (streams.versions, len(streams.errors)) == (versions, num_errors)

@@ -17,16 +17,6 @@ from core.contract import CheckpointCorruptedError
 from core_testing import programs
 
 
-class Runs:
-    """Runs a program when it is unpickled."""
-
-    def __init__(self, program):
-        self.program = program
-
-    def __reduce__(self):
-        return exec, (self.program,)
-
-
 @pytest.fixture
 def classes():
     """Of a program that isn't installed where the file is read."""
@@ -111,6 +101,16 @@ def test_hyperparameters_in_a_dict_of_its_own_class_are_read(classes, tmp_path):
 
 def test_nothing_is_executed(tmp_path):
     flag = tmp_path / "executed"
+
+    class Runs:
+        """Runs a program when it is unpickled."""
+
+        def __init__(self, program):
+            self.program = program
+
+        def __reduce__(self):
+            return exec, (self.program,)
+
     runs = Runs(f"open({str(flag)!r}, 'w').close()")
     with pytest.warns(UserWarning, match=r"hyper_parameters\['x'\] \(builtins\.exec\)"):
         state = read(lightning(hyper_parameters={"x": runs}), tmp_path / "their.ckpt")

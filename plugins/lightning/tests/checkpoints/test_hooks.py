@@ -90,17 +90,6 @@ def test_a_program_that_is_trusted_keeps_its_objects(lit, monkeypatch, request):
     assert isinstance(fresh.secret, Secret), "unpickled before the module's hook asks for it"
 
 
-class Drawing:
-    """A loader that isn't torch's, and draws when it is asked for an iterator."""
-
-    def __iter__(self):
-        torch.rand(())
-        return iter([torch.ones(1, 4)])
-
-    def __len__(self):
-        return 1
-
-
 @pytest.mark.parametrize(
     ("sanity_steps", "recorded"),
     [(0, [6, 8, 10, 12, 15, 18, 21]), (1, [5, 5, 7, 9, 11, 14, 17, 20])],
@@ -132,6 +121,17 @@ def test_what_draws_when_it_is_asked_is_asked_as_often_as_by_lightning(lit, sani
     torch.manual_seed(1)
     stream = [torch.rand(()).item() for _ in range(40)]
     torch.manual_seed(1)
+
+    class Drawing:
+        """A loader that isn't torch's, and draws when it is asked for an iterator."""
+
+        def __iter__(self):
+            torch.rand(())
+            return iter([torch.ones(1, 4)])
+
+        def __len__(self):
+            return 1
+
     trainer.fit(net, Drawing(), Drawing())
     for stage in (trainer.validate, trainer.test, trainer.predict):
         stage(net, Drawing())

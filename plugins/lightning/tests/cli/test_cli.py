@@ -60,10 +60,6 @@ class Data(BoringDataModule):
 """
 
 
-class Bare(core.Module):
-    """A module of core's own."""
-
-
 @pytest.fixture
 def nets(installed, tmp_path, monkeypatch):
     """Classes of a program, in a module of its own."""
@@ -164,6 +160,10 @@ def test_a_short_name_is_lightnings_here_and_cores_under_cli_for(cli, nets):
     made = cli.LightningCLI(
         nets.Plain, trainer_defaults=defaults, args=[*args, "--trainer.logger.prefix=p"], run=False
     )
+
+    class Bare(core.Module):
+        """A module of core's own."""
+
     of_core = core.cli_for(
         Bare, trainer_defaults=defaults, args=[*args, "--trainer.logger.save_dir=."], run=False
     )

@@ -28,6 +28,9 @@ def test_flops_are_those_of_forward_and_backward(installed):
     ],
 )
 def test_a_combined_loader_gives_a_program_triples(installed, mode, expected):
+    def iter_of(*batches):
+        return torch.utils.data.DataLoader(list(batches), batch_size=None)
+
     combined = installed("lightning.pytorch.utilities").CombinedLoader(
         {"a": iter_of(1, 2), "b": (iter_of(4, 5, 6),)}, mode
     )
@@ -37,10 +40,6 @@ def test_a_combined_loader_gives_a_program_triples(installed, mode, expected):
         shown.append(f"{both} {batch_idx} {dataloader_idx}")
     assert ", ".join(shown) == expected
     assert next(iter(combined))[1:] == (0, 0)
-
-
-def iter_of(*batches):
-    return torch.utils.data.DataLoader(list(batches), batch_size=None)
 
 
 def test_a_combined_loader_gives_a_trainer_batches(installed, lit):

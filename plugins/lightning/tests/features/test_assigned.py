@@ -49,22 +49,20 @@ def test_after_fit_and_evaluation(lit):
     assert (again.global_step, again.optimizers[0].param_groups[0]["lr"]) == (12, 0.125)
 
 
-ATTRIBUTES = {
-    "gradient_clip_val": 0.5,
-    "gradient_clip_algorithm": "value",
-    "should_stop": True,
-    "limit_val_batches": 1,
-    "callbacks": [],
-    "loggers": [],
-    "accumulate_grad_batches": 2,
-}
-
-
 def test_attributes_before_a_run(lit):
     trainer = lit.make_trainer(max_epochs=1)
-    for name, value in ATTRIBUTES.items():
+    attributes = {
+        "gradient_clip_val": 0.5,
+        "gradient_clip_algorithm": "value",
+        "should_stop": True,
+        "limit_val_batches": 1,
+        "callbacks": [],
+        "loggers": [],
+        "accumulate_grad_batches": 2,
+    }
+    for name, value in attributes.items():
         setattr(trainer, name, value)
-    assert {name: getattr(trainer, name) for name in ATTRIBUTES} == ATTRIBUTES
+    assert {name: getattr(trainer, name) for name in attributes} == attributes
     trainer.fit(lit.Plain(), lit.load())
     assert trainer.global_step == 2
 

@@ -1,11 +1,21 @@
 import pytest
 
 
-def stopped(lit, stop_at=None, **options):
-    """What a run has called, with its steps and epochs, and the steps at its end; `stop_at` is a
-    batch of an epoch.
-    """
-
+@pytest.mark.parametrize(
+    ("stop_at", "options", "seen", "steps"),
+    [
+        (1, {}, "val 2, end 0, over 1", 2),
+        (3, {}, "val 4, end 0, over 1", 4),
+        (1, {"val": False}, "end 0, over 1", 2),
+        (1, {"min_epochs": 2}, "val 4, end 0, val 8, end 1, over 2", 8),
+        (1, {"min_steps": 6}, "val 4, end 0, val 6, end 1, over 2", 6),
+        (2, {"val_check_interval": 2}, "val 2, val 3, end 0, over 1", 3),
+        (2, {"check_val_every_n_epoch": 2}, "end 0, over 1", 3),
+        (None, {"max_steps": 6, "max_epochs": -1}, "val 4, end 0, end 1, over 2", 6),
+        (None, {"max_steps": 8, "max_epochs": -1}, "val 4, end 0, val 8, end 1, over 2", 8),
+    ],
+)
+def test_a_run_that_stops(lit, stop_at, options, seen, steps):
     class Counted(lit.Plain):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             if batch_idx == stop_at:
@@ -22,25 +32,7 @@ def stopped(lit, stop_at=None, **options):
 
     net = Counted()
     trainer = lit.fit(net, **{"max_epochs": 3, **options})
-    return ", ".join(net.seen), trainer.global_step
-
-
-@pytest.mark.parametrize(
-    ("options", "seen", "steps"),
-    [
-        ({"stop_at": 1}, "val 2, end 0, over 1", 2),
-        ({"stop_at": 3}, "val 4, end 0, over 1", 4),
-        ({"stop_at": 1, "val": False}, "end 0, over 1", 2),
-        ({"stop_at": 1, "min_epochs": 2}, "val 4, end 0, val 8, end 1, over 2", 8),
-        ({"stop_at": 1, "min_steps": 6}, "val 4, end 0, val 6, end 1, over 2", 6),
-        ({"stop_at": 2, "val_check_interval": 2}, "val 2, val 3, end 0, over 1", 3),
-        ({"stop_at": 2, "check_val_every_n_epoch": 2}, "end 0, over 1", 3),
-        ({"max_steps": 6, "max_epochs": -1}, "val 4, end 0, end 1, over 2", 6),
-        ({"max_steps": 8, "max_epochs": -1}, "val 4, end 0, val 8, end 1, over 2", 8),
-    ],
-)
-def test_a_run_that_stops(lit, options, seen, steps):
-    assert stopped(lit, **options) == (seen, steps)
+    assert (", ".join(net.seen), trainer.global_step) == (seen, steps)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,8 @@ import torch
 
 from core.callbacks import EMA, LambdaCallback, OnExceptionCheckpoint
 from core.checkpoint import load_checkpoint
+from support.small_nets import At
 from support.tiny import Tiny, loader, make_trainer
-
-
-class Breaking(Tiny):
-    """Fails in epoch 1."""
-
-    def training_step(self, batch, batch_idx):
-        if self.current_epoch == 1 and batch_idx == self.fails_at:
-            raise self.error("broken")
-        return super().training_step(batch, batch_idx)
-
-    fails_at = 1
-    error = RuntimeError
 
 
 def fit(root, module, *callbacks, ckpt_path=None, **options):
@@ -30,10 +19,20 @@ def fit(root, module, *callbacks, ckpt_path=None, **options):
 )
 def test_a_run_goes_on_from_where_it_broke(tmp_path, capsys, error, fails_at, window, step):
     """Batches of a window that is unfinished are seen again."""
-    module = Breaking()
-    module.error, module.fails_at = error, fails_at
+
+    class Breaking(Tiny):
+        def training_step(self, batch, batch_idx):
+            if self.current_epoch == 1 and batch_idx == fails_at:
+                raise error("broken")
+            return super().training_step(batch, batch_idx)
+
     with pytest.raises(error):
-        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path / "c"), accumulate_grad_batches=window)
+        fit(
+            tmp_path,
+            Breaking(),
+            OnExceptionCheckpoint(tmp_path / "c"),
+            accumulate_grad_batches=window,
+        )
     path = tmp_path / "c/on_exception.ckpt"
     assert (
         f"{error.__name__}: the state after step {step} is saved in {path}"
@@ -72,9 +71,17 @@ def test_an_exception_in_evaluation_saves_nothing(tmp_path):
 
 
 def test_a_state_that_cannot_be_saved_does_not_hide_the_exception(tmp_path):
+    def fail(*_):
+        raise RuntimeError("broken")
+
     (tmp_path / "file").touch()
     with (
         pytest.warns(UserWarning, match=r"can't be saved to .* after RuntimeError"),
         pytest.raises(RuntimeError, match="bro"),
     ):
-        fit(tmp_path, Breaking(), OnExceptionCheckpoint(tmp_path / "file"))
+        fit(
+            tmp_path,
+            Tiny(),
+            At("on_train_epoch_end", fail),
+            OnExceptionCheckpoint(tmp_path / "file"),
+        )

@@ -4,8 +4,6 @@ from core import ConfigurationError, EventHooks
 from core.callbacks import LambdaCallback
 from support.tiny import Tiny, loader, make_trainer
 
-HOOKS = [name for name in vars(EventHooks) if not name.startswith("_")]
-
 
 def test_every_hook_gets_its_arguments(tmp_path):
     """In which order, `test_hooks_order.py` shows."""
@@ -18,7 +16,9 @@ def test_every_hook_gets_its_arguments(tmp_path):
 
         return record
 
-    callback = LambdaCallback(**{name: recorder(name) for name in HOOKS})
+    hooks = [name for name in vars(EventHooks) if not name.startswith("_")]
+
+    callback = LambdaCallback(**{name: recorder(name) for name in hooks})
     trainer = make_trainer(
         tmp_path, callback, max_epochs=1, limit_train_batches=1, limit_val_batches=1
     )

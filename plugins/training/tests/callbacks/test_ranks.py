@@ -21,20 +21,19 @@ from core_testing import in_one_process
 from support.tiny import Tiny, loader, make_trainer
 
 
-class Torn(Tiny):
-    """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no
-    `x`.
-    """
-
-    def validation_step(self, batch, batch_idx):
-        rank, epoch = self.global_rank, self.current_epoch
-        value = [3.0, 1.0, 2.0, 2.5, 4.0][epoch] if rank == 0 else -float(epoch)
-        self.log("val_loss", value, sync_dist=False)
-        if rank == 0:
-            self.log("x", value, sync_dist=False)
-
-
 def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path):
+    class Torn(Tiny):
+        """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no
+        `x`.
+        """
+
+        def validation_step(self, batch, batch_idx):
+            rank, epoch = self.global_rank, self.current_epoch
+            value = [3.0, 1.0, 2.0, 2.5, 4.0][epoch] if rank == 0 else -float(epoch)
+            self.log("val_loss", value, sync_dist=False)
+            if rank == 0:
+                self.log("x", value, sync_dist=False)
+
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
     # as on the way to spawned ranks
@@ -90,7 +89,7 @@ def test_they_stop_by_rank_0s_clock(tmp_path):
             Timer({"seconds": 0.3}),
             ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(0)),
         )
-        module = fit(Torn(), tmp_path, timer, checkpoint, max_epochs=-1, limit_val_batches=0)
+        module = fit(Tiny(), tmp_path, timer, checkpoint, max_epochs=-1, limit_val_batches=0)
         assert timer.time_elapsed() >= 0.3
         assert os.path.exists(checkpoint.best_model_path)
         return module.trainer.global_step

@@ -41,20 +41,20 @@ def without(name, base=Missing):
 # what spawned processes need ----------------------------------------------------------------------
 
 
-class LeavesOut:
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __getstate__(self):
-        return {}
-
-
 @pytest.mark.parametrize(
     "place",
     ["module.helper.lock", "trainer._module_callbacks._without[0].lock", "module.helper['lock']"],
 )
 def test_what_cannot_be_pickled_is_named_by_its_attribute(place):
     net, callback, lock = Net(), Callback(), threading.Lock()
+
+    class LeavesOut:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def __getstate__(self):
+            return {}
+
     callback.left_out = LeavesOut()
     if "callbacks" in place:
         callback.lock = lock

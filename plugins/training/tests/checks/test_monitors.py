@@ -44,12 +44,6 @@ def fit(module, *callbacks, **options):
     trainer.fit(module, batches(2), batches(1))
 
 
-WATCHING = {
-    "EarlyStopping": EarlyStopping,
-    "ModelCheckpoint": lambda monitor: ModelCheckpoint(monitor=monitor),
-}
-
-
 @pytest.mark.parametrize("who", ["EarlyStopping", "ModelCheckpoint", "A scheduler"])
 @pytest.mark.parametrize(
     ("monitor", "meant", "options"),
@@ -59,7 +53,11 @@ WATCHING = {
     ],
 )
 def test_a_misspelt_one_is_told_of_before_its_error(who, monitor, meant, options):
-    callbacks = [WATCHING[who](monitor)] if who in WATCHING else []
+    watching = {
+        "EarlyStopping": EarlyStopping,
+        "ModelCheckpoint": lambda monitor: ModelCheckpoint(monitor=monitor),
+    }
+    callbacks = [watching[who](monitor)] if who in watching else []
     module = Logging(monitor=None if callbacks else monitor)
     hint = rf"{who} monitors '{monitor}', which nothing has logged so far. Did you mean '{meant}'\?"
     error = pytest.raises(

@@ -133,13 +133,15 @@ def test_batch_norms_rest_if_asked(tmp_path, train_bn):
     assert (module.backbone[1].running_mean.tolist() != [0.0] * 4) == train_bn
 
 
-def fit_on(root, **options):
-    return fit(
-        root, Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD), BackboneFinetuning(2), **options
-    )
-
-
 def test_ranks_train_it_as_one_device_does(tmp_path):
+    def fit_on(root, **options):
+        return fit(
+            root,
+            Net(norm=nn.LayerNorm, optimizer=torch.optim.SGD),
+            BackboneFinetuning(2),
+            **options,
+        )
+
     def fit_on_two(root):
         return fit_on(root, batch_size=2, strategy="ddp", devices=2)
 
@@ -149,21 +151,23 @@ def test_ranks_train_it_as_one_device_does(tmp_path):
         assert torch.allclose(torch.tensor(value), torch.tensor(weights[name]), atol=1e-5), name
 
 
-class ByLayer(BaseFinetuning):
-    """Two groups, one after the other; the second has parameters that the optimizer holds."""
-
-    def freeze_before_training(self, pl_module):
-        self.freeze([pl_module.backbone[0], pl_module.head])
-
-    def finetune_function(self, pl_module, epoch, optimizer):
-        if epoch == 1:
-            self.unfreeze_and_add_param_group([pl_module.backbone[0], pl_module.head], optimizer)
-        if epoch == 3:
-            self.freeze(pl_module.backbone)
-
-
 def test_a_subclass_freezes_what_it_likes(tmp_path):
     whole = Net()
+
+    class ByLayer(BaseFinetuning):
+        """Two groups, one after the other; the second has parameters that the optimizer holds."""
+
+        def freeze_before_training(self, pl_module):
+            self.freeze([pl_module.backbone[0], pl_module.head])
+
+        def finetune_function(self, pl_module, epoch, optimizer):
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(
+                    [pl_module.backbone[0], pl_module.head], optimizer
+                )
+            if epoch == 3:
+                self.freeze(pl_module.backbone)
+
     weights = fit(tmp_path, whole, ByLayer(), Save(tmp_path))
     trained = [before[-1] != after[-1] for before, after in pairwise(whole.seen)]
     assert trained == [False] * 4 + [True] * 8 + [False] * 7

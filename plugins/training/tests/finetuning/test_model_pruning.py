@@ -25,13 +25,6 @@ class Net(Module):
         return torch.optim.AdamW(self.parameters(), lr=0.05)
 
 
-class Save(Callback):
-    runs_last = True
-
-    def on_train_epoch_end(self, trainer, module):
-        trainer.save_checkpoint(f"{trainer.default_root_dir}/{trainer.current_epoch}.ckpt")
-
-
 def fit(root, *callbacks, module=None, ckpt_path=None, **options):
     module = module or Net()
     trainer = make_trainer(
@@ -53,6 +46,12 @@ def equal(one, other):
 def test_a_run_goes_on_bit_equal(tmp_path, lottery):
     def pruning():
         return ModelPruning("l1_unstructured", amount=0.3, use_lottery_ticket_hypothesis=lottery)
+
+    class Save(Callback):
+        runs_last = True
+
+        def on_train_epoch_end(self, trainer, module):
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/{trainer.current_epoch}.ckpt")
 
     whole = fit(tmp_path, pruning(), Save())
     assert sum(zeros(whole)) >= 22, "of 33: 0.3 of what is left, three times"

@@ -10,7 +10,6 @@ from core import Callback, EventHooks, Module, ModuleError
 from support.checkout import in_checkout
 from support.small_nets import Net, batches, fit, quiet_trainer
 
-PAGE = "docs/hooks.md"
 HOOKS = [name for name in vars(EventHooks) if not name.startswith("_")]
 
 
@@ -54,7 +53,7 @@ def both(*names):
 
 
 def test_the_page_tells_the_same(tmp_path):
-    page = in_checkout(PAGE).read_text(encoding="utf-8")
+    page = in_checkout("docs/hooks.md").read_text(encoding="utf-8")
     # configure_callbacks isn't noted
     listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]
     told = [

@@ -11,19 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Logger, ModuleError
+from core import ModuleError
 from core_testing import in_one_process
 from core_training.logging.scalar_widths import widest_float
 from support import late_torchmetrics as torchmetrics
-from support.small_nets import Net, batches, quiet_trainer
-
-
-class Recorder(Logger):
-    def __init__(self):
-        self.rows = []
-
-    def log_metrics(self, metrics, step):
-        self.rows.append((step, dict(metrics)))
+from support.small_nets import Net, Recorder, batches, quiet_trainer
 
 
 class Logging(Net):
@@ -83,15 +75,6 @@ def values_of(trainer):
 
 # defaults -----------------------------------------------------------------------------------------
 
-BY_STEP = [
-    "on_train_batch_start",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "on_train_batch_end",
-]
-BY_EPOCH = ["on_train_start", "on_train_epoch_start", "on_train_epoch_end"]
 IN_VALIDATION = [
     "on_validation_start",
     "on_validation_epoch_start",
@@ -99,18 +82,19 @@ IN_VALIDATION = [
     "on_validation_batch_end",
     "on_validation_epoch_end",
 ]
-NOWHERE = [
-    "setup",
-    "on_fit_start",
-    "on_train_end",
-    "on_fit_end",
-    "teardown",
-    "on_validation_end",
-    "on_sanity_check_start",
-]
 
 
-@pytest.mark.parametrize("hook", BY_STEP)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_batch_start",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_train_batch_end",
+    ],
+)
 def test_a_hook_of_a_step_logs_steps(hook):
     calls = []
 
@@ -123,7 +107,9 @@ def test_a_hook_of_a_step_logs_steps(hook):
     assert [values["value"] for _, values in recorder.rows] == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("hook", BY_EPOCH + IN_VALIDATION)
+@pytest.mark.parametrize(
+    "hook", ["on_train_start", "on_train_epoch_start", "on_train_epoch_end", *IN_VALIDATION]
+)
 def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
     recorder = Recorder()
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
@@ -133,7 +119,18 @@ def test_a_hook_of_an_epoch_or_of_validation_logs_once(hook):
         assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
 
 
-@pytest.mark.parametrize("hook", NOWHERE)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "setup",
+        "on_fit_start",
+        "on_train_end",
+        "on_fit_end",
+        "teardown",
+        "on_validation_end",
+        "on_sanity_check_start",
+    ],
+)
 def test_a_hook_in_which_nothing_is_collected(hook):
     module = Validating(lambda module, *_: module.log("value", 2.0), hook)
     message = (
@@ -329,18 +326,23 @@ def test_an_epoch_with_nan_is_nan(reduction, values):
     assert math.isnan(validated(values, reduce_fx=reduction))
 
 
-STEP_TENSORS = [
-    TENTHS,
-    torch.tensor(0.1),
-    torch.tensor(0.1, dtype=torch.bfloat16),
-    torch.tensor(True),
-    torch.tensor(200, dtype=torch.uint8),
-    torch.ones(1, 1),
-]
-
-
 @pytest.mark.parametrize(
-    "value", [0.1, LARGE, True, np.float32(0.1), np.float64(0.1), *STEP_TENSORS]
+    "value",
+    [
+        0.1,
+        LARGE,
+        True,
+        np.float32(0.1),
+        np.float64(0.1),
+        *[
+            TENTHS,
+            torch.tensor(0.1),
+            torch.tensor(0.1, dtype=torch.bfloat16),
+            torch.tensor(True),
+            torch.tensor(200, dtype=torch.uint8),
+            torch.ones(1, 1),
+        ],
+    ],
 )
 def test_a_step_keeps_its_digits(value):
     module = in_training(lambda module, *_: module.log("value", value, prog_bar=True))
@@ -395,47 +397,46 @@ def test_several_loaders():
 # what is seen when --------------------------------------------------------------------------------
 
 
-class Seeing(Net):
-    """Notes what callbacks see in some hooks."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen, self.num_steps, self.num_checks = [], 0, 0
-
-    def note(self, hook):
-        self.seen.append((hook, values_of(self.trainer)))
-
-    def training_step(self, batch, batch_idx):
-        self.num_steps += 1
-        self.log("step", self.num_steps, prog_bar=True)
-        self.log("shared", self.num_steps)
-        self.log("mean", self.num_steps, on_step=False, on_epoch=True)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.num_checks += 1
-        self.log("shared", -self.num_checks)
-        self.log("check", self.num_checks, on_step=True, on_epoch=False)
-
-    def on_validation_start(self):
-        self.note("validation start")
-
-    def on_validation_epoch_end(self):
-        self.note("validation epoch end")
-        self.log("late", float(self.num_checks))
-        assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
-
-    def on_validation_end(self):
-        self.note("validation end")
-
-    def on_train_batch_start(self, batch, batch_idx):
-        self.note("batch start")
-
-    def on_train_epoch_end(self):
-        self.note("train epoch end")
-
-
 def test_a_value_is_seen_until_its_name_is_logged_again():
+    class Seeing(Net):
+        """Notes what callbacks see in some hooks."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen, self.num_steps, self.num_checks = [], 0, 0
+
+        def note(self, hook):
+            self.seen.append((hook, values_of(self.trainer)))
+
+        def training_step(self, batch, batch_idx):
+            self.num_steps += 1
+            self.log("step", self.num_steps, prog_bar=True)
+            self.log("shared", self.num_steps)
+            self.log("mean", self.num_steps, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.num_checks += 1
+            self.log("shared", -self.num_checks)
+            self.log("check", self.num_checks, on_step=True, on_epoch=False)
+
+        def on_validation_start(self):
+            self.note("validation start")
+
+        def on_validation_epoch_end(self):
+            self.note("validation epoch end")
+            self.log("late", float(self.num_checks))
+            assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
+
+        def on_validation_end(self):
+            self.note("validation end")
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.note("batch start")
+
+        def on_train_epoch_end(self):
+            self.note("train epoch end")
+
     module = Seeing()
     quiet_trainer(max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
     first = {"step": 1, "shared": -1.0, "check": 1}
@@ -453,10 +454,11 @@ def test_a_value_is_seen_until_its_name_is_logged_again():
 
 
 def test_nothing_of_the_sanity_check_is_seen():
-    module = Seeing()
-    module.on_validation_epoch_end = lambda: None
+    seen = []
+    module = in_validation(lambda module, *_: module.log("check", 1.0, on_step=True, on_epoch=True))
+    module.on_train_batch_start = lambda *_: seen.append(values_of(module.trainer))
     quiet_trainer(num_sanity_val_steps=1, max_epochs=1).fit(module, batches(1), batches(1))
-    assert module.seen[2] == ("batch start", {})
+    assert seen == [{}]
 
 
 # mistakes -----------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ import pytest
 import torch
 from recording import Recorder, Validating, fit, loader, make_trainer, seen, stream
 
-from core import Callback, ConfigurationError, Logger
+from core import Callback, ConfigurationError
 from core.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from core_testing import in_one_process
 from core_training.loops import validation_schedule
+from support import small_nets
 
 
 class Rhythm(Callback):
@@ -136,28 +137,16 @@ def test_two_ranks_overfit_on_their_shares(tmp_path):
 # fast_dev_run -------------------------------------------------------------------------------------
 
 
-class Writing(Logger):
-    def __init__(self, root):
-        self.root = root
-
-    @property
-    def name(self):
-        return "writing"
-
-    @property
-    def version(self):
-        return 0
-
-    def log_metrics(self, metrics, step):
-        (self.root / "logged").write_text("")
-
-
 @pytest.mark.parametrize(("value", "batches"), [(True, 1), (3, 3)])
 def test_fast_dev_run(tmp_path, capsys, value, batches):
     rhythm, saving = Rhythm(), ModelCheckpoint(tmp_path / "checkpoints")
     callbacks = [saving, EarlyStopping("never_logged"), LearningRateMonitor(), rhythm]
     limits = {"max_epochs": 50, "min_steps": 40, "num_sanity_val_steps": 2, "limit_val_batches": 7}
-    others = {"val_check_interval": 2, "logger": Writing(tmp_path), "enable_checkpointing": True}
+    others = {
+        "val_check_interval": 2,
+        "logger": small_nets.Recorder(),
+        "enable_checkpointing": True,
+    }
     trainer = make_trainer(tmp_path, fast_dev_run=value, callbacks=callbacks, **limits, **others)
     module = Validating(tmp_path)
     trainer.fit(module, loader(20), loader(20))
@@ -176,11 +165,10 @@ def test_a_quick_run_takes_what_a_module_tells_its_logger(tmp_path):
             self.logger.experiment.add_image("x", torch.zeros(1))
             self.trainer.logger.log_metrics({"x": 1.0}, 0)
 
-    trainer = make_trainer(
-        tmp_path, fast_dev_run=True, log_every_n_steps=1, logger=Writing(tmp_path)
-    )
+    logger = small_nets.Recorder()
+    trainer = make_trainer(tmp_path, fast_dev_run=True, log_every_n_steps=1, logger=logger)
     trainer.fit(Talking(tmp_path), loader())
-    assert not (tmp_path / "logged").exists()
+    assert logger.rows == []
 
 
 def test_a_quick_run_of_two_ranks_says_it_once(tmp_path, capsys):

@@ -4,16 +4,68 @@ all items.
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
-from weighted_items import Net, Samples, by_hand, weights_of
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from core import Callback, Fabric, ModuleError
+from core import Callback, Fabric, Module, ModuleError
 from core.callbacks import LambdaCallback
 from core_testing import in_one_process
 from support.global_batches import close
 from support.small_nets import At, quiet_trainer
 
 pytestmark = pytest.mark.numbers
+
+NUM_SAMPLES, MOST_ITEMS = 22, 5
+
+
+class Samples(Dataset):
+    """Items of 4 numbers, and a mask of those that count. Some samples have none."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.items = torch.randn(
+            NUM_SAMPLES, MOST_ITEMS, 4, generator=generator, dtype=torch.float64
+        )
+        counts = torch.randint(0, MOST_ITEMS + 1, (NUM_SAMPLES,), generator=generator)
+        self.masks = torch.arange(MOST_ITEMS) < counts.unsqueeze(1)
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        return self.items[index], self.masks[index]
+
+
+class Net(Module):
+    """Learns from the mean over items, and logs it."""
+
+    def __init__(self, weigh=lambda num_items: num_items, optimizer=torch.optim.Adam):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1, dtype=torch.float64)
+        self.weigh, self.optimizer = weigh, optimizer
+        self.means = []
+
+    def mean_of(self, batch):
+        """The mean, NaN where there are no items, and their number."""
+        items, mask = batch
+        values = self.layer(items).squeeze(-1)[mask].square()
+        return nn.functional.mse_loss(values, torch.ones_like(values)), mask.sum()
+
+    def training_step(self, batch, batch_idx):
+        loss, num_items = self.mean_of(batch)
+        self.log("mean", loss, on_step=False, on_epoch=True)
+        return {"loss": loss, "weight": self.weigh(num_items)}
+
+    def on_train_epoch_end(self):
+        self.means.append(float(self.trainer.callback_metrics["mean"]))
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=0.05)
+
+
+def weights_of(module):
+    return torch.cat([part.detach().flatten() for part in module.parameters()]).tolist()
 
 
 def fit(module, *, batch_size=2, window=1, **options):
@@ -39,9 +91,22 @@ def test_a_step_learns_from_the_mean_over_all_items(weigh):
     """
     module = Net(weigh)
     fit(module, batch_size=1, window=3)
-    weights, means = by_hand(3)
-    assert weights_of(module) == close(weights)
-    assert module.means == close(means)
+    # a loop over whole windows of 3 on one device
+    whole, expected_means = Net(), []
+    optimizer = whole.configure_optimizers()
+    for _ in range(2):
+        total = count = 0
+        for batch in DataLoader(Samples(), batch_size=3):
+            loss, num_items = whole.mean_of(batch)
+            if not num_items:
+                continue
+            total, count = total + loss.item() * num_items.item(), count + num_items.item()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        expected_means.append(total / count)
+    assert weights_of(module) == close(weights_of(whole))
+    assert module.means == close(expected_means)
 
 
 def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():

@@ -28,8 +28,6 @@ from support import small_nets
 from support.checkout import in_checkout
 from support.small_nets import quiet_trainer
 
-PAGE = "docs/coming-from-lightning.md"
-
 
 class Net(small_nets.Net):
     def training_step(self, batch, batch_idx):
@@ -65,7 +63,7 @@ Trainer(max_epoch= Trainer(gpus= LightningModule trainer.lightning_module device
 trainer.save_checkpoint(path) LearningRateFinder BatchSizeFinder BackboneFinetuning ModelPruning core-torchao cli_for(
 grad_norm( rank_zero_info STEP_OUTPUT weights_only= dataclasses.asdict( outputs["loss"] swa_epoch_start=
 """
-    page = in_checkout(PAGE).read_text()
+    page = in_checkout("docs/coming-from-lightning.md").read_text()
     assert [name for name in [*typed.split(), "step number in loggers"] if name not in page] == []
 
 

@@ -54,16 +54,6 @@ class Required(Net):
         self.layer, self.head = nn.Linear(4, width), head
 
 
-class Holding(Net):
-    def __init__(self, path, layer, colour, lr=0.1):
-        super().__init__()
-        self.save_hyperparameters()
-
-
-class Colour(enum.Enum):
-    RED = 1
-
-
 def train(module, path=None, **options):
     trainer = quiet_trainer(**{"max_epochs": 1, **options})
     trainer.fit(module, batches(2))
@@ -211,6 +201,15 @@ def test_not_called_in_init():
 
 def test_one_warning_for_all_values_that_are_not_plain(tmp_path):
     layer = nn.Linear(1, 1)
+
+    class Holding(Net):
+        def __init__(self, path, layer, colour, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Colour(enum.Enum):
+        RED = 1
+
     with pytest.warns(UserWarning, match="can't hold") as caught:
         module = Holding(Path("x"), layer, Colour.RED)
     (warning,) = caught

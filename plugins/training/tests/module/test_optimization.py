@@ -61,7 +61,6 @@ def rates(configure, **options):
     return module.rates
 
 
-BY_THREE = [1.0] * 6 + [0.5] * 3 + [0.25] * 3
 BY_EPOCH = [1.0] * 4 + [0.5] * 4 + [0.25] * 4
 CONSTANT = [1.0] * 12
 
@@ -230,7 +229,7 @@ def beside(module):
         (beside, [1.0] * 8 + [0.5] * 4),
         (
             lambda module: plateau(module, "falling", "max", interval="step", frequency=3),
-            BY_THREE,
+            [1.0] * 6 + [0.5] * 3 + [0.25] * 3,
         ),
         (lambda module: plateau(module, "nothing", strict=False), CONSTANT),
         # The mean of an epoch counts once, though steps are due.
@@ -377,9 +376,6 @@ def weights_of(module, **options):
     return module.layer.weight.detach().clone(), trainer.global_step
 
 
-OVERRIDES = ["backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"]
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}],
@@ -394,12 +390,13 @@ def test_overrides_that_add_nothing_change_nothing(options):
         return override
 
     calls = set()
-    overriding = type("Overriding", (Net,), {name: noting(name) for name in OVERRIDES})
+    overrides = ["backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"]
+    overriding = type("Overriding", (Net,), {name: noting(name) for name in overrides})
     expected, num_steps = weights_of(Net(), **options)
     got, num_own_steps = weights_of(overriding(), **options)
     assert torch.equal(got, expected)
     assert num_own_steps == num_steps
-    assert calls == set(OVERRIDES)
+    assert calls == set(overrides)
 
 
 def test_backward_may_keep_the_graph():

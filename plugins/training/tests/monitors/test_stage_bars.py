@@ -8,21 +8,17 @@ import pytest
 import torch
 from rich.progress import TextColumn
 
-import core
 from core_training.monitors.columns_progress_bar import ColumnsProgressBar
 from core_training.monitors.tqdm_progress_bar import TQDMProgressBar
+from support.small_nets import Net, quiet_trainer
 
 pytest.importorskip("tqdm")
 
 
-class Net(core.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch):
+class Logging(Net):
+    def training_step(self, batch, batch_idx):
         self.log("shown", 1.5, prog_bar=True)
-        return self.layer(batch).square().mean()
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         pass
@@ -32,16 +28,12 @@ class Net(core.Module):
 
     test_step = validation_step
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
 
 def run_all(bar):
-    trainer = core.Trainer(
-        max_epochs=1, callbacks=[bar], accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_model_summary=False, num_sanity_val_steps=1,
-    )  # fmt: skip
-    net, loader = Net(), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+    trainer = quiet_trainer(
+        max_epochs=1, callbacks=[bar], enable_progress_bar=True, num_sanity_val_steps=1
+    )
+    net, loader = Logging(), torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
     trainer.fit(net, loader, [loader, loader])
     trainer.validate(net, loader, verbose=False)
     trainer.test(net, loader, verbose=False)

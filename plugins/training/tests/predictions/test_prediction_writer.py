@@ -1,10 +1,28 @@
 import pytest
 import torch
-from prediction_writers import Writer
 
 from core import ConfigurationError
 from core.callbacks import BasePredictionWriter
 from support.tiny import Tiny, loader, make_trainer
+
+
+class Writer(BasePredictionWriter):
+    """Writes a file for each batch, and one for everything, with the rank in its name."""
+
+    def __init__(self, folder, write_interval):
+        super().__init__(write_interval)
+        self.folder = folder
+
+    def write_on_batch_end(
+        self, trainer, module, prediction, batch_indices, batch, batch_idx, dataloader_idx
+    ):
+        name = f"{dataloader_idx}-{batch_idx}-rank{trainer.global_rank}.pt"
+        saved = {"prediction": prediction, "indices": batch_indices, "batch": batch}
+        torch.save(saved, self.folder / name)
+
+    def write_on_epoch_end(self, trainer, module, predictions, batch_indices):
+        saved = {"predictions": list(predictions), "indices": list(batch_indices)}
+        torch.save(saved, self.folder / f"all-rank{trainer.global_rank}.pt")
 
 
 def files(folder):

@@ -60,13 +60,12 @@ def test_a_stop_comes_after_the_running_step_or_the_least_steps_and_epochs(optio
     assert (trainer.global_step, trainer.current_epoch) == (steps, epoch)
 
 
-ON_TWO = {"strategy": "ddp", "devices": 2, "data": DataLoader(torch.ones(20, 4))}
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_stop_together_although_one_has_asked(rank):
+    on_two = {"strategy": "ddp", "devices": 2, "data": DataLoader(torch.ones(20, 4))}
+
     def train():
-        trainer = fit(At(3, stop, rank=rank), max_epochs=1000, **ON_TWO)
+        trainer = fit(At(3, stop, rank=rank), max_epochs=1000, **on_two)
         return trainer.global_step, trainer.should_stop
 
     first, second = in_one_process(train)

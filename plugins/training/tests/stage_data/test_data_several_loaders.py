@@ -30,13 +30,6 @@ def pair(**options):
     return {"a": loader(**options), "b": loader(4, start=100, **options)}
 
 
-def batches(combined):
-    return [
-        {key: None if value is None else value.tolist() for key, value in batch.items()}
-        for batch in combined
-    ]
-
-
 def test_a_batch_has_the_structure_of_the_loaders():
     Pair = namedtuple("Pair", "x y")
     (batch,) = CombinedLoader({"p": Pair(loader(2), [loader(2), (stream(2),)])})

@@ -12,8 +12,6 @@ from core import CheckpointError, Trainer
 from core.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from support.small_nets import QUIET, Net, batches, fit
 
-SAVING = {"enable_checkpointing": True}
-
 
 def constant(optimizer):
     return lr_scheduler.ConstantLR(optimizer, 0.5, 2)
@@ -173,8 +171,9 @@ def test_a_run_whose_callback_has_replaced_them_goes_on_in_silence(tmp_path):
 
 def test_a_callback_that_the_program_lacks_is_named(tmp_path):
     stopping = EarlyStopping("loss")
+    saving = {"enable_checkpointing": True}
     trainer = Trainer(
-        max_epochs=1, callbacks=[stopping, ModelCheckpoint(tmp_path / "m")], **QUIET | SAVING
+        max_epochs=1, callbacks=[stopping, ModelCheckpoint(tmp_path / "m")], **QUIET | saving
     )
     trainer.fit(Scheduled(), batches())
     with pytest.warns(

@@ -12,10 +12,7 @@ from core.checkpoint import load_checkpoint
 from core.strategies import SingleDeviceStrategy
 from core_testing import in_one_process
 from support.resuming import Case, adamw_by_step, train
-
-QUIET = dict.fromkeys(
-    ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-)
+from support.small_nets import QUIET
 
 
 class Net(Module):
@@ -36,7 +33,6 @@ class Net(Module):
 def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path):
     trainer = Trainer(
         strategy="ddp_fork",
-        accelerator="cpu",
         devices=2,
         max_epochs=1,
         limit_val_batches=0,
@@ -129,7 +125,7 @@ def replace_weights(trainer, module):
 @pytest.mark.parametrize("change", [evaluate_first, replace_weights])
 def test_a_checkpoint_without_its_optimizers_says_so(tmp_path, change):
     def trainer(max_epochs):
-        return Trainer(accelerator="cpu", max_epochs=max_epochs, **QUIET)
+        return Trainer(max_epochs=max_epochs, **QUIET)
 
     first, module = trainer(max_epochs=1), Net()
     first.fit(module, [torch.ones(2)], [torch.ones(2)])
@@ -154,9 +150,7 @@ def test_it_saves_after_an_exception_within_a_window(tmp_path):
                 raise ValueError("enough")
             return super().training_step(batch)
 
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0, **QUIET
-    )
+    trainer = Trainer(max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0, **QUIET)
     with pytest.raises(ValueError, match="enough"):
         trainer.fit(Failing(), DataLoader(torch.ones(4, 2), batch_size=1))
     with pytest.warns(UserWarning, match="the optimizers are gone"):
@@ -170,4 +164,4 @@ def test_there_is_no_module_yet(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"has no module yet\. Call it after fit, or in a hook"
     ):
-        Trainer(accelerator="cpu", **QUIET).save_checkpoint(tmp_path / "early.ckpt")
+        Trainer(**QUIET).save_checkpoint(tmp_path / "early.ckpt")

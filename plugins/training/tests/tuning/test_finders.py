@@ -31,10 +31,6 @@ def fill_device():
     raise torch.OutOfMemoryError
 
 
-def break_down():
-    raise RuntimeError("a bug")
-
-
 class Net(Module):
     """Runs out of memory with more samples than `limit`, on rank 1 at half of that."""
 
@@ -267,6 +263,9 @@ def test_it_never_asks_for_more_than_there_is_and_stops_after_its_trials(tmp_pat
 
 
 def test_another_error_is_no_lack_of_memory(tmp_path):
+    def break_down():
+        raise RuntimeError("a bug")
+
     module = Net(limit=8, fails=break_down)
     with pytest.raises(RuntimeError, match="a bug"):
         Tuner(make_trainer(tmp_path)).scale_batch_size(module)

@@ -5,24 +5,14 @@ from core.callbacks import GradientAccumulationScheduler, LambdaCallback, ModelC
 from support.tiny import Tiny, loader, make_trainer
 
 
-def steps_by_epoch(root, scheduler, ckpt_path=None, **options):
+def test_the_window_changes_at_epochs(tmp_path):
     steps = {}
 
     def note(trainer, module):
         steps[trainer.current_epoch] = trainer.global_step
 
-    trainer = make_trainer(
-        root,
-        scheduler,
-        LambdaCallback(on_train_epoch_end=note),
-        **{"max_epochs": 4, "limit_val_batches": 0, **options},
-    )
-    trainer.fit(Tiny(), loader(), ckpt_path=ckpt_path)
-    return steps
-
-
-def test_the_window_changes_at_epochs(tmp_path):
-    steps = steps_by_epoch(tmp_path, GradientAccumulationScheduler({1: 4, 3: 2}))
+    callbacks = GradientAccumulationScheduler({1: 4, 3: 2}), LambdaCallback(on_train_epoch_end=note)
+    make_trainer(tmp_path, *callbacks, max_epochs=4, limit_val_batches=0).fit(Tiny(), loader())
     assert steps == {0: 4, 1: 5, 2: 6, 3: 8}
 
 
@@ -49,7 +39,9 @@ def test_what_contradicts_it(tmp_path):
         ConfigurationError,
         match=r"accumulate_grad_batches=2, .*GradientAccumulationScheduler contra",
     ):
-        steps_by_epoch(tmp_path, GradientAccumulationScheduler({1: 2}), accumulate_grad_batches=2)
+        make_trainer(
+            tmp_path, GradientAccumulationScheduler({1: 2}), accumulate_grad_batches=2, max_epochs=1
+        ).fit(Tiny(), loader())
 
     class Manual(Tiny):
         automatic_optimization = False

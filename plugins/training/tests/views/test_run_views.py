@@ -23,10 +23,10 @@ from core.profilers import SimpleProfiler
 from core.strategies import SingleDeviceStrategy
 from support.small_nets import QUIET, Net, batches, fit
 
-MODES = ("training", "validating", "testing", "predicting", "sanity_checking")
-
 
 def test_what_is_going_on(tmp_path):
+    modes = ("training", "validating", "testing", "predicting", "sanity_checking")
+
     class Asking(Validating):
         """The trainer's answers about itself in hooks of each kind."""
 
@@ -35,7 +35,7 @@ def test_what_is_going_on(tmp_path):
             self.said = {}
 
         def ask(self, name):
-            self.said[name] = [mode for mode in MODES if getattr(self.trainer, mode)]
+            self.said[name] = [mode for mode in modes if getattr(self.trainer, mode)]
 
         def setup(self, stage):
             self.ask(f"setup {stage}")
@@ -76,7 +76,7 @@ def test_what_is_going_on(tmp_path):
         "setup predict": ["predicting"],
         "predict": ["predicting"],
     }
-    assert not any(getattr(trainer, mode) for mode in MODES)
+    assert not any(getattr(trainer, mode) for mode in modes)
 
 
 @pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer])

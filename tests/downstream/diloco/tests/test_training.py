@@ -57,32 +57,32 @@ def train(rank: Any, num_steps: int) -> tuple[list[Tensor], int, int]:
     return seen, fabric.strategy.bytes_sent, fabric.strategy.num_outer_steps
 
 
-def algorithm(num_steps: int, period: int) -> list[list[Tensor]]:
-    """The paper's algorithm 1 in one process, with torch's own SGD as the outer optimizer."""
-    outer = network()
-    outer_optimizer = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    replicas = [copy.deepcopy(outer) for _ in range(RANKS)]
-    optimizers = [sgd(replica) for replica in replicas]
-    seen: list[list[Tensor]] = [[] for _ in range(RANKS)]
-    for step in range(num_steps):
-        for rank, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
-            inputs, targets = batch(step, rank)
-            optimizer.zero_grad()
-            (replica(inputs) - targets).square().mean().backward()
-            optimizer.step()
-        if (step + 1) % period == 0:
-            for parameter, *locals_ in zip(outer.parameters(), *(r.parameters() for r in replicas), strict=True):
-                parameter.grad = torch.stack([parameter.detach() - local.detach() for local in locals_]).mean(0)
-            outer_optimizer.step()
-            for replica in replicas:
-                replica.load_state_dict(outer.state_dict())
-        for rank, replica in enumerate(replicas):
-            seen[rank].append(weights(replica))
-    return seen
-
-
 def test_is_the_algorithm_of_the_paper() -> None:
     """Weights of every rank after every step, four rounds long."""
+
+    def algorithm(num_steps: int, period: int) -> list[list[Tensor]]:
+        """The paper's algorithm 1 in one process, with torch's own SGD as the outer optimizer."""
+        outer = network()
+        outer_optimizer = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        replicas = [copy.deepcopy(outer) for _ in range(RANKS)]
+        optimizers = [sgd(replica) for replica in replicas]
+        seen: list[list[Tensor]] = [[] for _ in range(RANKS)]
+        for step in range(num_steps):
+            for rank, (replica, optimizer) in enumerate(zip(replicas, optimizers, strict=True)):
+                inputs, targets = batch(step, rank)
+                optimizer.zero_grad()
+                (replica(inputs) - targets).square().mean().backward()
+                optimizer.step()
+            if (step + 1) % period == 0:
+                for parameter, *locals_ in zip(outer.parameters(), *(r.parameters() for r in replicas), strict=True):
+                    parameter.grad = torch.stack([parameter.detach() - local.detach() for local in locals_]).mean(0)
+                outer_optimizer.step()
+                for replica in replicas:
+                    replica.load_state_dict(outer.state_dict())
+            for rank, replica in enumerate(replicas):
+                seen[rank].append(weights(replica))
+        return seen
+
     results = backend(period=3).run(train, 12)
     for (seen, _, _), expected in zip(results, algorithm(12, 3), strict=True):
         for mine, theirs in zip(seen, expected, strict=True):

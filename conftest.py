@@ -80,10 +80,13 @@ def _remove(folder: str, process: int) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Make collections, also those in forks, pass over what imports have left: torch's alone cost
-    0.2 s each time.
+    """Import what each forked rank would import, here once. Make collections, also those in forks,
+    pass over what imports have left: torch's alone cost 0.2 s each time.
     """
     global _num_modules
+    if "core_testing.ranks" in sys.modules:
+        import core.session.divergence
+        import core.watch.watchdog  # noqa: F401
     if len(sys.modules) >= _num_modules + _NEW_MODULES:
         _num_modules = len(sys.modules)
         gc.collect()

@@ -17,6 +17,7 @@ from core.accelerators import MPSAccelerator
 from core.strategies import DDPStrategy
 from core_testing import Backend, programs
 from core_testing.ranks import QUIET, end_kept_ranks
+from core_testing.waiting import slowness
 
 RANKS = Backend(DDPStrategy, num_processes=2, kept_for=__name__)
 NEW_RANKS = Backend(DDPStrategy, num_processes=2)
@@ -339,7 +340,7 @@ def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for()
 )
 def test_a_loss_that_one_rank_alone_has_is_named(module, message):
     with pytest.raises(WorkerError, match=message):
-        fit(DDPStrategy(timeout=timedelta(seconds=30)), module, NEW_RANKS)
+        fit(DDPStrategy(timeout=timedelta(seconds=6 * slowness())), module, NEW_RANKS)
 
 
 def test_a_step_without_a_loss_on_all_ranks_is_skipped():

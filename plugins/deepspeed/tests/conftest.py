@@ -8,7 +8,12 @@ if not find_spec("deepspeed"):
     collect_ignore_glob = ["test_*.py"]
 else:
     import core_deepspeed.conformance  # noqa: F401  # imports DeepSpeed once, and not in each of the ranks
+    from core_deepspeed import library, ops
     from support.slurm_cluster import slurm
+
+    # likewise what is compiled: to find that out takes a rank two seconds
+    if not ops.left_to_compile({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}):
+        library.load("cpu").ops.op_builder.CPUAdamBuilder().load()
 
     __all__ = ["slurm"]
 

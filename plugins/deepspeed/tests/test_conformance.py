@@ -29,13 +29,15 @@ from support.short_suites import in_short
 
 __all__ = ["TestFolderReader", "TestNative", "TestStage2ByItsNumber", "TestStage3", "TestUniversal"]
 
-# One optimizer of DeepSpeed makes stages 1 and 2; it has its whole suite where it offloads, and
-# test_strategy.py trains without. What is offloaded is so in the other stages too; test_examples.py
-# trains with parameters offloaded beside.
+# All stages are one strategy, whose whole suite is that of `TestStage3`; test_strategy.py trains in
+# each. What is offloaded is so in the other stages too; test_examples.py trains with parameters
+# offloaded beside.
 TestStage1InShort, TestStage2InShort = in_short(TestStage1), in_short(TestStage2)
-pytest.mark.slow(TestStage2Offload)
-TestStage1OffloadInShort = pytest.mark.slow(in_short(TestStage1Offload))
-TestStage3OffloadInShort = pytest.mark.slow(in_short(TestStage3Offload))
+pytest.mark.exhaustive(TestStage2Offload)
+TestStage1OffloadInShort, TestStage2OffloadInShort, TestStage3OffloadInShort = (
+    pytest.mark.slow(in_short(suite))
+    for suite in (TestStage1Offload, TestStage2Offload, TestStage3Offload)
+)
 
 
 class Stage0(ZeroConformance):

@@ -7,10 +7,15 @@ from zero_ranks import STAGES, make_model, on_one_device, on_two_ranks, share_of
 
 from core import WorkerError
 
+WAYS = ("kept", "dropped", "frozen")
 
-def generate_and_judge(rank, way):
+
+def generate_and_judge_in_all_ways(rank):
+    return [generate_and_judge(rank.fabric(), rank, way) for way in WAYS]
+
+
+def generate_and_judge(fabric, rank, way):
     """Losses of two models with an optimizer each; that of the first goes through the second."""
-    fabric = rank.fabric()
     torch.manual_seed(0)
     models = [
         nn.Sequential(nn.Linear(size, 6), nn.Tanh(), nn.Linear(6, 6 - size)) for size in (1, 5)
@@ -43,12 +48,12 @@ def generate_and_judge(rank, way):
 
 
 @STAGES
-@pytest.mark.parametrize("way", ["kept", "dropped", "frozen"])
-def test_a_loss_that_goes_through_two_models(stage, way):
+def test_a_loss_that_goes_through_two_models(stage):
     """Gradients that the second model gets from it stay until they are dropped, as everywhere."""
-    expected = on_one_device(generate_and_judge, way)
-    for found in on_two_ranks(generate_and_judge, way, stage=stage):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    expected = on_one_device(generate_and_judge_in_all_ways)
+    for found in on_two_ranks(generate_and_judge_in_all_ways, stage=stage):
+        for losses, alone, way in zip(found, expected, WAYS, strict=True):
+            torch.testing.assert_close(losses, alone, rtol=1e-5, atol=1e-6, msg=way)
 
 
 def learn_from_a_teacher(rank, frozen):

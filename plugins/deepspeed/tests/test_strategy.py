@@ -36,6 +36,7 @@ from core import (
 from core.checkpoint import TorchCheckpointIO
 from core_deepspeed import DeepSpeedStrategy
 from core_testing import Backend
+from core_testing.waiting import slowness
 
 NEAR = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -265,10 +266,12 @@ def fit_apart(rank, *how):
     return module.state_dict()
 
 
-SOON = timedelta(seconds=60)
+# a rank waits a third of it for others that don't come
+SOON = timedelta(seconds=6 * slowness())
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+# one optimizer of DeepSpeed makes stages 1 and 2
+@pytest.mark.parametrize("stage", [2, 3])
 def test_parameters_that_one_rank_alone_leaves_out_are_named(stage):
     message = (
         r"^Rank 1 failed with .*ModuleError: The loss does not depend on '\w+.2.weight', "
@@ -301,7 +304,7 @@ def test_parameters_that_one_rank_leaves_out_count_as_zeros_at_stage_0():
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-@STAGES
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_step_without_a_loss_on_one_rank_alone_is_named(stage):
     message = (
         r"^Rank 1 failed with .*ModuleError: Apart.training_step returned None for batch 2 "

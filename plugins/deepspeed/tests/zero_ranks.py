@@ -25,7 +25,8 @@ def on_two_ranks(function, *args, stage=2, trainer=None, **options):
 
 
 def on_one_device(function, *args, **options):
-    return Backend(lambda: "single_device", options=options).run(function, *args)[0]
+    alone = Backend(lambda: "single_device", options=options, in_process=True)
+    return alone.run(function, *args)[0]
 
 
 def share_of(rank, step):

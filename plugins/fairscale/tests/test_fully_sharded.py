@@ -13,6 +13,7 @@ from core import ConfigurationError, Fabric, ModuleError, Trainer, WorkerError
 from core_fairscale import FullyShardedFairScaleStrategy, refusals
 from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
+from core_testing.waiting import slowness
 
 ONE, UNITS = "fsdp_on_a_double", "fsdp_in_units_on_a_double"
 
@@ -172,6 +173,8 @@ def leave_out_all(rank):
 @pytest.mark.slow
 def test_what_a_loss_leaves_out_is_named_on_a_double(ranks):
     assert "no parameter of one unit of FairScale's" in ranks.run(leave_out_all)[0]
-    soon = Backend(lambda: streams_double.OnADouble(timeout=timedelta(seconds=30)), num_processes=2)
+    # a rank waits a third of it for the other, which doesn't come
+    limit = timedelta(seconds=6 * slowness())
+    soon = Backend(lambda: streams_double.OnADouble(timeout=limit), num_processes=2)
     with pytest.raises(WorkerError, match=r"does not depend on 'net\.2\.0\.weight'"):
         soon.run(leave_out, 1)

@@ -44,11 +44,13 @@ from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrate
 from core_fsdp.wrapping import choose_modules
 from core_testing import Backend
 from core_testing.ranks import QUIET, end_kept_ranks
+from core_testing.waiting import slowness
 from support.sharded_training import CASES, Block, Net, WholeWeights, train, train_on
 from support.small_nets import At, quiet_trainer
 from support.small_nets import Net as SmallNet
 
-SOON = timedelta(seconds=30)
+# a rank waits a third of it for others that don't come
+SOON = timedelta(seconds=6 * slowness())
 BLOCKS = ["", "blocks.0", "blocks.1"]
 LINE, WORDS = torch.linspace(-1, 1, 8).view(2, 4), torch.arange(4).view(2, 2)
 

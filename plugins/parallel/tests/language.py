@@ -8,12 +8,14 @@ from math import prod
 
 import pytest
 import torch
+import torch.distributed.checkpoint  # here once, and not in each rank
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, CoreError, Module
 from core_parallel import ExpertList, MeshParallelStrategy
+from core_parallel.pipeline import scheduled_step  # noqa: F401  # likewise
 from core_testing.ranks import Backend
 from core_testing.training import assert_equal_tensors, whole
 

@@ -50,7 +50,6 @@ def _train(rank, make, options):
     [
         ({"context": 2}, Step, {"region": "units"}),
         ({"data": 2, "expert": 2}, partial(Step, MixtureNet), {"region": "units"}),
-        ({"pipeline": 2}, Step, {}),
         ({"pipeline": 2}, Step, {"region": "units"}),
         ({"pipeline": 2, "tensor": 2}, Step, {}),
         ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, Step, {}),

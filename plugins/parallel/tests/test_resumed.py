@@ -20,7 +20,6 @@ _ONE = Backend(SingleDeviceStrategy, "cpu")
 _DDP, _FSDP = (Backend(each, "cpu", 2, 2) for each in (DDPStrategy, FSDPStrategy))
 _PIPELINES, _INTERLEAVED = on(data=2, pipeline=2), on(pipeline=2, schedule="Interleaved1F1B")
 _STAGES_OF_LAYERS, _LAYERS = on(pipeline=2, tensor=2, schedule="1F1B"), on(shard=2, tensor=2)
-_EXPERTS, _COPIES = on(data=2, expert=2), on(data=4, expert=2)
 _SHARDED_EXPERTS, _STAGES_OF_EXPERTS = (
     on(data=2, shard=2, expert=2),
     on(data=2, pipeline=2, schedule="1F1B", expert=2),
@@ -39,7 +38,6 @@ _SHARDED_EXPERTS, _STAGES_OF_EXPERTS = (
         (_STAGES_OF_LAYERS, _DDP, Step, _ONE_FILE),
         (_LAYERS, _FSDP, Step, _PARTS),
         (_FSDP, _LAYERS, Step, _ONE_FILE),
-        (_COPIES, _EXPERTS, _MIXTURE, _PARTS),
         (on(data=2, context=2, expert=2), on(data=2, shard=2, expert=4), _MIXTURE, _PARTS),
         (_SHARDED_EXPERTS, _DDP, _MIXTURE, _ONE_FILE),
         (on(pipeline=2, shard=2, expert=2), on(data=2, context=2, expert=2), _MIXTURE, _PARTS),

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from core import ModuleError
-from core_parallel.following.marks import Cut, Mixed, mark_of, put
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
 
 _SHAPE = (2, 4, 6, 8)
@@ -99,7 +99,7 @@ def _computed(dim, compute):
     found = []
     for part in whole.chunk(2, dim):
         part = part.clone()
-        put([part], "tensor", Cut(dim))
+        put([part], "tensor", PartAlong(dim))
         with Following("tensor", "Leave it out."):
             found.append(compute(part))
     return compute(whole), found, mark_of(found[0], "tensor")
@@ -109,7 +109,7 @@ def _computed(dim, compute):
 def test_parts_that_are_said_to_make_up_a_whole_do(name):
     dim, compute = _RIGHT[name]
     whole, parts, mark = _computed(dim, compute)
-    assert isinstance(mark, Cut), mark
+    assert isinstance(mark, PartAlong), mark
     apart = [one.unflatten(mark.dim, (mark.outer, -1)) for one in parts]
     assert torch.allclose(torch.cat(apart, mark.dim + 1).flatten(mark.dim, mark.dim + 1), whole)
 

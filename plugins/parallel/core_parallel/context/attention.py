@@ -18,7 +18,7 @@ from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import losses_of_positions, masks
 from core_parallel.following import lengths
-from core_parallel.following.marks import Cut, Mixed, mark_of, put
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
@@ -129,7 +129,7 @@ class Caught(TorchFunctionMode):
         marks = {mark_of(one, AXIS) for one in given[:3]}
         if marks != {None}:
             mixed = next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))
-            by_position = Cut(query.ndim - 2)
+            by_position = PartAlong(query.ndim - 2)
             put([answer], AXIS, by_position if marks == {by_position} else mixed)
         return answer
 
@@ -147,9 +147,9 @@ class Caught(TorchFunctionMode):
             mark = mark_of(given["input"], AXIS)
             if mark is None:
                 mark = Mixed(f"{loss.__name__} of what all ranks have whole")
-            elif isinstance(mark, Cut):
+            elif isinstance(mark, PartAlong):
                 is_apart = given.get("reduction") == "none"
-                mark = Cut(mark.dim - (mark.dim > 1), mark.outer) if is_apart else None
+                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer) if is_apart else None
             put([found], AXIS, mark)
         return found
 

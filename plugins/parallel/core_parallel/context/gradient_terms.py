@@ -46,7 +46,7 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
             result, so that its gradient is neither a term nor a whole.
     """
     in_parts: dict[Node, bool] = {}
-    waiting = [] if loss.grad_fn is None else [(loss.grad_fn, False)]
+    waiting: list[tuple[Any, bool]] = [] if loss.grad_fn is None else [(loss.grad_fn, False)]
     handles: list[RemovableHandle] = []
     while waiting:
         node, is_part = waiting.pop()
@@ -63,7 +63,7 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
                 continue
             if type(following) is not _ACCUMULATES:
                 waiting.append((following, is_part))
-            elif not is_part and isinstance(getattr(following, "variable"), nn.Parameter):
+            elif not is_part and isinstance(following.variable, nn.Parameter):
                 whole.append(place)
         if whole:
             handles.append(node.register_hook(partial(_shared, group.size(), whole)))

@@ -25,7 +25,7 @@ from core_parallel.context.attention import AXIS, Attention, Caught
 from core_parallel.context.sequence_part import Positions, SequencePart
 from core_parallel.context.transformers_functions import TransformersFunctions
 from core_parallel.following.lengths import Length, Ratio
-from core_parallel.following.marks import Cut, Mixed, mark_of, put
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following, by_row
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
@@ -133,9 +133,9 @@ class Context:
         before = own_state.take(self.module)
         own = self._length((args, kwargs)) // self._size
 
-        def arrived(tensor: Tensor) -> Cut | None:
+        def arrived(tensor: Tensor) -> PartAlong | None:
             has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == own
-            return Cut(self._dim) if has_positions else None
+            return PartAlong(self._dim) if has_positions else None
 
         self._following = Following(AXIS, self._cure(), arrived)
         handles = [handle for one in self.by_token for handle in by_row(one, AXIS)]
@@ -274,7 +274,7 @@ class Context:
             ):
                 part = collectives.cut(leaf, self._dim, self._group)
                 if self._following is not None:
-                    put([part], AXIS, Cut(self._dim))
+                    put([part], AXIS, PartAlong(self._dim))
                 return part
             return collectives.enter(leaf, self._group) if learns and leaf.requires_grad else leaf
 
@@ -304,7 +304,7 @@ class Context:
     def _refuse_no_part(self, own: Any, *, has_losses: bool) -> None:
         """Refuse a result that was computed of this rank's positions otherwise than by position."""
         mark = mark_of(own, AXIS)
-        is_one = isinstance(mark, Cut) and mark.dim == self._dim
+        is_one = isinstance(mark, PartAlong) and mark.dim == self._dim
         if not isinstance(own, Tensor) or is_one or (mark is None and has_losses and not own.ndim):
             return
         if own.ndim <= self._dim and not has_losses:

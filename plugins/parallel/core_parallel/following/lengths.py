@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from core_parallel.following.marks import Cut, mark_of
+from core_parallel.following.marks import PartAlong, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,9 @@ def _kept(name: str) -> Callable[..., Any]:
 
 
 def _length(found: Any) -> Any:
-    return Length(found) if isinstance(found, int) else found
+    if isinstance(found, int):
+        return Length(found)
+    return found
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod", "pow", "truediv"):
@@ -50,16 +52,18 @@ _VALUES = {f"{side}{name}" for name in _OPERATIONS for side in ("", "r", "i")} |
 
 
 def of(axis: str, func: Any, args: Any, result: Any) -> Any:
-    """What a function of a tensor's sizes has returned, with `Length` where that is of a part."""
+    """The result of a function of a tensor's sizes, with `Length` where it is of a part."""
     if func != _SHAPE and func is not Tensor.size and func not in _COUNTS:
         return result
     mark = mark_of(args[0], axis)
-    if not isinstance(mark, Cut):
+    if not isinstance(mark, PartAlong):
         return result
     if not isinstance(result, int):
         return torch.Size(Length(one) if dim == mark.dim else one for dim, one in enumerate(result))
     is_own = func in _COUNTS or args[1] % args[0].ndim == mark.dim
-    return Length(result) if is_own else result
+    if is_own:
+        return Length(result)
+    return result
 
 
 def takes_one(func: Any, args: Any) -> bool:

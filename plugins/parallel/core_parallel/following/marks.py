@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cut:
+class PartAlong:
     """Each rank has its own part of the values, along one dim.
 
     Attributes:
@@ -40,7 +40,7 @@ class Mixed:
     draws: bool = False
 
 
-Mark = Cut | Mixed | None
+Mark = PartAlong | Mixed | None
 """None: all ranks have the same values, which are those of one device."""
 
 

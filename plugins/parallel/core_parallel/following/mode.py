@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core_parallel.following import rules
-from core_parallel.following.marks import Cut, Mark, Mixed, mark_of, put
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.modules import own_draws
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Following(TorchDispatchMode):
             base = one._base
             if base is not None:
                 fits = (
-                    isinstance(mark, Cut)
+                    isinstance(mark, PartAlong)
                     and base.ndim == one.ndim
                     and base.shape[mark.dim] == one.shape[mark.dim]
                 )

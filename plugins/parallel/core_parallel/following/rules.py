@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from core_parallel.following.marks import Cut, Mark, Mixed, mark_of
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    _Rule = Callable[["_Call"], Cut | None]
+    _Rule = Callable[["_Call"], PartAlong | None]
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class _Call:
 
     axis: str
     given: dict[str, Any]
-    cut: list[tuple[Tensor, Cut]]
+    cut: list[tuple[Tensor, PartAlong]]
     whole: list[Tensor]
     result: Tensor
 
     @property
-    def first(self) -> tuple[Tensor, Cut]:
+    def first(self) -> tuple[Tensor, PartAlong]:
         """The argument that lies in parts, of an operation of one."""
         return self.cut[0]
 
-    def mark_of(self, tensor: Tensor) -> Cut | None:
+    def mark_of(self, tensor: Tensor) -> PartAlong | None:
         """How an argument lies."""
         return next((mark for one, mark in self.cut if one is tensor), None)
 
@@ -54,7 +54,9 @@ class _Call:
         dims, ndim = self.given.get(name), self.first[0].ndim
         if dims is None or dims == []:
             return set(range(ndim))
-        return {one % ndim for one in ([dims] if isinstance(dims, int) else dims)}
+        if isinstance(dims, int):
+            return {dims % ndim}
+        return {one % ndim for one in dims}
 
 
 def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Mark:
@@ -81,7 +83,7 @@ def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor
 
 
 def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:
-    """How the result of attention lies that was computed otherwise than by an operation of torch's.
+    """How the result of attention lies that was computed otherwise than by a torch operation.
 
     Args:
         axis: of the mesh, along which ranks have parts.
@@ -99,7 +101,7 @@ def _result_of(
     tensors: Sequence[Tensor],
     result: Tensor,
 ) -> Mark:
-    cut: list[tuple[Tensor, Cut]] = []
+    cut: list[tuple[Tensor, PartAlong]] = []
     whole: list[Tensor] = []
     for one in tensors:
         mark = mark_of(one, axis)
@@ -115,7 +117,7 @@ def _result_of(
     return Mixed(name) if found is None else found
 
 
-def _place(tensor: Tensor, mark: Cut) -> tuple[int, int]:
+def _place(tensor: Tensor, mark: PartAlong) -> tuple[int, int]:
     """Where a tensor is cut, counted from its last dim as shapes are broadcast."""
     return tensor.ndim - mark.dim, mark.outer
 
@@ -127,32 +129,34 @@ def _is_alike(tensor: Tensor, from_end: int) -> bool:
     return tensor.shape[-from_end] == 1 or tensor.stride(-from_end) == 0
 
 
-def _common(cut: Iterable[tuple[Tensor, Cut]], whole: Iterable[Tensor]) -> tuple[int, int] | None:
-    """The one place where tensors are cut that are broadcast against each other."""
+def _broadcast(
+    cut: Iterable[tuple[Tensor, PartAlong]], whole: Iterable[Tensor], ndim: int
+) -> PartAlong | None:
+    """How a result of so many dims lies, of tensors that are broadcast against each other."""
     places = {_place(one, mark) for one, mark in cut}
     if len(places) != 1:
         return None
-    (place,) = places
-    return place if all(_is_alike(one, place[0]) for one in whole) else None
+    ((from_end, outer),) = places
+    if not all(_is_alike(one, from_end) for one in whole):
+        return None
+    return PartAlong(ndim - from_end, outer)
 
 
-def _by_element(call: _Call) -> Cut | None:
-    place = _common(call.cut, call.whole)
-    return None if place is None else Cut(call.result.ndim - place[0], place[1])
+def _by_element(call: _Call) -> PartAlong | None:
+    return _broadcast(call.cut, call.whole, call.result.ndim)
 
 
-def _copied(call: _Call) -> Cut | None:
-    """What was there before doesn't count."""
-    source = call.given["src"]
-    place = _common([one for one in call.cut if one[0] is source] or call.cut, [])
-    return None if place is None else Cut(call.result.ndim - place[0], place[1])
+def _copied(call: _Call) -> PartAlong | None:
+    """How a copy lies: what was there before doesn't count."""
+    source = [one for one in call.cut if one[0] is call.given["src"]]
+    return _broadcast(source or call.cut, [], call.result.ndim)
 
 
-def _same(call: _Call) -> Cut | None:
+def _same(call: _Call) -> PartAlong | None:
     return call.first[1]
 
 
-def _viewed(call: _Call) -> Cut | None:
+def _viewed(call: _Call) -> PartAlong | None:
     """Values keep their order: what lies before the cut dim says where it is.
 
     Of several dims it is the first, as a rank may have one head; of a sequence it has more.
@@ -162,84 +166,95 @@ def _viewed(call: _Call) -> Cut | None:
     before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
     for dim, size in enumerate(call.result.shape):
         if product == before and not (size == 1 and is_longer):
-            return Cut(dim)
+            return PartAlong(dim)
         if product * size > before:
-            return Cut(dim, before // product) if before % product == 0 else None
+            if before % product == 0:
+                return PartAlong(dim, before // product)
+            return None
         product *= size
     return None
 
 
-def _unsqueezed(call: _Call) -> Cut | None:
+def _unsqueezed(call: _Call) -> PartAlong | None:
     mark = call.first[1]
-    return Cut(mark.dim + (call.given["dim"] % call.result.ndim <= mark.dim), mark.outer)
+    return PartAlong(mark.dim + (call.given["dim"] % call.result.ndim <= mark.dim), mark.outer)
 
 
-def _squeezed(call: _Call) -> Cut | None:
+def _squeezed(call: _Call) -> PartAlong | None:
     tensor, mark = call.first
     gone = {one for one in call.dims("dim") if tensor.shape[one] == 1}
     if mark.dim in gone:
         return None
-    return Cut(mark.dim - sum(one < mark.dim for one in gone), mark.outer)
+    return PartAlong(mark.dim - sum(one < mark.dim for one in gone), mark.outer)
 
 
-def _permuted(call: _Call) -> Cut | None:
+def _permuted(call: _Call) -> PartAlong | None:
     tensor, mark = call.first
     order = [one % tensor.ndim for one in call.given["dims"]]
-    return Cut(order.index(mark.dim), mark.outer)
+    return PartAlong(order.index(mark.dim), mark.outer)
 
 
-def _transposed(call: _Call) -> Cut | None:
+def _transposed(call: _Call) -> PartAlong | None:
     tensor, mark = call.first
     pair = call.given.get("dim0", 0) % tensor.ndim, call.given.get("dim1", 1) % tensor.ndim
-    return Cut({pair[0]: pair[1], pair[1]: pair[0]}.get(mark.dim, mark.dim), mark.outer)
+    return PartAlong({pair[0]: pair[1], pair[1]: pair[0]}.get(mark.dim, mark.dim), mark.outer)
 
 
-def _expanded(call: _Call) -> Cut | None:
+def _expanded(call: _Call) -> PartAlong | None:
     tensor, mark = call.first
     dim = call.result.ndim - tensor.ndim + mark.dim
-    return Cut(dim, mark.outer) if call.result.shape[dim] == tensor.shape[mark.dim] else None
+    if call.result.shape[dim] == tensor.shape[mark.dim]:
+        return PartAlong(dim, mark.outer)
+    return None
 
 
-def _along_others(call: _Call) -> Cut | None:
-    """What goes along a dim, and leaves all dims in their places."""
+def _along_others(call: _Call) -> PartAlong | None:
+    """How a result lies of what goes along a dim, and leaves all dims in their places."""
     tensor, mark = call.first
     if "start" in call.given and call.result.shape == tensor.shape:
         return mark  # a slice of all
-    return None if mark.dim in call.dims("dims" if "dims" in call.given else "dim") else mark
+    name = "dims" if "dims" in call.given else "dim"
+    if mark.dim in call.dims(name):
+        return None
+    return mark
 
 
-def _selected(call: _Call) -> Cut | None:
-    """What takes one place of a dim, which is then gone."""
+def _selected(call: _Call) -> PartAlong | None:
+    """How one place of a dim lies, which is then gone."""
     tensor, mark = call.first
     dim = call.given["dim"] % tensor.ndim
-    return None if dim == mark.dim else Cut(mark.dim - (dim < mark.dim), mark.outer)
+    if dim == mark.dim:
+        return None
+    return PartAlong(mark.dim - (dim < mark.dim), mark.outer)
 
 
-def _reduced(call: _Call) -> Cut | None:
+def _reduced(call: _Call) -> PartAlong | None:
     if "other" in call.given:  # the larger of two
         return _by_element(call)
     mark, dims = call.first[1], call.dims("dim")
     if mark.dim in dims:
         return None
     is_kept = call.result.ndim == call.first[0].ndim
-    return mark if is_kept else Cut(mark.dim - sum(one < mark.dim for one in dims), mark.outer)
+    if is_kept:
+        return mark
+    return PartAlong(mark.dim - sum(one < mark.dim for one in dims), mark.outer)
 
 
-def _joined(call: _Call) -> Cut | None:
+def _joined(call: _Call) -> PartAlong | None:
     found = _by_element(call)
-    return None if found is None or found.dim in call.dims("dim") else found
-
-
-def _stacked(call: _Call) -> Cut | None:
-    place = _common(call.cut, call.whole)
-    if place is None:
+    if found is None or found.dim in call.dims("dim"):
         return None
-    dim = call.first[1].dim
-    added = call.given["dim"] % call.result.ndim
-    return Cut(dim + (added <= dim), place[1])
+    return found
 
 
-def _multiplied(call: _Call) -> Cut | None:
+def _stacked(call: _Call) -> PartAlong | None:
+    if _broadcast(call.cut, call.whole, call.result.ndim) is None:
+        return None
+    mark, added = call.first[1], call.given["dim"] % call.result.ndim
+    return PartAlong(mark.dim + (added <= mark.dim), mark.outer)
+
+
+def _multiplied(call: _Call) -> PartAlong | None:
     """A product of matrices, or of batches of them, plus perhaps a bias."""
     left: Tensor = call.given.get("mat1", call.given.get("batch1", call.given["self"]))
     right: Tensor = call.given.get("mat2", call.given.get("batch2", left))
@@ -262,46 +277,56 @@ def _multiplied(call: _Call) -> Cut | None:
             return None
         if mark is not None and _place(bias, mark) != (from_end, outer):
             return None
-    return Cut(call.result.ndim - from_end, outer)
+    return PartAlong(call.result.ndim - from_end, outer)
 
 
-def _embedded(call: _Call) -> Cut | None:
-    return None if call.mark_of(call.given["weight"]) else call.first[1]
-
-
-def _normed(call: _Call) -> Cut | None:
-    tensor, mark = call.first
-    return mark if mark.dim < tensor.ndim - len(call.given["normalized_shape"]) else None
-
-
-def _attended(call: _Call) -> Cut | None:
-    place = _common(call.cut, call.whole)
-    if place is None or place[0] < 3:
+def _embedded(call: _Call) -> PartAlong | None:
+    if call.mark_of(call.given["weight"]):
         return None
-    return Cut(call.result.ndim - place[0], place[1])
+    return call.first[1]
 
 
-def _gathered(call: _Call) -> Cut | None:
+def _normed(call: _Call) -> PartAlong | None:
+    tensor, mark = call.first
+    if mark.dim < tensor.ndim - len(call.given["normalized_shape"]):
+        return mark
+    return None
+
+
+def _attended(call: _Call) -> PartAlong | None:
+    found = _by_element(call)
+    if found is None or call.result.ndim - found.dim < 3:
+        return None  # positions, or the numbers of each
+    return found
+
+
+def _gathered(call: _Call) -> PartAlong | None:
     """Values at places along a dim, which an index gives for each place of the result."""
     given, index = call.given["self"], call.given["index"]
     dim, mark = call.given["dim"] % given.ndim, call.mark_of(given)
     if mark is not None:
-        return None if dim == call.first[1].dim else _by_element(call)
+        if dim == call.first[1].dim:
+            return None
+        return _by_element(call)
     mark = call.first[1]
     is_of_all = mark.dim == dim or _is_alike(given, given.ndim - mark.dim)
-    return mark if is_of_all and len(call.cut) == 1 and call.cut[0][0] is index else None
+    if is_of_all and len(call.cut) == 1 and call.cut[0][0] is index:
+        return mark
+    return None
 
 
-def _picked(call: _Call) -> Cut | None:
+def _picked(call: _Call) -> PartAlong | None:
     """Slices at some places of a dim."""
     given, mark = call.given["self"], call.first[1]
     dim = call.given["dim"] % given.ndim
     if call.mark_of(given) is None:
-        return Cut(dim, mark.outer)
-    return None if dim == mark.dim or len(call.cut) > 1 else mark
+        return PartAlong(dim, mark.outer)
+    if dim == mark.dim or len(call.cut) > 1:
+        return None
+    return mark
 
 
-def _indexed(call: _Call) -> Cut | None:
+def _indexed(call: _Call) -> PartAlong | None:
     """One dim of a tensor is indexed by a tensor."""
     given, indices = call.given["self"], call.given["indices"]
     dims = [dim for dim, one in enumerate(indices) if one is not None]
@@ -310,9 +335,13 @@ def _indexed(call: _Call) -> Cut | None:
         return None
     mark = call.first[1]
     if call.mark_of(given) is None:
-        return None if index.dtype == torch.bool else Cut(dims[0] + mark.dim, mark.outer)
-    added = 0 if index.dtype == torch.bool else index.ndim - 1
-    return None if dims[0] == mark.dim else Cut(mark.dim + added * (dims[0] < mark.dim), mark.outer)
+        if index.dtype == torch.bool:
+            return None
+        return PartAlong(dims[0] + mark.dim, mark.outer)
+    if dims[0] == mark.dim:
+        return None
+    added = index.ndim - 1  # 0 of a mask, whose places are one dim
+    return PartAlong(mark.dim + added * (dims[0] < mark.dim), mark.outer)
 
 
 _OF_SHAPES = ("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from core_parallel.modules import absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """The attributes that torch gives to each module."""
@@ -49,22 +49,11 @@ def kept(module: nn.Module) -> Iterator[State]:
 
 def changed(before: State, after: State) -> set[tuple[str, str]]:
     """The places whose values differ, or are in one of the two only."""
-    return differing(before, after, before.keys() | after.keys(), _are_equal)
-
-
-def differing(
-    one: State,
-    other: State,
-    places: set[tuple[str, str]],
-    is_alike: Callable[[Tensor, Tensor], bool],
-) -> set[tuple[str, str]]:
-    """Those of the places in which two states differ, where `is_alike` compares tensors of one
-    shape.
-    """
     nothing = (None, None)
-    found = {place: (one.get(place, nothing)[1], other.get(place, nothing)[1]) for place in places}
     return {
-        place for place, (left, right) in found.items() if not _are_alike(left, right, is_alike)
+        place
+        for place in before.keys() | after.keys()
+        if not _are_alike(before.get(place, nothing)[1], after.get(place, nothing)[1])
     }
 
 
@@ -101,22 +90,18 @@ def _restore(module: nn.Module, before: State) -> None:
         delattr(parts[place[0]], place[1])
     with torch.no_grad():
         for (name, key), (value, copy) in before.items():
-            if isinstance(value, Tensor) and not _are_alike(value, copy, _are_equal):
+            if isinstance(value, Tensor) and not _are_alike(value, copy):
                 value.copy_(copy)
             if getattr(parts[name], key, None) is not value:
                 setattr(parts[name], key, value)
 
 
-def _are_alike(one: Any, other: Any, is_alike: Callable[[Tensor, Tensor], bool]) -> bool:
+def _are_alike(one: Any, other: Any) -> bool:
+    """True if all values are, NaN too."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return one is other or (type(one) is type(other) and bool(one == other))
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return one.is_meta or other.is_meta or not one.numel() or is_alike(one, other)
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """True if all values are, NaN too."""
-    return torch.equal(one, other) or (
-        one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-    )
+    if one.is_meta or other.is_meta or torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import Cut, Mark, Mixed, mark_of, put
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
 from core_parallel.mesh.placements import cut_axes, own_part
 from core_parallel.modules.absent import is_absent
@@ -187,7 +187,7 @@ def _around(
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
         mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
-        expected = Cut(layout.dim % given.ndim) if isinstance(layout, Shard) else None
+        expected = PartAlong(layout.dim % given.ndim) if isinstance(layout, Shard) else None
         if mark != expected and not isinstance(given, DTensor):
             refuse(mark)
         following.depth += 1
@@ -196,7 +196,7 @@ def _around(
         following.depth -= 1
         layout = style.output_layouts[0]
         if isinstance(output, Tensor) and not isinstance(output, DTensor | PartedTensor):
-            mark = Cut(layout.dim % output.ndim) if isinstance(layout, Shard) else None
+            mark = PartAlong(layout.dim % output.ndim) if isinstance(layout, Shard) else None
             put([output], _AXIS, mark)
 
     yield layer.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)

@@ -568,8 +568,7 @@ class MeshStrategy(FSDPStrategy):
             if (group := self._axis(*axes)) is not None:
                 averages.average(own, group)
         if terms is not None:
-            for each in modules:
-                terms.end(each)
+            terms.end(modules)
 
     def _terms(self) -> Terms | None:
         """All ranks. The gradients that are added up over a context group; None without one."""

@@ -93,6 +93,13 @@ class _Counting(_Looks):
         self.num_words += words.numel()
 
 
+class _Divides(Net):
+    """Divides by the length that it sees."""
+
+    def forward(self, words, places):
+        return super().forward(words, places) / (2 * words.size(dim=1) + 1.0)
+
+
 class _NoSequence(Net):
     def forward(self, words, places):
         return functional.linear(words.float(), torch.zeros(2, 8))
@@ -180,6 +187,10 @@ _AT_FIRST = {
         "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part",
     ),
     _Counting: (_once, "^_Counting changes 'num_words' in itself"),
+    _Divides: (
+        _once,
+        rf"_Divides {_OTHER}\. At the first difference it computes \w*div\w* with a size of its part",
+    ),
     _Keeps: (
         _once,
         "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the "

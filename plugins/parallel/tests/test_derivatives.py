@@ -140,6 +140,26 @@ class Conditioned(Step):
         optimizer.step()
 
 
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.number = x.size(0) * x.size(1)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (64.0 / ctx.number)
+
+
+class Sized(Step):
+    """A Function divides what goes back by the number of positions that it saw."""
+
+    def __init__(self):
+        super().__init__()
+        own = self.net.blocks[0]
+        own.forward = lambda x: type(own).forward(own, _Mean.apply(x))
+
+
 class UsedTwice(Step):
     """A vector that blocks find in a list, and the loss too."""
 
@@ -170,6 +190,7 @@ REFUSED = {
         "tensor",
     ): "exchanges of layers that are cut under tensor= have no second derivative",
     (Penalized, "pipeline"): "Over the ranks of a pipeline there is no graph of it",
+    (Sized, "context"): "_Mean keeps in ctx.number a size of what it is given, of which each of 2",
     (UsedTwice, "context"): "What TanhBackward0 has computed is used within a call of the model",
     (Penalized, "shard"): "Parameters of a unit are released after its backward",
     (PenalizedWeight, "shard"): "asked for a gradient that isn't there",

@@ -91,22 +91,13 @@ class Caught(TorchFunctionMode):
             return result
         result = func(*args, **kwargs)
         if lengths.takes_one(func, args):
-            self._refuse_in_backward()
             put([result], AXIS, Mixed(f"{func.__name__} with a size of its part"))
         elif is_followed(AXIS):
-            result = lengths.of(AXIS, func, args, result)
+            result = lengths.of(AXIS, func, args, kwargs, result)
         # whether a layer is dropped, not which place
         if func in _DRAWS and result.numel() == 1 and not result.is_meta:
             dist.broadcast(result, group=self._group, group_src=0)
         return result
-
-    def _refuse_in_backward(self) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            raise ModuleError(
-                "A Function's backward computes with a size of this rank's part of the sequence, "
-                "which forward has kept. Under context= it would be another one on one device: "
-                "give the Function what it needs as an argument, or leave context out."
-            )
 
     def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The result of attention to the whole sequence; on meta, where only shapes are asked for,

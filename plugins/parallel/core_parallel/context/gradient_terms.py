@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.following.lengths import Length, Ratio
 from core_parallel.mesh.placements import own_part
 from core_parallel.modules.absent import is_absent
 
@@ -42,8 +44,9 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
         Handles of hooks in the graph.
 
     Raises:
-        ModuleError: a tensor is used within a call and beside it, and is neither an argument nor a
-            result, so that its gradient is neither a term nor a whole.
+        ModuleError: a Function has kept a size of a part; or a tensor is used within a call and
+            beside it, and is neither an argument nor a result, so that its gradient is neither a
+            term nor a whole.
     """
     in_parts: dict[Node, bool] = {}
     waiting: list[tuple[Any, bool]] = [] if loss.grad_fn is None else [(loss.grad_fn, False)]
@@ -55,6 +58,8 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
                 raise ModuleError(_USED_TWICE.format(node.name(), group.size()))
             continue
         in_parts[node] = is_part
+        if isinstance(node, BackwardCFunction):
+            _refuse_sizes(node, group.size())
         leads = collectives.leads_into_parts(node, group)
         is_part = is_part if leads is None else leads
         whole: list[int] = []
@@ -75,6 +80,18 @@ _USED_TWICE = (
     "the sequence under context=, and beside that call: ranks can't add up its gradient. Give it "
     "to the call as an argument, return it as a result by position, or leave context out."
 )
+
+
+def _refuse_sizes(node: Any, size: int) -> None:
+    """Refuse a Function that has kept a size of a part, as a number, for its backward."""
+    for name, value in vars(node).items():
+        if isinstance(value, Length | Ratio):
+            raise ModuleError(
+                f"{type(node).__name__.removesuffix('Backward')} keeps in ctx.{name} a size of "
+                f"what it is given, of which each of {size} ranks has a part under context=: its "
+                "backward would compute with another number on one device. Give the Function that "
+                "number as an argument of the model, or leave context out."
+            )
 
 
 def _shared(size: int, places: list[int], gradients: Any, incoming: Any) -> Any:
@@ -102,24 +119,24 @@ class Terms:
         first.
         """
         handles = share(loss, self._group)
-        for module in modules:
-            if module not in self._held:
-                _multiply(module, 1 / self._group.size())
-                self._held.add(module)
+        whole = [one for one in modules if one not in self._held]
+        _multiply(whole, 1 / self._group.size())
+        self._held.update(whole)
         try:
             yield
         finally:
             for one in handles:
                 one.remove()
 
-    def end(self, module: nn.Module) -> None:
+    def end(self, modules: Iterable[nn.Module]) -> None:
         """After the average over all ranks: make it the sum over those of the context group."""
-        _multiply(module, self._group.size())
-        self._held.discard(module)
+        _multiply(modules, self._group.size())
+        self._held.difference_update(modules)
 
 
-def _multiply(module: nn.Module, factor: float) -> None:
-    found = [own_part(one.grad) for one in module.parameters() if one.grad is not None]
+def _multiply(modules: Iterable[nn.Module], factor: float) -> None:
+    parameters = dict.fromkeys(one for module in modules for one in module.parameters())
+    found = [own_part(one.grad) for one in parameters if one.grad is not None]
     if found:
         torch._foreach_mul_(found, factor)
 

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from core_parallel.context.uncompiled_attention import Apart
 
 _turns = itertools.count(1)
+_CURE = (
+    "Positions must be an argument, such as position_ids, and not follow from the length that "
+    "forward sees; only scaled_dot_product_attention may look at other positions, without a window "
+    "and without a border of packed samples. A loss inside is by cross_entropy, of labels that "
+    "were shifted before the call."
+)
 
 
 class Context:
@@ -137,13 +143,15 @@ class Context:
             has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == own
             return PartAlong(self._dim) if has_positions else None
 
-        self._following = Following(AXIS, self._cure(), arrived)
+        self._following = Following(AXIS, _CURE, arrived)
         handles = [handle for one in self.by_token for handle in by_row(one, AXIS)]
         try:
             # first: what keeps a tensor with a graph is refused as such
             with eagerly:
                 result = self._run(forward, args, kwargs, joins=joins)
         except RuntimeError as error:
+            if type(error) is not RuntimeError:  # such as one of memory
+                raise
             raise ModuleError(
                 f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
                 f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
@@ -168,14 +176,6 @@ class Context:
                 "by position, and update it in the step, after the call."
             )
         return result
-
-    def _cure(self) -> str:
-        return (
-            "Positions must be an argument, such as position_ids, and not follow from the length "
-            "that forward sees; only scaled_dot_product_attention may look at other positions, "
-            "without a window and without a border of packed samples. A loss inside is by "
-            "cross_entropy, of labels that were shifted before the call."
-        )
 
     def share(self, loss: Tensor) -> None:
         """Before the backward of one loss that a schedule runs: see `gradient_terms.share`."""
@@ -304,8 +304,12 @@ class Context:
     def _refuse_no_part(self, own: Any, *, has_losses: bool) -> None:
         """Refuse a result that was computed of this rank's positions otherwise than by position."""
         mark = mark_of(own, AXIS)
-        is_one = isinstance(mark, PartAlong) and mark.dim == self._dim
-        if not isinstance(own, Tensor) or is_one or (mark is None and has_losses and not own.ndim):
+        is_loss = mark is None and has_losses
+        if (
+            not isinstance(own, Tensor)
+            or mark == PartAlong(self._dim)
+            or (is_loss and not own.ndim)
+        ):
             return
         if own.ndim <= self._dim and not has_losses:
             return  # it has no sequence, which is said otherwise
@@ -316,7 +320,7 @@ class Context:
         )
         raise ModuleError(
             f"{type(self.module).__name__} computes other values where each of {self._size} ranks "
-            f"has a part of the sequence.{operation} {self._cure()}"
+            f"has a part of the sequence.{operation} {_CURE}"
         )
 
     def check(self, forward: Any, args: Any, kwargs: Any) -> None:

@@ -51,7 +51,7 @@ _OPERATIONS = ("add", "sub", "mul", "div", "truediv", "pow")
 _VALUES = {f"{side}{name}" for name in _OPERATIONS for side in ("", "r", "i")} | {"true_divide"}
 
 
-def of(axis: str, func: Any, args: Any, result: Any) -> Any:
+def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """The result of a function of a tensor's sizes, with `Length` where it is of a part."""
     if func != _SHAPE and func is not Tensor.size and func not in _COUNTS:
         return result
@@ -60,10 +60,9 @@ def of(axis: str, func: Any, args: Any, result: Any) -> Any:
         return result
     if not isinstance(result, int):
         return torch.Size(Length(one) if dim == mark.dim else one for dim, one in enumerate(result))
-    is_own = func in _COUNTS or args[1] % args[0].ndim == mark.dim
-    if is_own:
-        return Length(result)
-    return result
+    if func not in _COUNTS and [*args[1:], *kwargs.values()][0] % args[0].ndim != mark.dim:
+        return result
+    return Length(result)
 
 
 def takes_one(func: Any, args: Any) -> bool:

@@ -23,7 +23,7 @@ NODES = {
     "plugins/testing": 61_260,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 497_530,
+    "plugins": 497_590,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

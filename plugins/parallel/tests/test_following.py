@@ -15,6 +15,12 @@ _W = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
 _PER_HEAD = torch.randn(4, 1, 1, generator=torch.Generator().manual_seed(2))
 
 
+def _added_to_a_list(x):
+    total = torch.zeros(())
+    torch._foreach_add_([total], [x.sum()])
+    return total
+
+
 def _written(x):
     made = x.new_empty(*x.shape[:-1], 2 * x.shape[-1])
     made[..., : x.shape[-1]].copy_(x)
@@ -34,6 +40,8 @@ _RIGHT = {
     "samples and heads as one": (1, lambda x: x.reshape(-1, 6, 8) * 2),
     "and apart again": (1, lambda x: x.flatten(0, 1).softmax(-1).view(2, -1, 6, 8)),
     "of no more than one": (0, lambda x: x[:, :1].squeeze(1).unsqueeze(0).unsqueeze(-1)),
+    "by its data": (1, lambda x: x.data * 2),
+    "heads that are counted": (3, lambda x: x.view(2, 4, 6, -1, 4)),
     "permuted": (2, lambda x: x.permute(2, 0, 3, 1)),
     "of a matrix": (0, lambda x: x[:, 0, 0].t()),
     "expanded": (1, lambda x: x[:, :, None].expand(-1, -1, 2, -1, -1).reshape(2, -1, 6, 8)),
@@ -69,6 +77,8 @@ _RIGHT = {
     "of another dtype": (1, lambda x: x.double().to(torch.float32)),
 }
 _MIXED = {
+    "heads that are counted at the wrong place": (3, lambda x: x.view(2, 4, 6, 2, -1), "view"),
+    "written by a list": (1, lambda x: _added_to_a_list(x), "sum"),
     "sums": (1, lambda x: x.sum(1), "sum"),
     "a sum of all": (1, lambda x: x.sum(), "sum"),
     "softmax": (3, lambda x: x.softmax(-1), "_softmax"),
@@ -122,11 +132,22 @@ def test_what_is_no_part_of_the_whole_is_said_to_be_none_with_the_operation(name
     assert operation in mark.operation
 
 
+@pytest.mark.parametrize("read", [float, bool, lambda x: x.tolist(), lambda x: x.numpy()])
+def test_no_number_is_made_of_a_part(read):
+    with pytest.raises(ModuleError, match=r"another one on each rank\. Leave it out\."):
+        _computed(1, lambda x: read(x.amax()))
+
+
+def test_windows_of_a_part_of_a_sequence_are_no_part_of_those_of_the_whole():
+    part = torch.randn(2, 4, 6)
+    put([part], "context", PartAlong(1))
+    with Following("context", ""):
+        windows = part.view(2, 2, 2, 6)
+        joined = part.flatten(0, 1).view(2, 1, 4, 6)
+    assert mark_of(windows, "context") == Mixed("view")
+    assert mark_of(joined, "context") == PartAlong(2)
+
+
 def test_what_was_computed_of_wholes_has_no_mark():
     with Following("tensor", ""):
         assert mark_of(torch.ones(2) + torch.arange(2), "tensor") is None
-
-
-def test_a_number_of_a_part_is_refused_with_what_to_do():
-    with pytest.raises(ModuleError, match=r"it is another one on each rank\. Leave it out\."):
-        _computed(1, lambda x: x * float(x.detach().abs().max()))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
@@ -24,8 +26,32 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-_TO_NUMBERS = ("_local_scalar_dense", "equal", "is_nonzero")
+_TO_NUMBERS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
+_AROUND = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
 _active = threading.local()
+
+
+def _draws(func: Any) -> bool:
+    return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
+
+
+class _Reads(TorchFunctionMode):
+    """What reads a tensor without an operation."""
+
+    def __init__(self, following: Following) -> None:
+        super().__init__()
+        self._following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function's result."""
+        following = self._following
+        if func in _AROUND and not following.depth:
+            following.refuse_numbers(args[:1])
+        result = func(*args, **(kwargs or {}))
+        if func == _DATA:
+            put([result], following.axis, mark_of(args[0], following.axis))
+        return result
 
 
 class Following(TorchDispatchMode):
@@ -40,19 +66,24 @@ class Following(TorchDispatchMode):
         depth: number of functions under way of which it is known otherwise how their results lie.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self, axis: str, why: str, arrived: Callable[[Tensor], Mark] = lambda tensor: None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.axis, self.why, self.arrived, self.depth = axis, why, arrived, 0
+        self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
         _modes().append(self)
+        self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch's
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+        self._reads.__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
         _modes().remove(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,17 +92,18 @@ class Following(TorchDispatchMode):
         # in backward gradients are what is computed, and autograd knows the way back
         if self.depth or torch._C._current_graph_task_id() != -1:
             return func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        if name in _TO_NUMBERS:
-            self._refuse_numbers(args)
+        if getattr(func, "overloadpacket", None) in _TO_NUMBERS:
+            self.refuse_numbers(args)
         result = func(*args, **kwargs)
-        results = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        is_written = isinstance(func, OpOverload) and func._schema.is_mutable
+        # some return nothing, and have written into their first argument
+        written = args if is_written and result is None else result
+        results = [one for one in tree_leaves(written) if isinstance(one, Tensor)]
         mark = rules.result_of(self.axis, func, args, kwargs, results)
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        if mark is None and draws and self.axis == "tensor" and own_draws.is_open():
-            mark = Mixed(name, draws=True)
+        if mark is None and self.axis == "tensor" and own_draws.is_open() and _draws(func):
+            mark = Mixed(str(func), draws=True)
         put(results, self.axis, mark)
-        if mark is not None and func._schema.is_mutable:
+        if mark is not None and is_written:
             self._mark_bases(results, mark)
         return result
 
@@ -87,7 +119,8 @@ class Following(TorchDispatchMode):
                 )
                 put([base], self.axis, mark if fits else Mixed("a write into a part"))
 
-    def _refuse_numbers(self, given: Any) -> None:
+    def refuse_numbers(self, given: Any) -> None:
+        """Refuse to make numbers of tensors that have a mark."""
         for one in tree_leaves(given):
             if mark_of(one, self.axis) is not None:
                 raise ModuleError(

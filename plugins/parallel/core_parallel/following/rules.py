@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of
@@ -70,6 +71,10 @@ def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor
         results: the tensors that it returned.
     """
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    if isinstance(func, HigherOrderOperator):
+        if func.__name__ == "flex_attention":
+            return of_attention(axis, tensors[:3], results[0])
+        return _result_of(axis, func.__name__, None, {}, tensors, results[0])
     name = func.overloadpacket.__name__
     if not results or name in _OF_SHAPES or all(mark_of(one, axis) is None for one in tensors):
         return None
@@ -162,17 +167,26 @@ def _viewed(call: _Call) -> PartAlong | None:
     Of several dims it is the first, as a rank may have one head; of a sequence it has more.
     """
     tensor, mark = call.first
-    is_longer = call.axis == "context" and tensor.shape[mark.dim] > mark.outer
+    extent = tensor.shape[mark.dim] // mark.outer
     before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
+    is_one = extent == 1 or call.axis != "context"
     for dim, size in enumerate(call.result.shape):
-        if product == before and not (size == 1 and is_longer):
-            return PartAlong(dim)
-        if product * size > before:
-            if before % product == 0:
-                return PartAlong(dim, before // product)
-            return None
+        if product * size > before or (product == before and (size > 1 or is_one)):
+            outer = before // product
+            if before % product or (size // outer < extent and not _divides_well(call, dim)):
+                return None
+            return PartAlong(dim, outer)
         product *= size
     return None
+
+
+def _divides_well(call: _Call, dim: int) -> bool:
+    """True if a dim that becomes several has more of the first on one device, such as more heads.
+
+    A sequence may have more of any, such as more windows or longer ones: which isn't known.
+    """
+    sizes = list(call.given["size"])
+    return call.axis != "context" and (-1 not in sizes[dim + 1 :] or -1 in sizes[:dim])
 
 
 def _unsqueezed(call: _Call) -> PartAlong | None:

@@ -37,7 +37,7 @@ def _draws(func: Any) -> bool:
 
 
 class _Reads(TorchFunctionMode):
-    """What reads a tensor without an operation."""
+    """A context in which what reads a tensor without an operation counts too."""
 
     def __init__(self, following: Following) -> None:
         super().__init__()

@@ -40,6 +40,8 @@ _RIGHT = {
     "samples and heads as one": (1, lambda x: x.reshape(-1, 6, 8) * 2),
     "and apart again": (1, lambda x: x.flatten(0, 1).softmax(-1).view(2, -1, 6, 8)),
     "of no more than one": (0, lambda x: x[:, :1].squeeze(1).unsqueeze(0).unsqueeze(-1)),
+    "by another size": (1, lambda x: x / x.shape[-1] * x.size(0)),
+    "in a class each": (1, lambda x: functional.one_hot((x[..., 0] > 0).long(), 2)),
     "by its data": (1, lambda x: x.data * 2),
     "heads that are counted": (3, lambda x: x.view(2, 4, 6, -1, 4)),
     "permuted": (2, lambda x: x.permute(2, 0, 3, 1)),
@@ -78,6 +80,8 @@ _RIGHT = {
 }
 _MIXED = {
     "heads that are counted at the wrong place": (3, lambda x: x.view(2, 4, 6, 2, -1), "view"),
+    "divided by its size": (3, lambda x: x / x.size(dim=-1), "with a size of its part"),
+    "by its shape": (1, lambda x: x * x.shape[1] ** -0.5, "with a size of its part"),
     "written by a list": (1, lambda x: _added_to_a_list(x), "sum"),
     "sums": (1, lambda x: x.sum(1), "sum"),
     "a sum of all": (1, lambda x: x.sum(), "sum"),

@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import losses_of_positions, masks
-from core_parallel.following import lengths
 from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
@@ -30,7 +29,6 @@ Attention = Literal["ulysses", "gather"]
 AXIS = "context"
 """Of the mesh; along it each rank has a part of the sequence."""
 
-_ONE_HOT = functional.one_hot
 _ATTENTION = functional.scaled_dot_product_attention
 _DRAWS = frozenset(
     (
@@ -84,16 +82,7 @@ class Caught(TorchFunctionMode):
             return self.attend(*args, **kwargs)
         if func in losses.BY_POSITION and not self._is_losing:
             return self._lose(func, *args, **kwargs)
-        if func is _ONE_HOT:  # looks at numbers, to see that they are in bounds
-            with set_aside():
-                result = func(*args, **kwargs)
-            put([result], AXIS, mark_of(args[0], AXIS))
-            return result
         result = func(*args, **kwargs)
-        if lengths.takes_one(func, args):
-            put([result], AXIS, Mixed(f"{func.__name__} with a size of its part"))
-        elif is_followed(AXIS):
-            result = lengths.of(AXIS, func, args, kwargs, result)
         # whether a layer is dropped, not which place
         if func in _DRAWS and result.numel() == 1 and not result.is_meta:
             dist.broadcast(result, group=self._group, group_src=0)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following import rules
+from core_parallel.following import lengths, rules
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.modules import own_draws
 from core_parallel.modules.parted_tensor import PartedTensor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TO_NUMBERS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 _AROUND = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
+_ONE_HOT = functional.one_hot
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
 _active = threading.local()
 
@@ -37,7 +39,7 @@ def _draws(func: Any) -> bool:
 
 
 class _Reads(TorchFunctionMode):
-    """A context in which what reads a tensor without an operation counts too."""
+    """A context in which what reads a tensor without an operation counts too, and its sizes."""
 
     def __init__(self, following: Following) -> None:
         super().__init__()
@@ -45,13 +47,19 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
-        following = self._following
-        if func in _AROUND and not following.depth:
-            following.refuse_numbers(args[:1])
-        result = func(*args, **(kwargs or {}))
-        if func == _DATA:
-            put([result], following.axis, mark_of(args[0], following.axis))
-        return result
+        kwargs, axis = kwargs or {}, self._following.axis
+        if self._following.depth:
+            return func(*args, **kwargs)
+        if func in _AROUND:
+            self._following.refuse_numbers(args[:1])
+        # which looks at numbers, to see that they are in bounds
+        with set_aside() if func is _ONE_HOT else nullcontext():
+            result = func(*args, **kwargs)
+        if func is _ONE_HOT or func == _DATA:
+            put([result], axis, mark_of(args[0], axis))
+        elif lengths.takes_one(func, args):
+            put([result], axis, Mixed(f"{func.__name__} with a size of its part"))
+        return lengths.of(axis, func, args, kwargs, result)
 
 
 class Following(TorchDispatchMode):

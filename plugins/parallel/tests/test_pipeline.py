@@ -123,6 +123,35 @@ class _Keeps(_Begins):
         return x
 
 
+class _Collects(_Begins):
+    """Adds a term to a list that isn't the module's."""
+
+    def __init__(self):
+        super().__init__()
+        terms = []
+        self.add = lambda x: terms.append(x.square().mean())
+
+    def begin(self, x):
+        self.add(x)
+        return x
+
+
+class _BySize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.number = x.shape[0]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / ctx.number
+
+
+class _Divides(nn.Linear):
+    def forward(self, x):
+        return _BySize.apply(super().forward(x))
+
+
 class _Logs(_Begins):
     def log(self, name, value):
         """As a module of the Trainer has it."""
@@ -135,11 +164,12 @@ class _Logs(_Begins):
 class _Measures(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
-        self.num_calls = 0
+        self.num_calls, self.counts = 0, {"calls": 0}
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x):
         self.num_calls += 1
+        self.counts["calls"] += 1
         self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
         return super().forward(x)
 
@@ -283,9 +313,14 @@ def _call(rank, make):
             "part's own",
         ),
         (_Penalized, f"linear {_STRANGE}"),
+        (_Collects, r"_Collects keeps a tensor of shape \(\) elsewhere than in its result"),
+        (
+            lambda: nn.Sequential(_Divides(4, 4), nn.Linear(4, 4)),
+            r"_BySize keeps in ctx\.number a size of what it is given, of which a microbatch has",
+        ),
         (
             lambda: nn.Sequential(_Measures(), nn.Linear(4, 4)),
-            r"Stage 0 .* changes '0\.mean', '0\.num_calls' with each microbatch, .* Say "
+            r"Stage 0 .* changes '0\.counts', '0\.mean', '0\.num_calls' with each microbatch, .* Say "
             r"microbatches=1",
         ),
     ],

@@ -450,6 +450,10 @@ def loss_of(model, batch):
     return model(batch[0]).square().mean()
 
 
+def of_rows_that_learn(model, batch):
+    return model(batch[0].clone().requires_grad_()).square().mean()
+
+
 def summed(model, batch):
     return model(batch[0]).square().sum()
 
@@ -603,8 +607,8 @@ class Shrinks(nn.Linear):
     """A part whose result's shape follows from numbers: in the second batch."""
 
     def forward(self, x):
-        # a list: numbers that change are refused before
-        self.calls = [*getattr(self, "calls", ()), len(x)]
+        # a tuple: numbers that change are refused before
+        self.calls = (*getattr(self, "calls", ()), len(x))
         return super().forward(x)[: 1 if len(self.calls) > 10 else 2]
 
 
@@ -625,6 +629,7 @@ def shrinking(model):
         ),
         (loss_of, keeping_outside, r"Row keeps a tensor with a graph in its attribute 'balance'"),
         (loss_of, logging, r"self\.log\('inside'\) was called by a part of the model"),
+        (of_rows_that_learn, None, r"gives the model a tensor of shape .* that wants a gradient"),
         (loss_of, shrinking, r"Stage 0 .* returned tensors of .* for microbatch \d, and before of"),
         (of_metric, None, r"self\.log\('loss'\) got a Computes; with a schedule expected a number"),
     ],

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.following.lengths import Length, Ratio
+from core_parallel.following import lengths
 from core_parallel.mesh.placements import own_part
 from core_parallel.modules.absent import is_absent
 
@@ -58,8 +57,7 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
                 raise ModuleError(_USED_TWICE.format(node.name(), group.size()))
             continue
         in_parts[node] = is_part
-        if isinstance(node, BackwardCFunction):
-            _refuse_sizes(node, group.size())
+        lengths.refuse_in(node, f"of which each of {group.size()} ranks has a part under context=")
         leads = collectives.leads_into_parts(node, group)
         is_part = is_part if leads is None else leads
         whole: list[int] = []
@@ -80,18 +78,6 @@ _USED_TWICE = (
     "the sequence under context=, and beside that call: ranks can't add up its gradient. Give it "
     "to the call as an argument, return it as a result by position, or leave context out."
 )
-
-
-def _refuse_sizes(node: Any, size: int) -> None:
-    """Refuse a Function that has kept a size of a part, as a number, for its backward."""
-    for name, value in vars(node).items():
-        if isinstance(value, Length | Ratio):
-            raise ModuleError(
-                f"{type(node).__name__.removesuffix('Backward')} keeps in ctx.{name} a size of "
-                f"what it is given, of which each of {size} ranks has a part under context=: its "
-                "backward would compute with another number on one device. Give the Function that "
-                "number as an argument of the model, or leave context out."
-            )
 
 
 def _shared(size: int, places: list[int], gradients: Any, incoming: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from core_parallel.following.mode import Following, by_row
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
+from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
@@ -133,9 +133,6 @@ class Context:
         Raises:
             ModuleError: the result, or what the module keeps, isn't a part of what one device has.
         """
-        # Who hasn't imported torch's compiler has compiled nothing.
-        is_compiled = "torch._dynamo" in sys.modules
-        eagerly = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
         before = own_state.take(self.module)
         own = self._length((args, kwargs)) // self._size
 
@@ -147,7 +144,7 @@ class Context:
         handles = [handle for one in self.by_token for handle in by_row(one, AXIS)]
         try:
             # first: what keeps a tensor with a graph is refused as such
-            with eagerly:
+            with uncompiled():
                 result = self._run(forward, args, kwargs, joins=joins)
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # such as one of memory

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
 
+from core import ModuleError
 from core_parallel.following.marks import PartAlong, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 class Ratio(float):
@@ -58,11 +61,57 @@ def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     mark = mark_of(args[0], axis)
     if not isinstance(mark, PartAlong):
         return result
+    return _along(mark.dim, func, args, kwargs, result)
+
+
+def _along(part: int, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     if not isinstance(result, int):
-        return torch.Size(Length(one) if dim == mark.dim else one for dim, one in enumerate(result))
-    if func not in _COUNTS and [*args[1:], *kwargs.values()][0] % args[0].ndim != mark.dim:
+        return torch.Size(Length(one) if dim == part else one for dim, one in enumerate(result))
+    if func not in _COUNTS and [*args[1:], *kwargs.values()][0] % args[0].ndim != part:
         return result
     return Length(result)
+
+
+class SizesOfSamples(TorchFunctionMode):
+    """A context in which sizes of tensors with so many samples are `Length`."""
+
+    def __init__(self, num_samples: int | None) -> None:
+        super().__init__()
+        self._num_samples = num_samples
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function's result."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func != _SHAPE and func is not Tensor.size and func not in _COUNTS:
+            return result
+        if not args[0].ndim or len(args[0]) != self._num_samples:
+            return result
+        return _along(0, func, args, kwargs, result)
+
+
+def refuse_in(node: Any, why: str) -> None:
+    """Refuse a node of a graph whose Function has kept a `Length` for its backward."""
+    if isinstance(node, BackwardCFunction):
+        for name, value in vars(node).items():
+            if isinstance(value, Length | Ratio):
+                raise ModuleError(
+                    f"{type(node).__name__.removesuffix('Backward')} keeps in ctx.{name} a size of "
+                    f"what it is given, {why}: its backward would compute with another number on "
+                    "one device. Give the Function that number as an argument of the model."
+                )
+
+
+def refuse_in_graph(results: Iterable[Any], why: str) -> None:
+    """The same for all nodes behind some results."""
+    waiting = [one.grad_fn for one in results if isinstance(one, Tensor) and one.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        refuse_in(node, why)
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        waiting += following
 
 
 def takes_one(func: Any, args: Any) -> bool:

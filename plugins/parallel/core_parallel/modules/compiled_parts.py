@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from core_parallel.modules import forwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from torch import nn
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """A context in which what is compiled runs as it is."""
+    # Who hasn't imported torch's compiler has compiled nothing.
+    is_imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_imported else nullcontext()
 
 
 def compile_parts(

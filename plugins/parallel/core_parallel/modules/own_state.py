@@ -1,9 +1,10 @@
 """Changes that a module makes in itself in a call: in buffers, and in attributes that are numbers
-or tensors.
+or tensors, or dicts and lists of numbers and words.
 """
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """The attributes that torch gives to each module."""
 
 _KINDS = (int, float, Tensor, type(None))
+_PLAIN = (int, float, str, type(None))
 State = dict[tuple[str, str], tuple[Any, Any]]
 """By module and attribute, the value and a copy of it."""
 
@@ -31,10 +33,17 @@ def take(module: nn.Module) -> State:
 def state_of(named: Iterable[tuple[str, nn.Module]]) -> State:
     """The state of modules with these names, each without what is in it."""
     return {
-        (name, key): (value, value.detach().clone() if isinstance(value, Tensor) else value)
+        (name, key): (
+            value,
+            value.detach().clone() if isinstance(value, Tensor) else copy.copy(value),
+        )
         for name, part in named
         for key, value in _held(part)
     }
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 @contextmanager
@@ -80,8 +89,15 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
         (key, one) for key, one in part.named_buffers(recurse=False) if not absent.is_absent(one)
     )
     for key, value in vars(part).items():
-        if key not in OF_EVERY_MODULE and isinstance(value, _KINDS):
+        if key not in OF_EVERY_MODULE and (isinstance(value, _KINDS) or _is_plain(value)):
             yield key, value
+
+
+def _is_plain(value: Any) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    values = value.values() if isinstance(value, dict) else value
+    return all(isinstance(one, _PLAIN) for one in values)
 
 
 def _restore(module: nn.Module, before: State) -> None:
@@ -89,9 +105,14 @@ def _restore(module: nn.Module, before: State) -> None:
     for place in take(module).keys() - before.keys():
         delattr(parts[place[0]], place[1])
     with torch.no_grad():
-        for (name, key), (value, copy) in before.items():
-            if isinstance(value, Tensor) and not _are_alike(value, copy):
-                value.copy_(copy)
+        for (name, key), (value, earlier) in before.items():
+            if isinstance(value, Tensor) and not _are_alike(value, earlier):
+                value.copy_(earlier)
+            if isinstance(value, dict):
+                value.clear()
+                value.update(earlier)
+            if isinstance(value, list):
+                value[:] = earlier
             if getattr(parts[name], key, None) is not value:
                 setattr(parts[name], key, value)
 

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from core import ModuleError
 from core_fsdp.forward import refuse_graph
+from core_parallel.following import lengths
 from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys
+from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.stages import forward_check
 
 if TYPE_CHECKING:
@@ -267,7 +269,7 @@ class Chain:
 
         Raises:
             ModuleError: its parts change themselves with each microbatch, which one device does
-                once a batch.
+                once a batch; or a Function has kept the size of one.
         """
         if (
             index != 1
@@ -278,7 +280,9 @@ class Chain:
         self._compared.add(stage)
         named = [*self.layout.named_modules_of(stage), *self.layout.modules_around()]
         before = own_state.state_of(named)
-        result = self.layout.run(stage, call, arrived)
+        with uncompiled(), lengths.SizesOfSamples(pieces.num_samples((call, arrived))):
+            result = self.layout.run(stage, call, arrived)
+        lengths.refuse_in_graph(tree_leaves(result), "of which a microbatch has a part")
         if places := own_state.changed(before, own_state.state_of(named)):
             shown = ", ".join(map(repr, own_state.names_of(places)))
             raise ModuleError(

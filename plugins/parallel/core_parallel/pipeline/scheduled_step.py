@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core.data import size_of
@@ -462,6 +463,7 @@ class ScheduledStep:
             with self._chain.answering(_take), self._step_context():
                 step(piece)
         except _Taken as taken:
+            _refuse_asked(taken.arguments)
             return taken.arguments
         finally:
             logs.is_muted = False
@@ -609,6 +611,18 @@ def _take(*args: Any, **kwargs: Any) -> Any:
             "out the block, or the schedule."
         )
     raise _Taken(args, kwargs)
+
+
+def _refuse_asked(arguments: Arguments) -> None:
+    """Refuse arguments whose gradients the step asks for: it has ended when there are any."""
+    for one in tree_leaves(arguments):
+        is_parameter = isinstance(one, nn.Parameter)
+        if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
+            raise ModuleError(
+                f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
+                "wants a gradient, as adversarial training does. With a schedule gradients are "
+                "there when the step has ended: leave schedule out."
+            )
 
 
 def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:

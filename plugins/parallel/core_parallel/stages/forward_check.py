@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import operator
 import random
-import sys
-from contextlib import contextmanager, nullcontext
+import weakref
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from core import ModuleError
 from core_parallel.modules import absent, forwards
+from core_parallel.modules.compiled_parts import uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +75,7 @@ def _compare(
             whole = _operations(module, None, args, kwargs)
     except Exception:  # such as a step that looks at numbers, of which there are none on meta
         return
+    whole.refuse_kept(module)
     try:
         folded = _operations(module, layout.fold, args, kwargs)
     except Exception as error:
@@ -83,7 +85,9 @@ def _compare(
             "before returned, and nothing else. Name parts that make up all of forward, in its "
             "order; what goes beside is returned with the result."
         ) from error
-    for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
+    for expected, found in zip_longest(
+        whole.operations, folded.operations, fillvalue="nothing more"
+    ):
         if expected != found:
             raise ModuleError(
                 f"{type(module).__name__}.forward isn't its parts one after the other: at the "
@@ -98,7 +102,7 @@ def _operations(
     forward: Callable[..., Any] | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> list[str]:
+) -> _Recorder:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     on_meta = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -106,22 +110,16 @@ def _operations(
     }
     recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
     parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
-    # Who hasn't imported torch's compiler has compiled nothing.
-    eagerly: Any = (
-        torch.compiler.set_stance("force_eager")
-        if "torch._dynamo" in sys.modules
-        else nullcontext()
-    )
     with (
         forwards.replaced({module: forward}),
         forwards.without_hooks(parts),
         absent.inspecting(),
         torch.no_grad(),
-        eagerly,
+        uncompiled(),
         recorder,
     ):
         functional_call(module, on_meta, args, kwargs)
-    return recorder.operations
+    return recorder
 
 
 class _Recorder(TorchDispatchMode):
@@ -136,17 +134,32 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._names = names
         self.operations: list[str] = []
+        self._made: list[weakref.ref[Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note one."""
         result = func(*args, **(kwargs or {}))
-        shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self._made += [weakref.ref(leaf) for leaf in made if leaf.is_meta]
+        shapes = [tuple(leaf.shape) for leaf in made]
         own = [
             self._names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._names
         ]
         of = f" of {', '.join(own)}" if own else ""
         self.operations.append(f"{func}{of} to {', '.join(map(str, shapes))}")
         return result
+
+    def refuse_kept(self, module: nn.Module) -> None:
+        """Refuse what is still there after the forward, and no attribute of a module."""
+        own = {id(leaf) for part in module.modules() for leaf in tree_leaves(vars(part))}
+        kept = [one for ref in self._made if (one := ref()) is not None and id(one) not in own]
+        if kept:
+            raise ModuleError(
+                f"{type(module).__name__} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere "
+                "than in its result: in a list, or by a hook. Each rank of a pipeline would have "
+                "those of its own parts, of one microbatch after the other. Return it with the "
+                "result, through the parts behind; or keep numbers."
+            )
 
 
 def _on_meta(leaf: Any) -> Any:

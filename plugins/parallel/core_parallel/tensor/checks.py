@@ -4,8 +4,7 @@ every rank has whole.
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
 from core_parallel.mesh.placements import cut_axes, own_part
 from core_parallel.modules.absent import is_absent
+from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.modules.own_draws import OwnDraws
 from core_parallel.modules.parted_tensor import PartedTensor
 from core_parallel.tensor import adapters
@@ -149,13 +149,7 @@ def followed(
             handles += _around(module.get_submodule(layer), style, following, refuse)
         handles.append(one.register_forward_hook(partial(_check_result, name)))
     try:
-        # Who hasn't imported torch's compiler has compiled nothing.
-        with (
-            torch.compiler.set_stance("force_eager")
-            if "torch._dynamo" in sys.modules
-            else nullcontext(),
-            following,
-        ):
+        with uncompiled(), following:
             yield
     finally:
         for handle in handles:

@@ -153,26 +153,33 @@ train(Fabric(strategy=strategy, accelerator="cpu", devices=2))
     assert run_program(tmp_path, program) == ["FSDPStrategy: 2 processes"] * 4
 
 
-def test_the_programs_of_deepspeed_train(tmp_path):
-    deepspeed = f"""{TRAINS}
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
 # DeepSpeed ZeRO Stage 2
 train(Fabric(strategy="deepspeed", accelerator="cpu", devices=2, precision="bf16-mixed"))
-
+""",
+        """
 # DeepSpeed with custom configuration
 from core.strategies import DeepSpeedStrategy
 
-deepspeed_config = {{
-    "zero_optimization": {{
+deepspeed_config = {
+    "zero_optimization": {
         "stage": 3,
-        "offload_optimizer": {{"device": "cpu"}},
-        "offload_param": {{"device": "cpu"}}
-    }},
+        "offload_optimizer": {"device": "cpu"},
+        "offload_param": {"device": "cpu"}
+    },
     "train_micro_batch_size_per_gpu": 1
-}}
+}
 train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="cpu", devices=2))
-"""
+""",
+    ],
+    ids=["stage 2", "stage 3"],
+)
+def test_the_programs_of_deepspeed_train(tmp_path, program):
     pytest.importorskip("deepspeed", reason="needs DeepSpeed; `tox run -e deepspeed`")
-    assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, deepspeed)
+    assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, TRAINS + program)
 
 
 # strategies of one's own --------------------------------------------------------------------------

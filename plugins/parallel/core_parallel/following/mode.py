@@ -178,7 +178,7 @@ def set_aside() -> Iterator[None]:
     otherwise, or it is none of the model's.
     """
     modes = _modes()
-    stack = _get_current_dispatch_mode_stack()
+    stack = _get_current_dispatch_mode_stack() if modes else []
     # Without a mode torch takes the kernels that it takes when backward computes this again.
     modes = modes if modes and stack[-len(modes) :] == modes else []
     for one in reversed(modes):

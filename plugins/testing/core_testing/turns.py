@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 import traceback
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d as c10d
 
 from core import UnsupportedError, WorkerError
 from core_testing import surroundings
+from core_testing.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,8 @@ class Turns:
             else:
                 for thread in threads:
                     thread.join()
+                for thread in threads:
+                    wait_until(partial(_has_ended, thread), f"end of {thread.name}")
         finally:
             put_back()
         if self._failure is not None:
@@ -169,6 +172,13 @@ class Turns:
             c10d._world = groups
 
         return restore
+
+
+def _has_ended(thread: threading.Thread) -> bool:
+    """True once the system has no such thread any more. Until then libraries free what they had for
+    it, under locks that a fork of this process would never get (MKL's allocator).
+    """
+    return not os.path.exists(f"/proc/self/task/{thread.native_id}")
 
 
 @cache

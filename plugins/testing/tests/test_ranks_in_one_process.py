@@ -21,6 +21,13 @@ def number():
     return int(os.environ["RANK"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are files there")
+def test_no_thread_is_left_where_a_fork_would_find_its_locks_taken():
+    for _ in range(10):
+        for thread in in_one_process(threading.get_native_id):
+            assert not os.path.exists(f"/proc/self/task/{thread}")
+
+
 def test_ranks_hear_what_they_would_over_gloo():
     def say_all():
         """What this rank hears in every collective."""

@@ -1,4 +1,4 @@
-"""What comes before the steps: a look at torch and the driver, and the installation of what is ours."""
+"""The preparation of the steps: a look at torch and the driver, and the installation of what is ours."""
 
 import glob
 import json

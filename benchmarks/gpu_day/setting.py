@@ -1,4 +1,4 @@
-"""What all steps have: the device, a small net with its data, clocks, and an end that says why."""
+"""The setting of all steps: the device, a small net with its data, clocks, and an end that says why."""
 
 import json
 import os

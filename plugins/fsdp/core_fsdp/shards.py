@@ -31,8 +31,12 @@ def shard_like(whole: Tensor, like: DTensor) -> DTensor:
     """All ranks. A DTensor placed as `like` is, over this rank's part of `whole`; no
     communication.
     """
+    return _over(own_part(whole, like), like)
+
+
+def _over(part: Tensor, like: DTensor) -> DTensor:
     return DTensor.from_local(
-        own_part(whole, like),
+        part,
         like.device_mesh,
         like.placements,
         run_check=False,
@@ -61,14 +65,7 @@ def without_wrapper(value: Any) -> Any:
     if not hasattr(local, "fsdp_pre_all_gather"):
         return value
     (name, *_), _ = local.__tensor_flatten__()  # type: ignore[union-attr]  # torch's protocol of such tensors
-    return DTensor.from_local(
-        getattr(local, name),
-        value.device_mesh,
-        value.placements,
-        run_check=False,
-        shape=value.shape,
-        stride=value.stride(),
-    )
+    return _over(getattr(local, name), value)
 
 
 def gather(value: Any, *, keep: bool) -> Any:

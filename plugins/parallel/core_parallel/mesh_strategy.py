@@ -358,7 +358,7 @@ class MeshStrategy(FSDPStrategy):
             checks.draw_apart(blocks, styles, self._axis("tensor"))
             self._blocks[module] = blocks, styles, CheckKeys(module, *self._deciding())
 
-    def _compared(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
+    def _followed(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
         """All ranks. A context of a step in which what cut layers compute is followed, if
         `CheckKeys` says so.
         """
@@ -489,7 +489,7 @@ class MeshStrategy(FSDPStrategy):
             return method
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._compared(own, (args, kwargs)):
+            with self._followed(own, (args, kwargs)):
                 if contexts and name == "forward":
                     return contexts[0](method, args, kwargs)
                 self._began = newest_turn(contexts)

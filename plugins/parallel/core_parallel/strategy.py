@@ -435,14 +435,14 @@ class MeshParallelStrategy(MeshStrategy):
         own = self.session.handle_of(module).module
         self._check_hooks(own)
         call = self._step(name, module)
-        compared, chain = (
+        followed, chain = (
             self._same_batches.around(name, call, self._sharing, self.root_device),
             self._chains.get(own),
         )
         if chain is None:
-            return compared
+            return followed
         # Within a schedule a call is of one microbatch, and not all ranks make it.
-        return lambda *args, **kwargs: (compared if chain.answer is None else call)(*args, **kwargs)
+        return lambda *args, **kwargs: (followed if chain.answer is None else call)(*args, **kwargs)
 
     def _step(self, name: str, module: nn.Module | None) -> Callable[..., Any]:
         handle = self.session.handle_of(module)
@@ -460,12 +460,12 @@ class MeshParallelStrategy(MeshStrategy):
         def call(*args: Any, **kwargs: Any) -> Any:
             self._began = newest_turn(contexts) if scheduled is None else -1
             chain.num_samples = size_of(args[0]) if args and name != "forward" else None
-            compared = (
-                self._compared(handle.module, (args, kwargs))
+            followed = (
+                self._followed(handle.module, (args, kwargs))
                 if chain.answer is None
                 else nullcontext()
             )
-            with compared, _answering(chain), in_parts(contexts):
+            with followed, _answering(chain), in_parts(contexts):
                 if scheduled is None:
                     return method(*args, **kwargs)
                 batch, *others = args

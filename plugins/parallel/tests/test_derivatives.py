@@ -7,6 +7,7 @@ import torch
 from language import ALONE, WIDTH, Block, Net, Step, train
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from core import ModuleError
 from core_parallel import MeshParallelStrategy
@@ -140,6 +141,30 @@ class Conditioned(Step):
         optimizer.step()
 
 
+class _Again(Block):
+    """Is computed again in backward."""
+
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class ComputedAgain(Step):
+    """A backward within the step computes blocks again."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.net.blocks = nn.ModuleList(_Again() for _ in range(2))
+        self.double()
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx)["loss"])
+        optimizer.step()
+
+
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -182,6 +207,7 @@ RIGHT = [
     *((Adversarial, mesh) for mesh in ({"tensor": 2}, {"context": 2}, GATHER, {"pipeline": 2})),
     *((Penalized, mesh) for mesh in ({"context": 2}, GATHER)),
     *((Clamped, mesh) for mesh in ({"context": 2}, GATHER, {"pipeline": 2})),
+    *((ComputedAgain, mesh) for mesh in ({"tensor": 2}, {"context": 2})),
     *((Conditioned, mesh) for mesh in ({"context": 2}, GATHER)),
 ]
 REFUSED = {

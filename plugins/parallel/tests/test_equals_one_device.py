@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from language import (
+    ALONE,
     WIDTH,
     WINDOWS,
     Adapted,
@@ -18,6 +19,8 @@ from language import (
     Step,
     assert_equals_one_device,
     listed,
+    loader,
+    on,
     transformers_model,
 )
 from torch import nn
@@ -165,6 +168,25 @@ def test_an_axis(mesh, make, options):
 )
 def test_larger_meshes(mesh, make, options):
     assert_equals_one_device(mesh, make, **options)
+
+
+class _Evaluated(Step):
+    """Evaluates without training, so in inference mode."""
+
+    def validation_step(self, batch, batch_idx):
+        assert torch.is_inference_mode_enabled()
+        self.log("error", self.compute(batch[0][:, :8]).square().mean())
+
+
+def _validate(rank):
+    return rank.trainer().validate(_Evaluated(), loader(8, 16))[0]
+
+
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_an_evaluation_in_inference_mode(axis):
+    expected = ALONE.run(_validate)[0]
+    for found in on(**{axis: 2}).run(_validate):
+        assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.slow

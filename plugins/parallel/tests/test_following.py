@@ -119,10 +119,12 @@ def _computed(dim, compute):
     return compute(whole), found, mark_of(found[0], "tensor")
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", _RIGHT)
-def test_parts_that_are_said_to_make_up_a_whole_do(name):
+def test_parts_that_are_said_to_make_up_a_whole_do(name, mode):
     dim, compute = _RIGHT[name]
-    whole, parts, mark = _computed(dim, compute)
+    with mode():
+        whole, parts, mark = _computed(dim, compute)
     assert isinstance(mark, PartAlong), mark
     apart = [one.unflatten(mark.dim, (mark.outer, -1)) for one in parts]
     assert torch.allclose(torch.cat(apart, mark.dim + 1).flatten(mark.dim, mark.dim + 1), whole)

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from core import ConfigurationError, CoreError, Module
 from core_parallel import MeshParallelStrategy
+from core_parallel.modules import own_state
 from core_parallel.stages import forward_check, found_blocks, part_times, parts
 from core_parallel.stages.layout import Layout
 
@@ -376,3 +377,19 @@ def test_a_unit_whose_weight_is_used_outside_of_units_is_no_part():
     model = Tied()
     ((_, _, blocks),) = found_blocks.find(model)
     assert blocks == [*model.blocks]
+
+
+def test_a_list_that_held_tensors_is_no_change_of_numbers():
+    """It is left to the module, also where a trial puts back what it has changed."""
+
+    class Clears(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.terms, self.counts = [torch.ones(1)], {"calls": 0}
+
+    module = Clears()
+    with own_state.kept(module) as before:
+        module.terms.clear()
+        module.counts["calls"] += 1
+        assert own_state.names_of(own_state.changed(before, own_state.take(module))) == ["counts"]
+    assert (module.terms, module.counts) == ([], {"calls": 0})

@@ -17,12 +17,13 @@ from torch.overrides import TorchFunctionMode
 from core import ModuleError
 from core_parallel.communication import collectives
 from core_parallel.context import losses_of_positions, masks
-from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
 Attention = Literal["ulysses", "gather"]
@@ -105,12 +106,10 @@ class Caught(TorchFunctionMode):
         finally:
             self._is_attending, functional.scaled_dot_product_attention = False, replaced
         given = [one for one in (query, *args, *kwargs.values()) if isinstance(one, Tensor)]
-        put([answer], "tensor", of_attention("tensor", given, answer))  # heads keep their places
-        marks = {mark_of(one, AXIS) for one in given[:3]}
-        if marks != {None}:
-            mixed = next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))
-            by_position = PartAlong(query.ndim - 2)
-            put([answer], AXIS, by_position if marks == {by_position} else mixed)
+        if is_followed("tensor"):
+            put([answer], "tensor", of_attention("tensor", given, answer))  # heads stay in place
+        if is_followed(AXIS):
+            put([answer], AXIS, _of_positions(given[:3]))
         return answer
 
     def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -202,6 +201,14 @@ class Caught(TorchFunctionMode):
             key, value = key[..., :end, :], value[..., :end, :]
             mask, options = _causal(self.length, end, query.device), {**options, "is_causal": False}
         return _ATTENTION(query, key, value, attn_mask=mask, **options)
+
+
+def _of_positions(given: Sequence[Tensor]) -> Mark:
+    """How the result of attention lies along the sequence: as query, key and value must."""
+    marks = {mark_of(one, AXIS) for one in given}
+    if marks in ({PartAlong(given[0].ndim - 2)}, {None}):
+        return marks.pop()
+    return next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))
 
 
 def _causal(rows: int, columns: int, device: torch.device) -> Tensor:

@@ -17,6 +17,7 @@ from core_parallel.communication import collectives
 from core_parallel.following import lengths
 from core_parallel.mesh.placements import own_part
 from core_parallel.modules.absent import is_absent
+from core_parallel.modules.graphs import is_of_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.autograd.graph import Node
     from torch.utils.hooks import RemovableHandle
-
-_ACCUMULATES = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # torch's own
 
 
 def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
@@ -64,7 +63,7 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
         for place, (following, _) in enumerate(node.next_functions):
             if following is None:
                 continue
-            if type(following) is not _ACCUMULATES:
+            if not is_of_leaf(following):
                 waiting.append((following, is_part))
             elif not is_part and isinstance(following.variable, nn.Parameter):
                 whole.append(place)

@@ -104,7 +104,7 @@ class Context:
         self.apart: Apart | None = None
         self.by_token: Sequence[nn.Module] = ()
         self.is_running, self.length, self.turn = False, 0, 0
-        self._compares, self._joins = True, joins
+        self._follows, self._joins = True, joins
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """All ranks of the group. The result of the module's forward for the whole sequence."""
@@ -113,7 +113,7 @@ class Context:
         self._length((args, kwargs))
         if self._answer is not None:
             return self._answer(*args, **kwargs)
-        if self._compares and self._due(args, kwargs):
+        if self._follows and self._due(args, kwargs):
             self._is_looked_at = False
             return self._followed(forward, args, kwargs)
         return self._run(forward, args, kwargs)
@@ -133,7 +133,7 @@ class Context:
         Raises:
             ModuleError: the result, or what the module keeps, isn't a part of what one device has.
         """
-        before = own_state.take(self.module)
+        before = own_state.values_of(self.module.named_modules())
         own = self._length((args, kwargs)) // self._size
 
         def arrived(tensor: Tensor) -> PartAlong | None:
@@ -160,9 +160,9 @@ class Context:
                 handle.remove()
         changes = {
             place
-            for place, (value, _) in own_state.take(self.module).items()
+            for place, value in own_state.values_of(self.module.named_modules()).items()
             if mark_of(value, AXIS) is not None
-            or (isinstance(value, Length | Ratio) and value is not before.get(place, (None,))[0])
+            or (isinstance(value, Length | Ratio) and value is not before.get(place))
         }
         if changes:
             raise ModuleError(
@@ -179,15 +179,15 @@ class Context:
         gradient_terms.share(loss, self._group)
 
     @contextmanager
-    def uncompared(self) -> Iterator[None]:
-        """A context whose calls are those of one microbatch: a schedule compares by itself, with
-        all ranks.
+    def unfollowed(self) -> Iterator[None]:
+        """A context whose calls are those of one microbatch: a schedule has one followed by itself,
+        with all ranks.
         """
-        self._compares = False
+        self._follows = False
         try:
             yield
         finally:
-            self._compares = True
+            self._follows = True
 
     @contextmanager
     def answering(self, answer: Callable[..., Any] | None) -> Iterator[None]:

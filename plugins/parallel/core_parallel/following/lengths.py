@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from core import ModuleError
 from core_parallel.following.marks import PartAlong, mark_of
+from core_parallel.modules.graphs import nodes_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,12 +57,14 @@ _VALUES = {f"{side}{name}" for name in _OPERATIONS for side in ("", "r", "i")} |
 
 def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """The result of a function of a tensor's sizes, with `Length` where it is of a part."""
-    if func != _SHAPE and func is not Tensor.size and func not in _COUNTS:
-        return result
-    mark = mark_of(args[0], axis)
+    mark = mark_of(args[0], axis) if _reads_sizes(func) else None
     if not isinstance(mark, PartAlong):
         return result
     return _along(mark.dim, func, args, kwargs, result)
+
+
+def _reads_sizes(func: Any) -> bool:
+    return func == _SHAPE or func is Tensor.size or func in _COUNTS
 
 
 def _along(part: int, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -83,9 +86,7 @@ class SizesOfSamples(TorchFunctionMode):
         """The function's result."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func != _SHAPE and func is not Tensor.size and func not in _COUNTS:
-            return result
-        if not args[0].ndim or len(args[0]) != self._num_samples:
+        if not _reads_sizes(func) or not args[0].ndim or len(args[0]) != self._num_samples:
             return result
         return _along(0, func, args, kwargs, result)
 
@@ -104,14 +105,8 @@ def refuse_in(node: Any, why: str) -> None:
 
 def refuse_in_graph(results: Iterable[Any], why: str) -> None:
     """The same for all nodes behind some results."""
-    waiting = [one.grad_fn for one in results if isinstance(one, Tensor) and one.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
+    for node in nodes_behind(results):
         refuse_in(node, why)
-        following = {one for one, _ in node.next_functions if one is not None} - seen
-        seen |= following
-        waiting += following
 
 
 def takes_one(func: Any, args: Any) -> bool:

@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 _TO_NUMBERS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal, torch.ops.aten.is_nonzero)
 _AROUND = frozenset((Tensor.tolist, Tensor.numpy, Tensor.__array__))
 _ONE_HOT = functional.one_hot
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _DATA = Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
 _active = threading.local()
+
+
+def is_in_backward() -> bool:
+    """True where gradients are what is computed: autograd knows the way back."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _draws(func: Any) -> bool:
@@ -97,9 +103,10 @@ class Following(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operation's result."""
         kwargs = kwargs or {}
-        # in backward gradients are what is computed, and autograd knows the way back
-        if self.depth or torch._C._current_graph_task_id() != -1:
+        if self.depth or is_in_backward():
             return func(*args, **kwargs)
+        if isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            return self._in_parts(func, args, kwargs)
         if getattr(func, "overloadpacket", None) in _TO_NUMBERS:
             self.refuse_numbers(args)
         result = func(*args, **kwargs)
@@ -111,14 +118,27 @@ class Following(TorchDispatchMode):
         if mark is None and self.axis == "tensor" and own_draws.is_open() and _draws(func):
             mark = Mixed(str(func), draws=True)
         put(results, self.axis, mark)
+        if isinstance(func, OpOverload) and func.is_view and torch.is_inference_mode_enabled():
+            for one in results:  # for which torch knows no base then
+                one._core_parallel_base = getattr(args[0], "_core_parallel_base", args[0])  # type: ignore[attr-defined]  # ours
         if mark is not None and is_written:
             self._mark_bases(results, mark)
         return result
 
+    def _in_parts(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """The result of an operation that is made of others, which are followed. In inference mode
+        torch doesn't take it apart before.
+        """
+        TorchDispatchMode.__enter__(self)
+        try:
+            return func._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
+
     def _mark_bases(self, written: list[Tensor], mark: Mark) -> None:
         """Mark what tensors are views of, into which an operation has written through them."""
         for one in written:
-            base = one._base
+            base = getattr(one, "_core_parallel_base", one._base)
             if base is not None:
                 fits = (
                     isinstance(mark, PartAlong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -14,7 +15,30 @@ from core_parallel.modules.own_state import OF_EVERY_MODULE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+_ACCUMULATES = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]  # torch's own
 _HOLDERS = (Tensor, list, tuple, dict)
+
+
+def nodes_behind(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of the graph that ends in some tensors, each once; those of leaves aren't among
+    them.
+    """
+    waiting = [
+        one.grad_fn for one in tensors if isinstance(one, Tensor) and one.grad_fn is not None
+    ]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen and not is_of_leaf(other):
+                seen.add(other)
+                waiting.append(other)
+
+
+def is_of_leaf(node: Any) -> bool:
+    """True for the node that adds gradients up in a leaf, its `variable`."""
+    return type(node) is _ACCUMULATES
 
 
 def uses_twice(tensors: Iterable[Any]) -> bool:
@@ -23,22 +47,13 @@ def uses_twice(tensors: Iterable[Any]) -> bool:
     torch's schedules that compute the gradients of weights later than those of inputs can't do it
     for such a stage.
     """
-    waiting = [
-        one.grad_fn for one in tensors if isinstance(one, Tensor) and one.grad_fn is not None
+    entered = [
+        other
+        for node in nodes_behind(tensors)
+        for other, _ in node.next_functions
+        if is_of_leaf(other)
     ]
-    seen, entered = set(waiting), set()
-    while waiting:
-        for node, _ in waiting.pop().next_functions:
-            if node is None:
-                continue
-            if hasattr(node, "variable"):
-                if node in entered:
-                    return True
-                entered.add(node)
-            elif node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    return False
+    return len(set(entered)) < len(entered)
 
 
 def kept(named: Iterable[tuple[str, nn.Module]]) -> set[int]:

@@ -20,6 +20,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """The attributes that torch gives to each module."""
 
 _KINDS = (int, float, Tensor, type(None))
+_MANY = (dict, list)
 _PLAIN = (int, float, str, type(None))
 State = dict[tuple[str, str], tuple[Any, Any]]
 """By module and attribute, the value and a copy of it."""
@@ -32,14 +33,12 @@ def take(module: nn.Module) -> State:
 
 def state_of(named: Iterable[tuple[str, nn.Module]]) -> State:
     """The state of modules with these names, each without what is in it."""
-    return {
-        (name, key): (
-            value,
-            value.detach().clone() if isinstance(value, Tensor) else copy.copy(value),
-        )
-        for name, part in named
-        for key, value in _held(part)
-    }
+    return {place: (value, _copied(value)) for place, value in values_of(named).items()}
+
+
+def values_of(named: Iterable[tuple[str, nn.Module]]) -> dict[tuple[str, str], Any]:
+    """The values of which `state_of` has copies too."""
+    return {(name, key): value for name, part in named for key, value in _held(part)}
 
 
 def _copied(value: Any) -> Any:
@@ -57,13 +56,19 @@ def kept(module: nn.Module) -> Iterator[State]:
 
 
 def changed(before: State, after: State) -> set[tuple[str, str]]:
-    """The places whose values differ, or are in one of the two only."""
+    """The places whose values differ, or are in one of the two only. Of dicts and lists those that
+    are in both: one may have held something else.
+    """
     nothing = (None, None)
-    return {
-        place
-        for place in before.keys() | after.keys()
-        if not _are_alike(before.get(place, nothing)[1], after.get(place, nothing)[1])
-    }
+    found: set[tuple[str, str]] = set()
+    for place in before.keys() | after.keys():
+        one, other = before.get(place, nothing)[1], after.get(place, nothing)[1]
+        is_in_both = place in before and place in after
+        if not is_in_both and (isinstance(one, _MANY) or isinstance(other, _MANY)):
+            continue
+        if not _are_alike(one, other):
+            found.add(place)
+    return found
 
 
 @contextmanager
@@ -94,7 +99,7 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, _MANY):
         return False
     values = value.values() if isinstance(value, dict) else value
     return all(isinstance(one, _PLAIN) for one in values)
@@ -102,8 +107,9 @@ def _is_plain(value: Any) -> bool:
 
 def _restore(module: nn.Module, before: State) -> None:
     parts = dict(module.named_modules())
-    for place in take(module).keys() - before.keys():
-        delattr(parts[place[0]], place[1])
+    for place, value in values_of(module.named_modules()).items():
+        if place not in before and not isinstance(value, _MANY):
+            delattr(parts[place[0]], place[1])
     with torch.no_grad():
         for (name, key), (value, earlier) in before.items():
             if isinstance(value, Tensor) and not _are_alike(value, earlier):

@@ -224,7 +224,7 @@ class ScheduledStep:
         is_due = self._keys.is_due(key, batches.are_even(batch, size, number))
         runner = self._runners.pop(key, None)
         if runner is None or is_due:
-            with RecordedLogs().instead_of(module), self._uncompared():
+            with RecordedLogs().instead_of(module), self._unfollowed():
                 computed = self._try(batch, cut, trial_step(), is_new=runner is None, is_due=is_due)
             if computed is None:
                 return step(batch)
@@ -232,7 +232,7 @@ class ScheduledStep:
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        with self._draws.of_stages() as seeds, self._uncompared():
+        with self._draws.of_stages() as seeds, self._unfollowed():
             runner.run = run = _Run(step, cut, seeds, self._scale(), Counters(module))
             try:
                 with run.logs.instead_of(module):
@@ -358,8 +358,8 @@ class ScheduledStep:
         with self._context(), self._caught():
             yield
 
-    def _uncompared(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._sequence is None else self._sequence.uncompared()
+    def _unfollowed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._sequence is None else self._sequence.unfollowed()
 
     def _check_sequence(
         self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
-from core_parallel.following.mode import Following
+from core_parallel.following.mode import Following, is_in_backward
 from core_parallel.mesh.placements import cut_axes, own_part
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.compiled_parts import uncompiled
@@ -179,12 +179,14 @@ def _around(
     """The hooks of one layer: torch's own see to how its result lies."""
 
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        following.depth += 1
+        if is_in_backward():
+            return  # it is computed again
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
         mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
         expected = PartAlong(layout.dim % given.ndim) if isinstance(layout, Shard) else None
         if mark != expected and not isinstance(given, DTensor):
             refuse(mark)
-        following.depth += 1
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         following.depth -= 1

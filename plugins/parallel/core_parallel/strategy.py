@@ -30,7 +30,7 @@ from core_parallel.mesh import sizes
 from core_parallel.mesh.placements import cut_axes, placed_like
 from core_parallel.mesh_strategy import MeshStrategy
 from core_parallel.modules import absent, compiled_parts, forwards, torch_clipping
-from core_parallel.pipeline import batch_norms, schedules, state, trial
+from core_parallel.pipeline import batch_norms, schedules, state
 from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
@@ -470,12 +470,7 @@ class MeshParallelStrategy(MeshStrategy):
                     return method(*args, **kwargs)
                 batch, *others = args
                 step = partial(_step_of, method, others, kwargs)
-                return scheduled(
-                    step,
-                    batch,
-                    handle.module,
-                    partial(_trial_of, name, handle.module, chain, others, kwargs),
-                )
+                return scheduled(step, batch, handle.module)
 
         return call
 
@@ -486,9 +481,7 @@ class MeshParallelStrategy(MeshStrategy):
         if scheduled is None:
             return step(batch)
         self._same_batches.check("compute_loss", batch, self._sharing, self.root_device)
-        return scheduled(
-            step, batch, handle.module, partial(trial.Trial, handle.module, step), nullcontext
-        )
+        return scheduled(step, batch, handle.module, nullcontext)
 
     def clip_gradients(
         self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping
@@ -667,13 +660,6 @@ def _step_of(
     method: Callable[..., Any], others: list[Any], kwargs: dict[str, Any], batch: Any
 ) -> Any:
     return method(batch, *others, **kwargs)
-
-
-def _trial_of(
-    name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
-) -> trial.Trial:
-    copied = trial.copied(module, chain)
-    return trial.Trial(copied, partial(_step_of, getattr(copied, name), others, kwargs))
 
 
 @contextmanager

@@ -205,7 +205,7 @@ class Caught(TorchFunctionMode):
 
 def _of_positions(given: Sequence[Tensor]) -> Mark:
     """How the result of attention lies along the sequence: as query, key and value must."""
-    marks = {mark_of(one, AXIS) for one in given}
+    marks: set[Mark] = {mark_of(one, AXIS) for one in given}
     if marks in ({PartAlong(given[0].ndim - 2)}, {None}):
         return marks.pop()
     return next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))

@@ -8,7 +8,6 @@ keys and values.
 from __future__ import annotations
 
 import itertools
-import random
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,6 @@ class Context:
         self._deciding = deciding or (None, None)
         self._keys = CheckKeys(module)
         self._following: Following | None = None
-        self._answer: Callable[..., Any] | None = None
         self._functions = TransformersFunctions(module, group, attention)
         self.apart: Apart | None = None
         self.by_token: Sequence[nn.Module] = ()
@@ -111,11 +109,10 @@ class Context:
         if self.is_running:
             return forward(*args, **kwargs)
         self._length((args, kwargs))
-        if self._answer is not None:
-            return self._answer(*args, **kwargs)
         if self._follows and self._due(args, kwargs):
             self._is_looked_at = False
-            return self._followed(forward, args, kwargs)
+            with self.followed():
+                return self._run(forward, args, kwargs)
         return self._run(forward, args, kwargs)
 
     def _due(self, args: Any, kwargs: Any) -> bool:
@@ -126,18 +123,18 @@ class Context:
         )
         return agreed(*self._deciding, self._keys.is_new(shapes, given=(args, kwargs)))[0]
 
-    def _followed(self, forward: Any, args: Any, kwargs: Any, *, joins: bool = True) -> Any:
-        """All ranks of the group. The result of a call in parts, followed from operation to
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """All ranks of the group. A context in which calls in parts are followed from operation to
         operation.
 
         Raises:
             ModuleError: the result, or what the module keeps, isn't a part of what one device has.
         """
         before = own_state.values_of(self.module.named_modules())
-        own = self._length((args, kwargs)) // self._size
 
         def arrived(tensor: Tensor) -> PartAlong | None:
-            has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == own
+            has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == self.length
             return PartAlong(self._dim) if has_positions else None
 
         self._following = Following(AXIS, _CURE, arrived)
@@ -145,7 +142,7 @@ class Context:
         try:
             # first: what keeps a tensor with a graph is refused as such
             with uncompiled():
-                result = self._run(forward, args, kwargs, joins=joins)
+                yield
         except RuntimeError as error:
             if type(error) is not RuntimeError:  # such as one of memory
                 raise
@@ -172,7 +169,10 @@ class Context:
                 "a statistic, a count or a cache of what forward sees. Return what it is made of "
                 "by position, and update it in the step, after the call."
             )
-        return result
+
+    def marking(self) -> AbstractContextManager[Any]:
+        """A context for what computes with parts: within `followed` it marks the results."""
+        return self._following or nullcontext()
 
     def share(self, loss: Tensor) -> None:
         """Before the backward of one loss that a schedule runs: see `gradient_terms.share`."""
@@ -180,25 +180,12 @@ class Context:
 
     @contextmanager
     def unfollowed(self) -> Iterator[None]:
-        """A context whose calls are those of one microbatch: a schedule has one followed by itself,
-        with all ranks.
-        """
+        """A context whose calls are those of one microbatch: a schedule says which are followed."""
         self._follows = False
         try:
             yield
         finally:
             self._follows = True
-
-    @contextmanager
-    def answering(self, answer: Callable[..., Any] | None) -> Iterator[None]:
-        """A context in which something else answers a call, given the whole sequence; None: the
-        ranks do again.
-        """
-        self._answer = answer
-        try:
-            yield
-        finally:
-            self._answer = None
 
     @contextmanager
     def caught(self) -> Iterator[Caught]:
@@ -210,7 +197,7 @@ class Context:
         ):
             yield caught
 
-    def _run(self, forward: Any, args: Any, kwargs: Any, *, joins: bool = True) -> Any:
+    def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
         looks = torch.is_grad_enabled() and not self._is_looked_at
@@ -222,7 +209,7 @@ class Context:
                 self.caught() as caught,
                 draws,
                 RecordedLogs().instead_of(self.module),
-                self._following or nullcontext(),
+                self.marking(),
             ):
                 result = forward(*args, **kwargs)
         finally:
@@ -231,9 +218,7 @@ class Context:
             self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
         return tree_map(
-            lambda leaf: self._whole(
-                leaf, length, joins=joins and self._joins, has_losses=caught.has_losses
-            ),
+            lambda leaf: self._whole(leaf, length, has_losses=caught.has_losses),
             result,
         )
 
@@ -277,7 +262,7 @@ class Context:
 
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
-    def _whole(self, leaf: Any, length: int, *, joins: bool, has_losses: bool) -> Any:
+    def _whole(self, leaf: Any, length: int, *, has_losses: bool) -> Any:
         own = _local(leaf)
         if self._following is not None:
             self._refuse_no_part(own, has_losses=has_losses)
@@ -292,7 +277,7 @@ class Context:
                 "what it was made of is unknown. Return values by position, or a loss by "
                 "cross_entropy; compute other losses and means in the step."
             )
-        if joins:
+        if self._joins:
             return collectives.join(leaf, self._dim, self._group)
         return SequencePart(
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
@@ -319,19 +304,6 @@ class Context:
             f"{type(self.module).__name__} computes other values where each of {self._size} ranks "
             f"has a part of the sequence.{operation} {_CURE}"
         )
-
-    def check(self, forward: Any, args: Any, kwargs: Any) -> None:
-        """All ranks of the group. Follow a call that doesn't count, without gradients.
-
-        Raises:
-            ModuleError: what it computes isn't a part of what one device has.
-        """
-        random_state = random.getstate()
-        try:
-            with own_state.kept(self.module), torch.no_grad():
-                self._followed(forward, args, kwargs, joins=False)
-        finally:
-            random.setstate(random_state)
 
 
 def newest_turn(contexts: Iterable[Context]) -> int:

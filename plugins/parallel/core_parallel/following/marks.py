@@ -40,11 +40,16 @@ class Mixed:
     draws: bool = False
 
 
+MICROBATCH = "microbatch"
+"""The axis along which microbatches are the parts of a batch. What has as many places as samples,
+and no mark, such as noise, is believed to be of them.
+"""
+
 Mark = PartAlong | Mixed | None
 """None: all ranks have the same values, which are those of one device."""
 
 
-def mark_of(value: Any, axis: str) -> Mark:
+def mark_of(value: Any, axis: str) -> Any:
     """The mark of a tensor, along an axis of the mesh; None of anything else."""
     if not isinstance(value, Tensor):
         return None
@@ -52,7 +57,7 @@ def mark_of(value: Any, axis: str) -> Mark:
     return marks.get(axis)
 
 
-def put(values: Iterable[Any], axis: str, mark: Mark) -> None:
+def put(values: Iterable[Any], axis: str, mark: object) -> None:
     """Mark the tensors among some values, in the place of earlier marks along that axis."""
     for one in values:
         if isinstance(one, Tensor) and mark_of(one, axis) != mark:

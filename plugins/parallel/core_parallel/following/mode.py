@@ -63,8 +63,8 @@ class _Reads(TorchFunctionMode):
             result = func(*args, **kwargs)
         if func is _ONE_HOT or func == _DATA:
             put([result], axis, mark_of(args[0], axis))
-        elif lengths.takes_one(func, args):
-            put([result], axis, Mixed(f"{func.__name__} with a size of its part"))
+        else:
+            self._following.note(func, args, result)
         return lengths.of(axis, func, args, kwargs, result)
 
 
@@ -114,7 +114,7 @@ class Following(TorchDispatchMode):
         # some return nothing, and have written into their first argument
         written = args if is_written and result is None else result
         results = [one for one in tree_leaves(written) if isinstance(one, Tensor)]
-        mark = rules.result_of(self.axis, func, args, kwargs, results)
+        mark = self.result_of(func, args, kwargs, results)
         if mark is None and self.axis == "tensor" and own_draws.is_open() and _draws(func):
             mark = Mixed(str(func), draws=True)
         put(results, self.axis, mark)
@@ -125,13 +125,24 @@ class Following(TorchDispatchMode):
             self._mark_bases(results, mark)
         return result
 
+    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+        """How the results of an operation lie; see `rules.result_of`."""
+        return rules.result_of(self.axis, func, args, kwargs, results)
+
+    def note(self, func: Any, args: Any, result: Any) -> None:
+        """Note what one of torch's functions has done: one that computes with a size of a part
+        mixes.
+        """
+        if lengths.takes_one(func, args):
+            put([result], self.axis, Mixed(f"{func.__name__} with a size of its part"))
+
     def _in_parts(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The result of an operation that is made of others, which are followed. In inference mode
         torch doesn't take it apart before.
         """
         TorchDispatchMode.__enter__(self)
         try:
-            return func._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of
+from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -112,9 +112,9 @@ def _result_of(
         mark = mark_of(one, axis)
         if isinstance(mark, Mixed):
             return mark
-        if mark is None:
+        if mark is None and axis != MICROBATCH:
             whole.append(one)
-        else:
+        elif mark is not None:
             cut.append((one, mark))
     if not cut:
         return None
@@ -300,6 +300,20 @@ def _embedded(call: _Call) -> PartAlong | None:
     return call.first[1]
 
 
+def _by_sample(call: _Call) -> PartAlong | None:
+    """How a result lies of what computes each sample by itself, which are the first dim."""
+    if call.mark_of(call.first[0]) != PartAlong(0) or call.given.get("training"):
+        return None
+    return PartAlong(0)
+
+
+def _padded(call: _Call) -> PartAlong | None:
+    tensor, mark = call.first
+    if mark.dim >= tensor.ndim - len(call.given["pad"]) // 2:
+        return None
+    return mark
+
+
 def _normed(call: _Call) -> PartAlong | None:
     tensor, mark = call.first
     if mark.dim < tensor.ndim - len(call.given["normalized_shape"]):
@@ -405,4 +419,11 @@ _RULES: dict[str, _Rule] = {
     **_named(_gathered, "gather scatter"),
     **_named(_picked, "index_select"),
     **_named(_indexed, "index"),
+    **_named(_padded, "constant_pad_nd"),
+    **_named(
+        _by_sample,
+        "convolution max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mkldnn_max_pool2d "
+        "native_group_norm native_batch_norm cudnn_batch_norm upsample_nearest2d "
+        "upsample_bilinear2d",
+    ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -10,9 +10,6 @@ from core import ModuleError
 from core.data import map_leaves
 from core_fsdp.same_batches import leaves
 from core_parallel.microbatches import pieces
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -36,12 +33,7 @@ def cut_batch(batch: Any, size: int, num_pieces: int) -> list[Any]:
     ]
 
 
-def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
-    """A batch of the same form, whose pieces are all as the first one is; see `cut_batch`."""
-    return _piece(batch, size, [*range(size // num_pieces)] * num_pieces)
-
-
-def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
+def _piece(batch: Any, size: int, part: slice) -> Any:
     def is_cut(data: Any) -> bool:
         """True if a list has an entry for each sample."""
         return (
@@ -52,8 +44,7 @@ def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, list | tuple):
-            indices = range(size)[part] if isinstance(part, slice) else part
-            return type(leaf)(leaf[index] for index in indices)
+            return leaf[part]
         if isinstance(leaf, _PLAIN) or not getattr(leaf, "ndim", 1):
             return leaf
         if not hasattr(leaf, "shape") or not hasattr(leaf, "ndim"):

@@ -26,11 +26,6 @@ State = dict[tuple[str, str], tuple[Any, Any]]
 """By module and attribute, the value and a copy of it."""
 
 
-def take(module: nn.Module) -> State:
-    """The state of a module and of all in it."""
-    return state_of(module.named_modules())
-
-
 def state_of(named: Iterable[tuple[str, nn.Module]]) -> State:
     """The state of modules with these names, each without what is in it."""
     return {place: (value, _copied(value)) for place, value in values_of(named).items()}
@@ -43,16 +38,6 @@ def values_of(named: Iterable[tuple[str, nn.Module]]) -> dict[tuple[str, str], A
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
-
-
-@contextmanager
-def kept(module: nn.Module) -> Iterator[State]:
-    """A context after which the state is as before."""
-    before = take(module)
-    try:
-        yield before
-    finally:
-        _restore(module, before)
 
 
 def changed(before: State, after: State) -> set[tuple[str, str]]:
@@ -103,24 +88,6 @@ def _is_plain(value: Any) -> bool:
         return False
     values = value.values() if isinstance(value, dict) else value
     return all(isinstance(one, _PLAIN) for one in values)
-
-
-def _restore(module: nn.Module, before: State) -> None:
-    parts = dict(module.named_modules())
-    for place, value in values_of(module.named_modules()).items():
-        if place not in before and not isinstance(value, _MANY):
-            delattr(parts[place[0]], place[1])
-    with torch.no_grad():
-        for (name, key), (value, earlier) in before.items():
-            if isinstance(value, Tensor) and not _are_alike(value, earlier):
-                value.copy_(earlier)
-            if isinstance(value, dict):
-                value.clear()
-                value.update(earlier)
-            if isinstance(value, list):
-                value[:] = earlier
-            if getattr(parts[name], key, None) is not value:
-                setattr(parts[name], key, value)
 
 
 def _are_alike(one: Any, other: Any) -> bool:

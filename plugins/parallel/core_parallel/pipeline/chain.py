@@ -26,6 +26,7 @@ from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.pipeline.forms import form_of, like_of
 from core_parallel.stages import forward_check
 
 if TYPE_CHECKING:
@@ -41,17 +42,6 @@ if TYPE_CHECKING:
     from core_parallel.stages.shards import Shards
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of a tensor that a rank will get."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"shape {self.shape} and {self.dtype}"
 
 
 @dataclass(slots=True)
@@ -305,7 +295,7 @@ class Chain:
         if key not in self._headers:
             self._headers[key] = self.line.receive_object(owner, what)
         described, form = tree_flatten(self._headers[key])
-        received = [self.line.receive(_like(one), owner, what) for one in described]
+        received = [self.line.receive(like_of(one), owner, what) for one in described]
         arrive(received)
         return received, form
 
@@ -316,7 +306,7 @@ class Chain:
         if receiver == self.line.position:
             return
         done, key = made.computed[stage, index], (stage, self._signature(piece))
-        header = tree_unflatten([_form_of(one) for one in done.outputs], done.form)
+        header = tree_unflatten([form_of(one) for one in done.outputs], done.form)
         if key not in self._headers:
             self._headers[key] = header
             self.line.send_object(header, receiver)
@@ -360,11 +350,11 @@ class Chain:
                     [tree_unflatten(one.outputs, one.form) for one in done], made.sizes
                 )
             flat, form = tree_flatten(answer)
-            header = tree_unflatten([_form_of(one) for one in flat], form)
+            header = tree_unflatten([form_of(one) for one in flat], form)
         described, form = tree_flatten(
             self.line.share_object(header, owner, "the result of the model")
         )
-        likes = flat or [_like(one) for one in described]
+        likes = flat or [like_of(one) for one in described]
         shared = [self.line.share(one, owner, "the result of the model") for one in likes]
         arrive(shared)
         return tree_unflatten(shared, form)
@@ -547,14 +537,6 @@ def _can_learn(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _form_of(tensor: Tensor) -> _Form:
-    return _Form(tuple(tensor.shape), tensor.dtype)
-
-
-def _like(form: _Form) -> Tensor:
-    return torch.empty(form.shape, dtype=form.dtype, device="meta")
-
-
 def _cut(gradient: Tensor | None, sizes: Sequence[int | None]) -> Sequence[Tensor | None]:
     if gradient is None or len(sizes) == 1:
         return [gradient] * len(sizes)
@@ -572,6 +554,6 @@ def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def _shapes(piece: Any) -> tuple[Any, str]:
     leaves, form = tree_flatten(piece)
-    return tuple(
-        _form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
-    ), str(form)
+    return tuple(form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves), str(
+        form
+    )

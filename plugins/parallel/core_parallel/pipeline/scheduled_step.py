@@ -4,20 +4,18 @@ For each microbatch the first stage runs the step until it calls the model, take
 leaves it. The last stage runs the step with the stage's result as the answer of that call, so that
 the loss comes to be there; torch calls that its loss function.
 
-A step that makes the call within a block of `with` or `try` can't be left there: what it has opened
-holds while the model computes, and ends once. It runs as without a schedule, on all ranks.
+Of a batch of new shapes the first microbatch goes through all stages before torch's schedule
+begins: so what goes between them is known, and an error of the step is one on all ranks.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -27,14 +25,16 @@ from core import ModuleError
 from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
+from core_parallel.following.microbatches import FollowedMicrobatch, is_mixed, refuse_other_losses
 from core_parallel.mesh.placements import own_part
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import RecordedLogs, replay
-from core_parallel.modules import comparing, open_blocks, own_state
+from core_parallel.modules import open_blocks
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.check_keys import CheckKeys
-from core_parallel.pipeline import trial
+from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.pipeline import first_microbatch, user_step
 from core_parallel.pipeline.stage_module import StageModule, can_learn, travelling
 from core_parallel.pipeline.watched_stage import WatchedStage
 
@@ -44,12 +44,11 @@ if TYPE_CHECKING:
 
     from core_parallel.context.sequence import Context
     from core_parallel.microbatches.recorded_logs import Header
-    from core_parallel.pipeline.chain import Chain, Computed
+    from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Draws, Seeds
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
-_log = logging.getLogger(__name__)
 _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
 
 
@@ -98,7 +97,11 @@ class _Run:
         logs: what the last stage logs.
         losses, weights: of the microbatches, on the rank of the last stage.
         kinds: of what the step has returned for them.
+        marked: what it has returned as their losses.
         reference: the weight of a batch, as it was guessed at the first microbatch.
+        is_followed: what the step computes of microbatches is followed.
+        first_arguments: of the model for the first microbatch, while it is computed apart.
+        first_loss: of that microbatch, until torch asks for it.
     """
 
     step: Callable[[Any], Any]
@@ -110,7 +113,11 @@ class _Run:
     losses: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
+    marked: list[Tensor | None] = field(default_factory=list)
     reference: float = 0.0
+    is_followed: bool = False
+    first_arguments: Arguments | None = None
+    first_loss: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -143,7 +150,7 @@ class ScheduledStep:
         context: makes what stages and the user's step compute in, such as autocast.
         scale: gives the number by which the precision multiplies losses before backward.
         sequence: the call of the model on a part of the sequence; None if it is whole.
-        deciding: the group of all ranks that communicate in a step, and its device: they compare
+        deciding: the group of all ranks that communicate in a step, and its device: they follow
             together.
     """
 
@@ -168,7 +175,7 @@ class ScheduledStep:
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._keys = CheckKeys(chain.layout.user, *deciding)
-        self._is_plain = self._is_left_out = False
+        self._is_plain = False
         self._last = chain.layout.num_stages - 1
 
     @property
@@ -190,7 +197,6 @@ class ScheduledStep:
         step: Callable[[Any], Any],
         batch: Any,
         module: nn.Module,
-        trial_step: Callable[[], trial.Trial],
         step_context: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> Any:
         """All ranks of the pipeline. The loss of a batch, whose gradients have been computed.
@@ -202,7 +208,6 @@ class ScheduledStep:
             step: the user's, for a batch.
             batch: of all samples.
             module: the user's, which may log.
-            trial_step: makes a step whose effects don't count.
             step_context: makes what the step computes in; None is that of the stages.
 
         Returns:
@@ -217,135 +222,78 @@ class ScheduledStep:
         if self._chain.peers is not None:
             divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
         number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
-        if number is None or size is None or self._is_left_out or batches.has_mask(batch, size):
+        if number is None or size is None or batches.has_mask(batch, size):
             return step(batch)
-        cut = batches.cut_batch(batch, size, number)
         key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
         is_due = self._keys.is_due(key, batches.are_even(batch, size, number))
-        runner = self._runners.pop(key, None)
-        if runner is None or is_due:
-            with RecordedLogs().instead_of(module), self._unfollowed():
-                computed = self._try(batch, cut, trial_step(), is_new=runner is None, is_due=is_due)
-            if computed is None:
-                return step(batch)
-            runner = runner or self._set_up(computed, len(cut))
-        self._runners[key] = runner
-        if len(self._runners) > _KEPT:
-            self._runners.pop(next(iter(self._runners)))
+        runner = self._runners.pop(key, None) or _Runner({})
         with self._draws.of_stages() as seeds, self._unfollowed():
-            runner.run = run = _Run(step, cut, seeds, self._scale(), Counters(module))
+            cut = batches.cut_batch(batch, size, number)
+            run = _Run(step, cut, seeds, self._scale(), Counters(module), is_followed=is_due)
+            runner.run = run
             try:
                 with run.logs.instead_of(module):
                     gradients = self._run(runner, run)
+                if is_due:
+                    with user_step.agreed(self._chain.line):
+                        refuse_other_losses(run.marked, run.weights)
             finally:
                 runner.run = None
+        self._runners[key] = runner
+        if len(self._runners) > _KEPT:
+            self._runners.pop(next(iter(self._runners)))
         return self._finish(runner, run, module, gradients)
 
-    # once for each shape --------------------------------------------------------------------------
+    # the first microbatch of a kind ---------------------------------------------------------------
 
-    def _try(
-        self, batch: Any, cut: list[Any], step: trial.Trial, *, is_new: bool, is_due: bool
-    ) -> dict[tuple[int, int], Computed] | None:
-        """All ranks of the pipeline. Run the stages, which gives the shapes between them; if due,
-        compare losses too.
-
-        Returns:
-            What this rank's stages have computed; None if the step can't be left at its call of the
-            model.
+    def _begin(self, runner: _Runner, run: _Run) -> None:
+        """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
+        of it.
         """
-        layout, line = self._chain.layout, self._chain.line
-        if is_new:
-            with (
-                own_state.kept(layout.user),
-                self._draws.of_stages(base=0) as seeds,
-                trial.agreed(line),
-            ):
-                self._is_left_out = self._calls_in_block(step, cut[0], seeds)
-            if self._is_left_out:
-                return None
-        if self._chain.shards is not None:
-            self._chain.shards.reshard()
-        no_constants = comparing.no_constants(layout.user) if is_due else nullcontext()
-        with (
-            own_state.buffers_kept(layout.user),
-            self._draws.of_stages(base=0) as seeds,
-            no_constants,
-        ):
-            if is_due and self._sequence is not None:
-                self._check_sequence(self._sequence, step, batch, seeds)
-            with trial.agreed(line):
-                pieces = cut if is_due else cut[:1]
-                arguments = [
-                    self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)
-                ]
-                self._chain.check(*arguments[0], is_due=is_due)
-            with torch.no_grad(), self._caught():
-                computed = self._chain.run_forward(arguments, seeds)
-            if is_due:
-                with trial.agreed(line), torch.no_grad(), self._step_context():
-                    if self._last in layout.own_stages:
-                        answers = [computed[self._last, index] for index in range(len(cut))]
-                        trial.compare(self._chain, step, batch, cut, answers, seeds)
-        return computed
+        chain, layout = self._chain, self._chain.layout
+        stages = runner.stages or {
+            stage: StageModule(
+                chain, stage, self._stage_context, splits=self._schedule.splits_backward
+            )
+            for stage in layout.own_stages
+        }
+        for stage in stages.values():
+            stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
+        with self._followed(run):
+            with user_step.agreed(chain.line), user_step.unchanging(layout.user):
+                if 0 in layout.own_stages or layout.needs_call:
+                    run.first_arguments = self._arguments_in(run, 0)
+            with nullcontext() if self._sequence is None else self._sequence.marking():
+                first_microbatch.compute(chain, stages, self._sequence)
+            run.first_arguments = None
+            if not runner.stages:
+                self._set_up(runner, stages, len(run.cut))
+            for stage in stages.values():
+                stage.look_at(stage.outputs)
+            with user_step.agreed(chain.line), user_step.unchanging(layout.user):
+                if self._last in layout.own_stages:
+                    run.first_loss = self._loss(runner, stages[self._last].outputs, 0)
 
-    def _set_up(self, computed: dict[tuple[int, int], Computed], number: int) -> _Runner:
+    def _followed(self, run: _Run) -> AbstractContextManager[Any]:
+        """A context in which a call in parts of the sequence is followed, if it is due."""
+        if self._sequence is None or not run.is_followed:
+            return nullcontext()
+        return self._sequence.followed()
+
+    def _set_up(self, runner: _Runner, stages: dict[int, StageModule], number: int) -> None:
         """All ranks of the pipeline. A schedule of so many microbatches, each like the one that was
         computed.
         """
-        layout = self._chain.layout
-        likes = {stage: computed[stage, 0] for stage in layout.own_stages}
-        make = partial(
-            StageModule,
-            self._chain,
-            context=self._stage_context,
-            splits=self._schedule.splits_backward,
-        )
-        runner = _Runner({stage: make(stage, like) for stage, like in likes.items()})
-        if self._sequence is not None:
-            runner.length = self._sequence.length
-        stages = [self._stage(runner, stage, like) for stage, like in likes.items()]
+        runner.stages = stages
+        made = [self._stage(stage, module) for stage, module in stages.items()]
         runner.schedule = get_schedule_class(self._schedule.name)(
-            stages if self._schedule.has_several_stages else stages[0],
+            made if self._schedule.has_several_stages else made[0],
             number,
-            loss_fn=lambda output, target: self._loss(runner, output, target),
+            loss_fn=lambda output, target: self._loss(runner, output, int(target)),
             scale_grads=False,
         )
-        return runner
-
-    def _calls_in_block(self, step: trial.Trial, piece: Any, seeds: Seeds) -> bool:
-        """All ranks of the pipeline. True if the step calls the model in a block; then it has run
-        to its end.
-        """
-        found: list[str] = []
-
-        def look(*args: Any, **kwargs: Any) -> Any:
-            if (place := open_blocks.around_call()) is None:
-                raise _Taken(args, kwargs)
-            found.append(place)
-            with step.model_runs():
-                return self._compute(args, kwargs)
-
-        answering = self._chain.answering if self._sequence is None else self._sequence.answering
-        seeds.begin_step(self._last + 1, 0)
-        with suppress(_Taken), answering(look), self._step_context():
-            step(piece)
-        if found and dist.get_rank() == 0:
-            _log.warning(
-                "schedule=%r has no effect: the training step calls %s within a block of `with` or "
-                "`try` (%s), which is open on all ranks while all stages compute. End the block "
-                "before the call, or move it into the model.",
-                self._schedule.name,
-                type(self._chain.layout.module).__name__,
-                found[0],
-            )
-        return bool(found)
-
-    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """All ranks of the pipeline. The model's answer to a call, without a schedule."""
-        if self._sequence is None:
-            return self._chain.compute(*args, **kwargs)
-        with self._sequence.answering(None):
-            return self._sequence(self._chain, args, kwargs)
+        if self._sequence is not None:
+            runner.length = self._sequence.length
 
     def _caught(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._sequence is None else self._sequence.caught()
@@ -361,33 +309,19 @@ class ScheduledStep:
     def _unfollowed(self) -> AbstractContextManager[None]:
         return nullcontext() if self._sequence is None else self._sequence.unfollowed()
 
-    def _check_sequence(
-        self, sequence: Context, step: Callable[[Any], Any], batch: Any, seeds: Seeds
-    ) -> None:
-        """All ranks of the pipeline. Follow a call of the model in parts of the sequence."""
-        seeds.begin_step(self._last + 1, 0)
-        try:
-            with sequence.answering(_take), self._step_context():
-                step(batch)
-        except _Taken as taken:
-            args, kwargs = taken.arguments
-            with self._context():
-                sequence.check(self._chain, args, kwargs)
-
-    def _stage(self, runner: _Runner, stage: int, like: Computed) -> WatchedStage:
-        line, module = self._chain.line, runner.stages[stage]
-        inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
+    def _stage(self, stage: int, module: StageModule) -> WatchedStage:
+        line = self._chain.line
+        given = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else module.given
         made = WatchedStage(
             self._chain,
-            stage,
-            self._caught,
             module,
             stage,
+            self._caught,
             self._last + 1,
             line.device,
             # With the shapes given, torch runs nothing to find them.
-            input_args=tuple(map(_example, inputs)),
-            output_args=tuple(map(_example, like.outputs)),
+            input_args=tuple(map(_example, given or ())),
+            output_args=tuple(map(_example, module.outputs)),
             group=line.group,
         )
         module.pipeline_stage = made
@@ -409,7 +343,8 @@ class ScheduledStep:
         assert shards is not None, "the set-up has found them"
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
-        if self._sequence is not None:
+        begins = run.is_followed or not runner.stages
+        if self._sequence is not None and not begins:
             self._sequence.length = runner.length
         learning = [
             one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
@@ -430,6 +365,8 @@ class ScheduledStep:
                 _quiet(),
                 torch.autocast(line.device.type, enabled=False),
             ):
+                if begins:
+                    self._begin(runner, run)
                 runner.schedule.step(*inputs, return_outputs=False, **options)
                 self._chain.line.given = None
             averages.add_up_terms(learning)
@@ -444,55 +381,81 @@ class ScheduledStep:
                 one.grad = earlier
 
     def _arguments_in(self, run: _Run, index: int) -> Arguments:
-        run.counters.begin()
-        return self._arguments(run.step, run.cut[index], index, run.seeds, run.logs)
-
-    def _arguments(
-        self,
-        step: Callable[[Any], Any],
-        piece: Any,
-        index: int,
-        seeds: Seeds,
-        logs: RecordedLogs | None = None,
-    ) -> Arguments:
         """The arguments with which the user's step calls the model, for a microbatch."""
-        seeds.begin_step(self._last + 1, index)
-        logs = logs or RecordedLogs()
-        logs.is_muted = True
+        if index == 0 and run.first_arguments is not None:
+            return run.first_arguments
+        run.counters.begin()
+        run.seeds.begin_step(self._last + 1, index)
+        run.logs.is_muted = True
+        piece = run.cut[index]
         try:
-            with self._chain.answering(_take), self._step_context():
-                step(piece)
+            with self._following(run, piece), self._chain.answering(_take), self._step_context():
+                run.step(piece)
         except _Taken as taken:
-            _refuse_asked(taken.arguments)
+            self._refuse(taken.arguments)
             return taken.arguments
         finally:
-            logs.is_muted = False
+            run.logs.is_muted = False
         raise ModuleError(
             "The training step returned without a call of "
             f"{type(self._chain.layout.module).__name__}, which has been cut into stages. With a "
             "schedule every step calls it once; leave schedule out for steps that may skip it."
         )
 
-    def _loss(self, runner: _Runner, output: Any, target: Tensor) -> Tensor:
+    @contextmanager
+    def _following(self, run: _Run, *given: Any) -> Iterator[None]:
+        """A context in which what the step computes of these is followed, if it is due."""
+        if not run.is_followed:
+            yield
+            return
+        mode = FollowedMicrobatch(size_of(run.cut[0]) or 0)
+        mode.begin(given)
+        with uncompiled(), mode:
+            yield
+
+    def _refuse(self, arguments: Arguments) -> None:
+        """Refuse arguments of the model that a microbatch can't have by itself."""
+        for one in tree_leaves(arguments):
+            is_parameter = isinstance(one, nn.Parameter)
+            if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
+                raise ModuleError(
+                    f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
+                    "wants a gradient, as adversarial training does. With a schedule gradients are "
+                    "there when the step has ended: leave schedule out."
+                )
+        if is_mixed(arguments):
+            raise ModuleError(
+                f"The training step mixes the samples of a batch, as mixup does, before it calls "
+                f"{type(self._chain.layout.module).__name__}: what that is given for a sample "
+                "follows from others, and with a schedule the step runs for one microbatch at a "
+                "time. Mix them in on_after_batch_transfer or the collate_fn, or leave schedule "
+                "out."
+            )
+
+    def _loss(self, runner: _Runner, output: Any, index: int) -> Tensor:
         """On the rank of the last stage: the user's loss of a microbatch, by its share of the
         batch.
         """
-        run, index = runner.run, int(target)
+        run = runner.run
         assert run is not None, "torch calls it within a step"
+        if index == 0 and run.first_loss is not None:
+            return run.first_loss
         leaves = output if isinstance(output, tuple) else (output,)
         run.seeds.begin_step(self._last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
+        answer = runner.stages[self._last].answer(leaves)
         try:
             with (
-                trial.answering_once(self._chain, runner.stages[self._last].answer(leaves)),
+                self._following(run, run.cut[index], answer),
+                user_step.answering_once(self._chain, answer),
                 self._step_context(),
             ):
                 found = run.step(run.cut[index])
             run.counters.note()
         finally:
             run.logs.is_open = False
-        kind, loss, weight = trial.unpack(found)
+        kind, loss, weight = user_step.unpack(found)
         if index == 0:
             runner.stages[self._last].look_at([loss])
         run.kinds.add(kind)
@@ -506,6 +469,7 @@ class ScheduledStep:
         if not run.reference:
             guess, peers = run.weights[-1] * len(run.cut), self._chain.peers
             run.reference = guess if peers is None else peers.reference(guess)
+        run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
             return _times(leaves[0].sum(), 0)
@@ -606,23 +570,12 @@ def _times(tensor: Tensor, number: float) -> Tensor:
 def _take(*args: Any, **kwargs: Any) -> Any:
     if (place := open_blocks.around_call()) is not None:
         raise ModuleError(
-            f"The training step called the model within a block of `with` or `try` ({place}), and "
-            "for an earlier batch it didn't. With a schedule the step is left at that call: leave "
-            "out the block, or the schedule."
+            f"The training step calls the model within a block of `with` or `try` ({place}). With "
+            "a schedule the step is left at that call, and what the block has opened would not "
+            "hold in the stages. End the block before the call, move it into the model, or leave "
+            "schedule out."
         )
     raise _Taken(args, kwargs)
-
-
-def _refuse_asked(arguments: Arguments) -> None:
-    """Refuse arguments whose gradients the step asks for: it has ended when there are any."""
-    for one in tree_leaves(arguments):
-        is_parameter = isinstance(one, nn.Parameter)
-        if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
-            raise ModuleError(
-                f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
-                "wants a gradient, as adversarial training does. With a schedule gradients are "
-                "there when the step has ended: leave schedule out."
-            )
 
 
 def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:

@@ -11,33 +11,43 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
 from core_parallel.modules import graphs
+from core_parallel.pipeline.forms import Form, form_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from core_parallel.pipeline.chain import Chain, Computed
+    from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Seeds
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Header = tuple[Any, list[Form]]
+"""The structure of results, and the forms of the tensors in it."""
 
 
 class StageModule(nn.Module):
     """The parts of one stage, and parameters of no part, which the user's step may use beside them.
 
+    The first microbatch of a kind is computed by `compute_first`, before torch's schedule begins:
+    what goes from stage to stage is known by then.
+
     Args:
         chain: of the model.
         stage: its number.
-        like: what the stage has computed for one microbatch of these shapes.
         context: makes what stages compute in, such as autocast.
         splits: backward may come in two halves.
+
+    Attributes:
+        given: for the first microbatch, what the stage before has sent; None if the schedule
+            computes that one too.
+        outputs: the results of the first microbatch, as they travel.
+        header: the structure of these, and their shapes and dtypes in the stage.
     """
 
     def __init__(
         self,
         chain: Chain,
         stage: int,
-        like: Computed,
         context: Callable[[], AbstractContextManager[Any]],
         *,
         splits: bool,
@@ -49,11 +59,10 @@ class StageModule(nn.Module):
         # torch's schedules that split backward find parameters here.
         self.parts = nn.ModuleList(chain.layout.cut.modules_of(stage))
         self.outside = nn.ParameterList(chain.layout.outside())
-        self._given_form, self._given = (
-            like.given_form,
-            [one.dtype for one in like.inputs if isinstance(one, Tensor)],
-        )
-        self._form, self._shapes = like.form, [_shape_of(one) for one in like.outputs]
+        self.given: tuple[Tensor, ...] | None = None
+        self.outputs: tuple[Tensor, ...] = ()
+        self.header: Header | None = None
+        self._given_header: Header | None = None
         self._named, self._around = (
             chain.layout.named_modules_of(stage),
             chain.layout.modules_around(),
@@ -72,14 +81,31 @@ class StageModule(nn.Module):
                 all, see `Layout.run`.
         """
         self._seeds, self._take, self._numbers = seeds, take, count()
+        self.given, self.outputs = None, ()
+
+    def compute_first(self, given: tuple[Tensor, ...], header: Header | None) -> None:
+        """Compute the first microbatch.
+
+        Args:
+            given: the results of the stage before, each a leaf; none for the first stage.
+            header: of these.
+        """
+        self.given, self._given_header = given, header
+        self.outputs = self._compute(0, given)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """One microbatch, in their order: the results of the stage before, or a number for the
         first stage.
         """
+        index = next(self._numbers)
+        if index == 0 and self.given is not None:
+            return self.outputs
+        return self._compute(index, given)
+
+    def _compute(self, index: int, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         assert self._seeds is not None
         assert self._take is not None
-        index, layout = next(self._numbers), self._chain.layout
+        layout = self._chain.layout
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
@@ -91,14 +117,15 @@ class StageModule(nn.Module):
         if index == 0:
             graphs.refuse_kept(self._named)
             graphs.refuse_kept(self._around, before)
-            self.look_at(leaves)
-        if (shapes := [_shape_of(one) for one in leaves]) != self._shapes or form != self._form:
+        header = form, [form_of(one) for one in leaves]
+        if self.header is not None and header != self.header:
             raise ModuleError(
-                f"{layout.describe(self._stage)} returned tensors of {shapes} "
-                f"for microbatch {index}, and before of {self._shapes}. With a schedule the "
+                f"{layout.describe(self._stage)} returned tensors of {_shown(header)} "
+                f"for microbatch {index}, and before of {_shown(self.header)}. With a schedule the "
                 "results of a stage have the same shapes for all microbatches of a batch. Pad them "
                 "alike, or leave schedule out."
             )
+        self.header = header
         if self._stage == layout.num_stages - 1:
             # torch detaches in place what is no view
             return tuple(one.view_as(one) for one in leaves)
@@ -107,18 +134,20 @@ class StageModule(nn.Module):
 
     def _arrived(self, given: tuple[Tensor, ...]) -> Any:
         """The result of the stage before, of its structure and dtypes."""
+        assert self._given_header is not None
+        form, kinds = self._given_header
         leaves = [
-            self._with_gradient(one) if one.requires_grad else one.to(dtype)
-            for one, dtype in zip(given, self._given, strict=True)
+            self._with_gradient(one) if one.requires_grad else one.to(kind.dtype)
+            for one, kind in zip(given, kinds, strict=True)
         ]
-        return tree_unflatten(leaves, self._given_form)
+        return tree_unflatten(leaves, form)
 
     def _with_gradient(self, one: Tensor) -> Tensor:
         # Of a whole backward it is laid out as the tensor, which came in one piece.
         return _Arrived.apply(one) if self._splits else one  # type: ignore[no-untyped-call]  # torch's
 
     def look_at(self, results: Any) -> None:
-        """Split no backward of this stage, if torch couldn't: the first microbatch shows it."""
+        """Split no backward of this stage, if torch couldn't."""
         if self._splits and self.pipeline_stage.dw_builder is None and graphs.uses_twice(results):
             self.splits_nothing()
 
@@ -128,7 +157,8 @@ class StageModule(nn.Module):
 
     def answer(self, leaves: tuple[Tensor, ...]) -> Any:
         """The last stage's result, of the structure that the model returns."""
-        return tree_unflatten(list(leaves), self._form)
+        assert self.header is not None
+        return tree_unflatten(list(leaves), self.header[0])
 
 
 class _Leaving(torch.autograd.Function):
@@ -179,5 +209,5 @@ def can_learn(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _shape_of(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(tensor.shape), tensor.dtype
+def _shown(header: Header) -> str:
+    return ", ".join(map(str, header[1]))

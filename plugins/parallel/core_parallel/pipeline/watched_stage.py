@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.distributed import P2POp
 
     from core_parallel.pipeline.chain import Chain
+    from core_parallel.pipeline.stage_module import StageModule
 
 
 class WatchedStage(PipelineStage):
@@ -21,6 +22,7 @@ class WatchedStage(PipelineStage):
 
     Args:
         chain: of the model.
+        module: computes the stage.
         stage: its number.
         again: makes a context for what backward computes again.
         given: to `PipelineStage`, as it takes it.
@@ -29,22 +31,34 @@ class WatchedStage(PipelineStage):
     def __init__(
         self,
         chain: Chain,
+        module: StageModule,
         stage: int,
         again: Callable[[], AbstractContextManager[Any]],
         *given: Any,
         **options: Any,
     ) -> None:
-        super().__init__(*given, **options)
-        self._again = again
+        super().__init__(module, stage, *given, **options)
+        self._again, self._module = again, module
         self._line, self._owner, self._number = chain.line, chain.layout.owner, stage
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         """The receives of outputs of the stage before."""
+        if self._is_there(fwd_chunk_id):
+            return []
         before = self._number - 1
         what = f"the output of stage {before} for microbatch {fwd_chunk_id}"
         return self._expecting(
             super().get_fwd_recv_ops(fwd_chunk_id), "forward", fwd_chunk_id, what, before
         )
+
+    def _is_there(self, microbatch: int) -> bool:
+        """True for the first microbatch, if all stages have computed it before the schedule."""
+        return microbatch == 0 and self._module.given is not None
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        if self._is_there(fwd_chunk_id):
+            return self._module.given
+        return super()._retrieve_recv_activations(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
         """The receives of gradients of the stage behind."""
@@ -64,6 +78,8 @@ class WatchedStage(PipelineStage):
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         """The sends to the stage behind."""
+        if self._is_there(fwd_chunk_id):
+            return []
         what = f"the receipt of stage {self._number}'s output for microbatch {fwd_chunk_id}"
         return self._giving(super().get_fwd_send_ops(fwd_chunk_id), what, self._number + 1)
 

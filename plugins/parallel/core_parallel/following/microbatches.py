@@ -1,0 +1,263 @@
+"""How what a step computes for a microbatch relates to what it computes for the whole batch.
+
+The values of samples are a part of the batch's. A sum over samples is a term of the batch's sum; a
+mean is the batch's if it is weighted by the number of what it is a mean over. What is linear keeps
+that, and anything else mixes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_leaves
+
+from core import ModuleError
+from core_parallel.following.lengths import takes_one
+from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
+from core_parallel.following.mode import Following
+
+_LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A term of the batch's sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """The batch's mean, once it is weighted.
+
+    Attributes:
+        counts: the numbers of what it is a mean over, each a float or a tensor with one element:
+            the weights of microbatches must be in proportion to each of them.
+    """
+
+    counts: tuple[Any, ...]
+
+
+_LINEAR = re.compile(
+    "alias|detach|clone|contiguous|_to_copy|lift_fresh|view|_unsafe_view|reshape|_reshape_alias|"
+    "(un)?squeeze|permute|transpose|t|expand|select|slice|unbind|split|split_with_sizes|neg|"
+    "positive|sum|stack|cat|nan_to_num"
+)
+_SUMS = frozenset(("add", "sub", "rsub"))
+
+
+class FollowedMicrobatch(Following):
+    """A context in which what a step computes of one microbatch is marked.
+
+    Args:
+        num_samples: of the microbatch.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        super().__init__(MICROBATCH, "")
+        self._num_samples = num_samples
+        self._numbers: list[float] = []
+        self._places: list[Tensor] = []
+
+    def begin(self, given: Any) -> None:
+        """Mark the tensors among some values that have the samples as their first dim."""
+        for one in tree_leaves(given):
+            if isinstance(one, Tensor) and one.ndim and len(one) == self._num_samples:
+                put([one], MICROBATCH, PartAlong(0))
+
+    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+        """The mark of an operation's results."""
+        if isinstance(func, HigherOrderOperator) or not results:
+            return super().result_of(func, args, kwargs, results)
+        marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
+        call = _Call(func, args, kwargs, results, self._numbers)
+        if any(isinstance(one, Term | Mean) for one in marks):
+            return _of_sums(call)
+        if call.name == "index" and self._picks(*args):
+            return PartAlong(0)
+        found = super().result_of(func, args, kwargs, results)
+        if call.name == "mul" and any(type(one) in (int, float) and not one for one in args):
+            return None  # a term that is left out
+        return _over_samples(call, marks) or found if isinstance(found, Mixed) else found
+
+    def note(self, func: Any, args: Any, result: Any) -> None:
+        """Note numbers of samples, by which sums are divided, and the places of samples."""
+        mark = mark_of(args[0], MICROBATCH) if args else None
+        if func is Tensor.__len__ and mark == PartAlong(0):
+            self._numbers.append(result)
+        elif func is torch.arange:
+            self._places.append(result)
+        elif isinstance(mark, Term) and takes_one(func, args) and "div" in func.__name__:
+            put([result], MICROBATCH, Mean((float(args[1]),)))
+        elif mark is not None:
+            super().note(func, args, result)
+
+    def _picks(self, values: Tensor, indices: list[Any]) -> bool:
+        """True for `values[torch.arange(n), labels]`: of each sample its own."""
+        is_by_place = any(one is indices[0] for one in self._places)
+        return is_by_place and mark_of(values, MICROBATCH) == PartAlong(0)
+
+    def refuse_numbers(self, given: Any) -> None:
+        """Note a number that is made of what was computed: it may be what a sum is divided by."""
+        for one in tree_leaves(given):
+            if isinstance(mark_of(one, MICROBATCH), Term) and one.numel() == 1:
+                self._numbers.append(float(one))
+
+
+@dataclass(frozen=True)
+class _Call:
+    func: Any
+    args: Any
+    kwargs: Any
+    results: list[Tensor]
+    numbers: list[float]
+
+    @property
+    def name(self) -> str:
+        """The name of the operation, also where it writes into its argument."""
+        found: str = self.func.overloadpacket.__name__
+        return found.removesuffix("_")
+
+    def given(self, name: str, default: Any = None) -> Any:
+        """An argument by its name."""
+        names = [one.name for one in self.func._schema.arguments]
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name, default)
+
+
+def _over_samples(call: _Call, marks: list[Any]) -> Any:
+    """The mark of a result that goes over the samples; None if it is neither a sum nor a mean."""
+    if not all(one is None or isinstance(one, PartAlong) for one in marks):
+        return None
+    given = next(
+        one
+        for one in tree_leaves((call.args, call.kwargs))
+        if isinstance(mark_of(one, MICROBATCH), PartAlong)
+    )
+    if call.name == "index" and _is_mask(call.given("indices")[0]):
+        return PartAlong(0)
+    if call.name == "masked_select":
+        return PartAlong(0)
+    if call.name in ("sum", "dot", "count_nonzero"):
+        return Term()
+    if call.name == "mean":
+        return Mean((given.numel() / max(call.results[0].numel(), 1),))
+    reduction = call.given("reduction", 1 if "loss" in call.name else None)
+    if reduction is None:
+        return None
+    if call.name.startswith("nll_loss"):
+        # the second result is the number of labels that count, or the sum of their weights
+        return (PartAlong(0), Mean((call.results[1],)), Term())[reduction]
+    return (PartAlong(0), Mean((float(given.numel()),)), Term())[reduction]
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
+
+
+def _of_sums(call: _Call) -> Any:
+    """The mark of what is computed of sums and means over the samples."""
+    arguments: list[Any] = [*call.args, *call.kwargs.values()]
+    first, others = arguments[0], arguments[1:]
+    if _LINEAR.fullmatch(call.name):
+        given = tree_leaves(first)
+        found = [mark_of(one, MICROBATCH) for one in given if isinstance(one, Tensor)]
+        return _added(found, call.name)
+    one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
+    if call.name == "mean" and isinstance(one, Mean):
+        return one
+    if call.name in _SUMS:
+        if isinstance(others[0], int | float) and isinstance(one, Term):
+            return one if abs(others[0]) <= _LARGEST_TO_ADD else Mixed(call.name)
+        return _added([one, other], call.name)
+    if call.name in ("clamp", "clamp_min") and isinstance(one, Term):
+        return one  # by which something is divided: none of no items
+    if call.name == "mul" and (one is None or other is None):
+        return one or other
+    if call.name == "div":
+        return _divided(call, one, other, others[0])
+    return Mixed(call.name)
+
+
+def _added(marks: list[Any], name: str) -> Any:
+    counts: list[Any] = []
+    if all(isinstance(one, Term) for one in marks):
+        return marks[0]
+    for one in marks:
+        if isinstance(one, Mean):
+            counts += one.counts
+        elif one is not None:
+            return one if isinstance(one, Mixed) else Mixed(name)
+    return Mean(tuple(counts))
+
+
+def _divided(call: _Call, one: Any, other: Any, divisor: Any) -> Any:
+    if other is None:
+        if isinstance(one, Term) and not isinstance(divisor, Tensor) and divisor in call.numbers:
+            return Mean((float(divisor),))
+        return one
+    if isinstance(one, Term) and isinstance(other, Term):
+        return Mean((divisor,))
+    if isinstance(one, Mean) and isinstance(other, Mean):
+        return Mean((*one.counts, *other.counts, divisor))
+    return Mixed(call.name)
+
+
+def refuse_other_losses(losses: list[Any], weights: list[float]) -> None:
+    """Refuse losses of microbatches that don't make up that of their batch.
+
+    Args:
+        losses: of all microbatches of a batch, each computed in a `FollowedMicrobatch`.
+        weights: of them; one of 0 doesn't count.
+
+    Raises:
+        ModuleError: with what they are.
+    """
+    counted = [
+        (mark_of(one, MICROBATCH), weight)
+        for one, weight in zip(losses, weights, strict=True)
+        if weight
+    ]
+    for mark, _ in counted:
+        if mark is not None and not isinstance(mark, Mean):
+            raise ModuleError(_TEXT.format(len(losses), _described(mark)))
+    counts = [() if mark is None else mark.counts for mark, _ in counted]
+    given = [weight for _, weight in counted]
+    for column in zip(*counts, strict=False):
+        own = [float(one) for one in column]
+        shares = [one / weight for one, weight in zip(own, given, strict=True)]
+        if max(shares) - min(shares) > _TOLERANCE * max(map(abs, shares)):
+            what = f"they are means over {_shown(own)} items, and their weights are {_shown(given)}"
+            raise ModuleError(_TEXT.format(len(losses), what))
+
+
+_TEXT = (
+    "The training step's loss for a batch isn't the mean of those for its {} microbatches: {}. "
+    "With a schedule the step runs for one microbatch at a time. Return a mean over samples, or "
+    "the number of items that it is a mean over as its 'weight'; a loss that is a sum, or mixes "
+    "the samples of a batch, goes without schedule."
+)
+
+
+def _shown(numbers: list[float]) -> str:
+    return ", ".join(f"{one:g}" for one in numbers)
+
+
+def _described(mark: Any) -> str:
+    if isinstance(mark, Term):
+        return "it is a sum"
+    if isinstance(mark, PartAlong):
+        return "it is a value of a sample"
+    return f"{mark.operation} mixes its samples"
+
+
+def is_mixed(given: Any) -> bool:
+    """True if one of some values was computed of several samples."""
+    return any(
+        mark_of(one, MICROBATCH) not in (None, PartAlong(0))
+        for one in tree_leaves(given)
+        if isinstance(one, Tensor)
+    )

@@ -1,0 +1,72 @@
+"""The first microbatch of a kind of batch, through all stages before torch's schedule begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from core_parallel.following.mode import arrive, leave
+from core_parallel.pipeline.forms import Form, like_of
+from core_parallel.pipeline.stage_module import can_learn, travelling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core_parallel.context.sequence import Context
+    from core_parallel.pipeline.chain import Chain
+    from core_parallel.pipeline.stage_module import Header, StageModule
+
+
+def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context | None) -> None:
+    """All ranks of the pipeline. Compute it in this rank's stages, and hand it on.
+
+    Args:
+        chain: of the model.
+        stages: of this rank, by number, each of which has begun.
+        sequence: the call of the model on a part of the sequence; None if it is whole.
+    """
+    layout, line = chain.layout, chain.line
+    for stage, module in stages.items():
+        given, header = _taken(chain, stages, stage, sequence)
+        module.compute_first(given, header)
+        leave(module.outputs)
+        if stage + 1 == layout.num_stages:
+            continue
+        if (receiver := layout.owner(stage + 1)) != line.position:
+            assert module.header is not None, "it has computed"
+            form, forms = module.header
+            length = 0 if sequence is None else sequence.length
+            line.send_object((length, tree_unflatten(forms, form)), receiver)
+            for one in module.outputs:
+                line.send(one, receiver)
+    line.wait()
+
+
+def _taken(
+    chain: Chain, stages: Mapping[int, StageModule], stage: int, sequence: Context | None
+) -> tuple[tuple[Tensor, ...], Header | None]:
+    """What a stage is given, each a leaf: the results of the one before, as they travel; and their
+    header.
+    """
+    if stage == 0:
+        return (), None
+    owner, line = chain.layout.owner(stage - 1), chain.line
+    if owner == line.position:
+        before = stages[stage - 1]
+        return tuple(map(_leaf, before.outputs)), before.header
+    what = f"the output of stage {stage - 1} for microbatch 0"
+    length, described = line.receive_object(owner, what)
+    if sequence is not None:
+        sequence.length = length
+    forms: list[Form]
+    forms, form = tree_flatten(described)
+    received = [line.receive(travelling(like_of(one)), owner, what) for one in forms]
+    arrive(received)
+    return tuple(map(_leaf, received)), (form, forms)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(can_learn(tensor) and torch.is_grad_enabled())

@@ -1,0 +1,137 @@
+"""What is said of a loss of microbatches is true of it: weighted, they make up that of their batch,
+or are refused.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from core import ModuleError
+from core_parallel.following.marks import MICROBATCH, PartAlong, mark_of
+from core_parallel.following.microbatches import FollowedMicrobatch, is_mixed, refuse_other_losses
+
+_SCALE = nn.Parameter(torch.tensor(0.3))
+_CONVOLUTION = nn.Conv1d(1, 2, 2)
+_CROSS_ENTROPY = functional.cross_entropy
+
+
+def _picked(x, y):
+    return -x.log_softmax(-1)[torch.arange(len(y)), y.clamp(min=0)].mean()
+
+
+def _masked(x, y):
+    mask = y >= 0
+    return {"loss": x[mask].square().mean(), "weight": mask.sum()}
+
+
+def _by_count(x, y):
+    number = (y >= 0).sum().item()
+    return {"loss": (x.sum(1) * (y >= 0)).sum() / number, "weight": number}
+
+
+def _no_more_than_one(x, y):
+    mask = y >= 0
+    return {"loss": (x.sum(1) * mask).sum() / mask.sum().clamp(min=1), "weight": mask.sum()}
+
+
+def _in_place(x, y):
+    total = torch.zeros(())
+    for column in x.unbind(1):
+        total += column.square().mean()
+    return total
+
+
+_RIGHT = {
+    "a mean": lambda x, y: functional.mse_loss(x, torch.zeros_like(x)),
+    "of noise": lambda x, y: (x + 0 * torch.randn(x.shape)).square().mean(),
+    "by the number of samples": lambda x, y: x.square().sum() / len(x),
+    "by a size": lambda x, y: x.square().sum() / x.shape[0] / 3,
+    "by all sizes": lambda x, y: x.square().sum() / x.numel(),
+    "labels": lambda x, y: _CROSS_ENTROPY(x, y.clamp(min=0), label_smoothing=0.1),
+    "labels that are left out": lambda x, y: {
+        "loss": _CROSS_ENTROPY(x, y),
+        "weight": (y != -100).sum(),
+    },
+    "and smoothed": lambda x, y: {
+        "loss": _CROSS_ENTROPY(x, y, label_smoothing=0.1),
+        "weight": (y != -100).sum(),
+    },
+    "picked by hand": _picked,
+    "of places that count": _masked,
+    "by their number": _by_count,
+    "by at least one": _no_more_than_one,
+    "several": lambda x, y: 2 * x.mean() + functional.l1_loss(x, x * 0) - x.square().mean() / 4,
+    "with a penalty": lambda x, y: x.mean() * _SCALE.exp() + _SCALE.square() + 1,
+    "of a list": lambda x, y: sum([x.mean(), x.square().mean()]),
+    "stacked": lambda x, y: torch.stack([x.mean(), x.square().mean()]).sum(),
+    "by column": lambda x, y: (x.mean(0) * torch.arange(3.0)).sum(),
+    "in place": _in_place,
+    "of another module": lambda x, y: _CONVOLUTION(functional.pad(x, (0, 1))[:, None]).mean(),
+    "with a term that is left out": lambda x, y: x.mean() + 0.0 * (x @ x.T).logsumexp(1).mean(),
+}
+_REFUSED = {
+    "a sum": (lambda x, y: x.square().sum(), "it is a sum"),
+    "a sum by a number": (lambda x, y: x.square().sum() / 7.5, "it is a sum"),
+    "a square root": (lambda x, y: x.square().mean().sqrt(), "sqrt mixes"),
+    "contrasts": (lambda x, y: _CROSS_ENTROPY(x @ x.T, torch.arange(len(x))), "mm mixes"),
+    "the largest": (lambda x, y: x.max(), "max mixes"),
+    "a product of means": (lambda x, y: x.mean() * x.square().mean(), "mul mixes"),
+    "normed by the batch": (lambda x, y: ((x - x.mean(0)) ** 4).mean(), "sub mixes"),
+    "counts without a weight": (_CROSS_ENTROPY, r"means over 3, 2, 3 items, and .* are 1, 1, 1"),
+    "another weight": (
+        lambda x, y: {"loss": x.mean(), "weight": (y != -100).sum()},
+        r"means over 12, 12, 12 items, and their weights are 3, 2, 3",
+    ),
+}
+
+
+def _losses_of(compute):
+    """The losses of three microbatches, their weights, and the loss of the batch."""
+    inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([-100, 1, 0, 2, -100, 1, -100, 2, 1, 2, -100, 0])
+    losses, weights = [], []
+    for piece in zip(inputs.split(4), labels.split(4), strict=True):
+        mode = FollowedMicrobatch(4)
+        mode.begin(piece)
+        with mode:
+            found = compute(*piece)
+        loss, weight = (found["loss"], found["weight"]) if type(found) is dict else (found, 1)
+        losses.append(loss)
+        weights.append(float(weight))
+    whole = compute(inputs, labels)
+    return losses, weights, whole["loss"] if type(whole) is dict else whole
+
+
+@pytest.mark.parametrize("name", _RIGHT)
+def test_losses_that_are_believed_make_up_that_of_the_batch(name):
+    losses, weights, whole = _losses_of(_RIGHT[name])
+    refuse_other_losses(losses, weights)
+    assert mark_of(losses[0], MICROBATCH) is not None
+    mean = sum(one * weight for one, weight in zip(losses, weights, strict=True)) / sum(weights)
+    assert torch.allclose(mean, whole)
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_losses_that_do_not_are_refused_with_what_they_are(name):
+    compute, expected = _REFUSED[name]
+    losses, weights, _ = _losses_of(compute)
+    with pytest.raises(ModuleError, match=f"for its 3 microbatches: .*{expected}"):
+        refuse_other_losses(losses, weights)
+
+
+def test_a_microbatch_without_weight_is_none():
+    losses, _, _ = _losses_of(lambda x, y: x.sum())
+    refuse_other_losses(losses, [0.0, 0.0, 0.0])
+
+
+def test_what_follows_from_other_samples_is_known():
+    mode = FollowedMicrobatch(4)
+    inputs = torch.randn(4, 3)
+    mode.begin([inputs])
+    with mode:
+        mixed = inputs * 0.9 + 0.1 * inputs[torch.randperm(4)]
+        own = {"x": inputs.exp(), "scale": torch.ones(3)}
+    assert is_mixed({"x": mixed})
+    assert not is_mixed(own)
+    assert mark_of(own["x"], MICROBATCH) == PartAlong(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -146,6 +147,8 @@ def _record_schedule(stack: ExitStack, recorder: SpanRecorder, scheduled: Schedu
             return lambda index, *args, **kwargs: recorder.span(kind, number, index)
 
         _surround(stack, stage, "forward_one_chunk", computes("forward"))
+        first = partial(recorder.span, "forward", stage.stage_index, 0)
+        _surround(stack, stage.submod, "compute_first", lambda *args, own=first: own())
         _surround(stack, stage, "backward_one_chunk", computes("backward"))
         _surround(stack, stage, "backward_weight_one_chunk", computes("weights"))
 

@@ -57,7 +57,7 @@ class Timeline(Callback):
         duration_s: of the batch on the slowest rank, with hooks and the optimizer's step.
     """
 
-    def __init__(self, batch: int = 3, dirpath: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, batch: int = 2, dirpath: str | os.PathLike[str] | None = None) -> None:
         if batch < 1:
             raise ConfigurationError(
                 f"Timeline(batch={batch}): expected 1 or more, since the first sets schedules up."

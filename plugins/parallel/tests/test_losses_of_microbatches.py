@@ -44,6 +44,8 @@ def _in_place(x, y):
 
 _RIGHT = {
     "a mean": lambda x, y: functional.mse_loss(x, torch.zeros_like(x)),
+    "of chances": lambda x, y: functional.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid()),
+    "a sum by a size": lambda x, y: functional.huber_loss(x, x * 0, reduction="sum") / len(y),
     "of noise": lambda x, y: (x + 0 * torch.randn(x.shape)).square().mean(),
     "by the number of samples": lambda x, y: x.square().sum() / len(x),
     "by a size": lambda x, y: x.square().sum() / x.shape[0] / 3,

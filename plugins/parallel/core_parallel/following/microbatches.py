@@ -20,6 +20,7 @@ from core import ModuleError
 from core_parallel.following.lengths import takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
+from core_parallel.following.rules import arguments_of
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
@@ -47,6 +48,9 @@ _LINEAR = re.compile(
     "(un)?squeeze|permute|transpose|t|expand|select|slice|unbind|split|split_with_sizes|neg|"
     "positive|sum|stack|cat|nan_to_num"
 )
+_EXCHANGES = ("c10d", "_c10d_functional")
+"""Operations between ranks that have the same samples, such as of parts of a sequence."""
+
 _SUMS = frozenset(("add", "sub", "rsub"))
 
 
@@ -74,6 +78,8 @@ class FollowedMicrobatch(Following):
         if isinstance(func, HigherOrderOperator) or not results:
             return super().result_of(func, args, kwargs, results)
         marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
+        if func.namespace in _EXCHANGES:
+            return next((one for one in marks if one is not None), None)
         call = _Call(func, args, kwargs, results, self._numbers)
         if any(isinstance(one, Term | Mean) for one in marks):
             return _of_sums(call)
@@ -122,11 +128,6 @@ class _Call:
         found: str = self.func.overloadpacket.__name__
         return found.removesuffix("_")
 
-    def given(self, name: str, default: Any = None) -> Any:
-        """An argument by its name."""
-        names = [one.name for one in self.func._schema.arguments]
-        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name, default)
-
 
 def _over_samples(call: _Call, marks: list[Any]) -> Any:
     """The mark of a result that goes over the samples; None if it is neither a sum nor a mean."""
@@ -137,21 +138,19 @@ def _over_samples(call: _Call, marks: list[Any]) -> Any:
         for one in tree_leaves((call.args, call.kwargs))
         if isinstance(mark_of(one, MICROBATCH), PartAlong)
     )
-    if call.name == "index" and _is_mask(call.given("indices")[0]):
-        return PartAlong(0)
-    if call.name == "masked_select":
+    arguments = arguments_of(call.func, call.args, call.kwargs)
+    if call.name == "masked_select" or _is_mask(arguments.get("indices", [None])[0]):
         return PartAlong(0)
     if call.name in ("sum", "dot", "count_nonzero"):
         return Term()
     if call.name == "mean":
         return Mean((given.numel() / max(call.results[0].numel(), 1),))
-    reduction = call.given("reduction", 1 if "loss" in call.name else None)
-    if reduction is None:
+    if "reduction" not in arguments:
         return None
+    count: Any = float(given.numel())
     if call.name.startswith("nll_loss"):
-        # the second result is the number of labels that count, or the sum of their weights
-        return (PartAlong(0), Mean((call.results[1],)), Term())[reduction]
-    return (PartAlong(0), Mean((float(given.numel()),)), Term())[reduction]
+        count = call.results[1]  # of labels that count, or the sum of their weights
+    return (PartAlong(0), Mean((count,)), Term())[arguments["reduction"]]
 
 
 def _is_mask(index: Any) -> bool:
@@ -256,8 +255,5 @@ def _described(mark: Any) -> str:
 
 def is_mixed(given: Any) -> bool:
     """True if one of some values was computed of several samples."""
-    return any(
-        mark_of(one, MICROBATCH) not in (None, PartAlong(0))
-        for one in tree_leaves(given)
-        if isinstance(one, Tensor)
-    )
+    marks = [mark_of(one, MICROBATCH) for one in tree_leaves(given)]
+    return any(one is not None and not isinstance(one, PartAlong) for one in marks)

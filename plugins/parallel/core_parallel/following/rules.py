@@ -81,10 +81,14 @@ def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor
     rule = _RULES.get(name.removesuffix("_"))
     if rule is None and torch.Tag.pointwise in func.tags:
         rule = _by_element
+    return _result_of(axis, name, rule, arguments_of(func, args, kwargs), tensors, results[0])
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of an operation by name, with those that it takes by default."""
     known = func._schema.arguments
     given = {one.name: one.default_value for one in known if one.has_default_value()}
-    given |= {**dict(zip([one.name for one in known], args, strict=False)), **kwargs}
-    return _result_of(axis, name, rule, given, tensors, results[0])
+    return given | dict(zip([one.name for one in known], args, strict=False)) | kwargs
 
 
 def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:

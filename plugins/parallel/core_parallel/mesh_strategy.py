@@ -32,7 +32,7 @@ from core_parallel.mesh import device_mesh, sizes
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.microbatches import batches
 from core_parallel.modules import compiled_parts, torch_clipping
-from core_parallel.modules.check_keys import CheckKeys
+from core_parallel.modules.check_keys import CheckKeys, is_without_values
 from core_parallel.stages import first_values
 from core_parallel.tensor import checks, layers
 
@@ -367,7 +367,7 @@ class MeshStrategy(FSDPStrategy):
         blocks, styles, keys = self._blocks[own]
         if not keys.is_due(batches.shapes_of(given), given=given):
             return nullcontext()
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not is_without_values(own):
             self._unlike.add(own)
         return checks.followed(own, blocks, styles)
 

@@ -40,6 +40,17 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def _is_whole_in_inference(func: Any) -> bool:
+    """True for an operation that is made of others, and that torch takes apart before a mode sees
+    it, but in inference mode.
+    """
+    return (
+        torch.is_inference_mode_enabled()
+        and isinstance(func, OpOverload)
+        and func.has_kernel_for_dispatch_key(_COMPOSITE)
+    )
+
+
 def _draws(func: Any) -> bool:
     return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
 
@@ -105,7 +116,7 @@ class Following(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.depth or is_in_backward():
             return func(*args, **kwargs)
-        if isinstance(func, OpOverload) and func.has_kernel_for_dispatch_key(_COMPOSITE):
+        if _is_whole_in_inference(func):
             return self._in_parts(func, args, kwargs)
         if getattr(func, "overloadpacket", None) in _TO_NUMBERS:
             self.refuse_numbers(args)
@@ -137,9 +148,7 @@ class Following(TorchDispatchMode):
             put([result], self.axis, Mixed(f"{func.__name__} with a size of its part"))
 
     def _in_parts(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """The result of an operation that is made of others, which are followed. In inference mode
-        torch doesn't take it apart before.
-        """
+        """The result of an operation that is made of others, which are followed."""
         TorchDispatchMode.__enter__(self)
         try:
             return func._op_dk(_COMPOSITE, *args, **kwargs)

@@ -683,8 +683,8 @@ def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
             return outputs if leaves_out and leaves_out[0] else self.second(outputs)
 
     def leave_out_in_a_window(fabric):
-        """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a
-        window.
+        """Those of a whole unit that doesn't run, and some of one that does, in the first batch of
+        a window.
         """
         module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
         model = fabric.setup(module)

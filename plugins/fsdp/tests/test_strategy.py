@@ -368,39 +368,6 @@ def test_what_cannot_be_sharded_is_named():
     ] * len(unfit)
 
 
-class Turned(Holding):
-    """With a unit in another format than the rest."""
-
-    def __init__(self):
-        super().__init__(turn=nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64)))
-
-    def forward(self, inputs):
-        return self.turn(self.layer(inputs).to(torch.complex64)).abs()
-
-
-class Planned(nn.Module):
-    """A model in the manner of transformers, whose plan frees the embedding after use."""
-
-    _fsdp_plan = {
-        "embed": "free_full_weight",
-        "blocks.*": "free_full_weight",
-        "head": "keep_full_weight",
-    }
-
-    def __init__(self, is_tied):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
-        if is_tied:
-            self.head.weight = self.embed.weight
-
-    def forward(self, words):
-        x = self.embed(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 def train_three_steps(fabric, make, look, inputs=LINE):
     """The last loss, and what `look` makes of the module then."""
     torch.manual_seed(0)
@@ -417,20 +384,53 @@ def units_of(module):
     return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
 
 
-@pytest.mark.parametrize(
-    ("make", "inputs", "policy", "expected"),
-    [
-        (Turned, LINE, {nn.Sequential}, ["", "turn"]),
-        (functools.partial(Planned, False), WORDS, "units", ["", "embed", "blocks.0", "blocks.1"]),
-        (functools.partial(Planned, True), WORDS, "units", BLOCKS),
-    ],
-    ids=["formats", "plan of transformers", "tied plan"],
-)
-def test_units_of_a_format_each_and_beside_blocks(make, inputs, policy, expected):
+def assert_units(expected, policy, make, inputs):
     strategy = FSDPStrategy(auto_wrap_policy=policy)
     loss, found = on_ranks(train_three_steps, strategy, make, units_of, inputs)
     assert found == expected
     assert loss == pytest.approx(on_one_device(train_three_steps, make, units_of, inputs)[0])
+
+
+def test_units_of_a_format_each():
+    class Turned(Holding):
+        """With a unit in another format than the rest."""
+
+        def __init__(self):
+            super().__init__(turn=nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64)))
+
+        def forward(self, inputs):
+            return self.turn(self.layer(inputs).to(torch.complex64)).abs()
+
+    assert_units(["", "turn"], {nn.Sequential}, Turned, LINE)
+
+
+@pytest.mark.parametrize(
+    ("is_tied", "expected"), [(False, ["", "embed", "blocks.0", "blocks.1"]), (True, BLOCKS)]
+)
+def test_units_of_a_plan_of_transformers(is_tied, expected):
+    class Planned(nn.Module):
+        """A model in the manner of transformers, whose plan frees the embedding after use."""
+
+        _fsdp_plan = {
+            "embed": "free_full_weight",
+            "blocks.*": "free_full_weight",
+            "head": "keep_full_weight",
+        }
+
+        def __init__(self, is_tied):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+            if is_tied:
+                self.head.weight = self.embed.weight
+
+        def forward(self, words):
+            x = self.embed(words)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    assert_units(expected, "units", functools.partial(Planned, is_tied), WORDS)
 
 
 @pytest.mark.parametrize(
@@ -516,68 +516,62 @@ def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
     )
 
 
-def step_a_stranger(fabric):
-    module, other = nn.Linear(2, 2), nn.Linear(3, 3)
-    fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
+@pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
+def test_a_parameter_of_no_module_that_was_set_up_is_refused():
+    def step_a_stranger(fabric):
+        module, other = nn.Linear(2, 2), nn.Linear(3, 3)
+        fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
 
-
-def set_up_again_with_more(fabric):
-    net = nn.Sequential(nn.Linear(2, 2))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-    net.append(nn.Linear(2, 2))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-
-
-def build_differently(fabric):
-    # As many elements, so that gloo would mix rows with columns without a word.
-    fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
-
-
-def build_on_meta_on_one_rank(fabric):
-    with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
-        module = nn.Linear(2, 2)
-    fabric.setup(module)
-
-
-CHECKPOINTED = {"activation_checkpointing": True}
+    message = "a parameter of shape (3,) that belongs to no module that was set up"
+    assert message in on_ranks(refusal, "fsdp", step_a_stranger)
 
 
 @pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
+def test_a_parameter_added_before_a_second_set_up_is_named():
+    def set_up_again_with_more(fabric):
+        net = nn.Sequential(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        net.append(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+
+    message = "'1.weight' of Sequential isn't sharded, and other parameters are: each"
+    assert message in on_ranks(refusal, "fsdp", set_up_again_with_more)
+
+
+def test_modules_that_differ_are_named():
+    def build_differently(fabric):
+        # As many elements, so that gloo would mix rows with columns without a word.
+        fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
+
+    message = "'weight', (4, 6) float32 on rank 0\n  'weight', (6, 4) float"
+    assert message in on_ranks(refusal, "fsdp", build_differently)
+
+
+def test_a_module_on_meta_on_one_rank_alone_is_refused():
+    def build_on_meta_on_one_rank(fabric):
+        with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
+            module = nn.Linear(2, 2)
+        fabric.setup(module)
+
+    message = "built on the meta device on rank 0 and with values on others"
+    assert message in on_ranks(refusal, "fsdp", build_on_meta_on_one_rank)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "function", "message"),
+    ("policy", "message"),
     [
+        ({"auto_wrap_policy": None}, "means the units of auto_wrap_policy, which is None"),
         (
-            "fsdp",
-            step_a_stranger,
-            "a parameter of shape (3,) that belongs to no module that was set up",
-        ),
-        (
-            "fsdp",
-            set_up_again_with_more,
-            "'1.weight' of Sequential isn't sharded, and other parameters are: each",
-        ),
-        ("fsdp", build_differently, "'weight', (4, 6) float32 on rank 0\n  'weight', (6, 4) float"),
-        (
-            "fsdp",
-            build_on_meta_on_one_rank,
-            "built on the meta device on rank 0 and with values on others",
-        ),
-        (
-            FSDPStrategy(**CHECKPOINTED, auto_wrap_policy=None),
-            set_up,
-            "means the units of auto_wrap_policy, which is None",
-        ),
-        (
-            FSDPStrategy(**CHECKPOINTED),
-            set_up,
+            {},
             "activation_checkpointing=True means the repeated blocks of the model, and Linear has "
             "no ModuleList",
         ),
     ],
 )
-def test_what_can_not_be_set_up_is_named(strategy, function, message):
-    assert message in on_ranks(refusal, strategy, function)
+def test_activation_checkpointing_without_units_is_refused(policy, message):
+    strategy = FSDPStrategy(activation_checkpointing=True, **policy)
+    assert message in on_ranks(refusal, strategy, set_up)
 
 
 def test_accumulation_reduces_once():

@@ -17,7 +17,6 @@ from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Backend
 from core_testing.training import assert_equal_runs, train
 
-NUM_STEPS = 20
 CASE = Case("hpu", optimizer=ADAMW, scheduler="step", shuffle=True, dtype=torch.float32)
 CPU = Backend(lambda: "single_device", "cpu", kept_for="cpu")
 SINGLE = Backend(lambda: "hpu_single", "hpu", kept_for="hpu_single")
@@ -26,11 +25,13 @@ PARALLEL = Backend(lambda: "hpu_parallel", "hpu", 2, 2, kept_for="hpu_parallel")
 
 @pytest.mark.parametrize("backend", [SINGLE, PARALLEL], ids=["hpu_single", "hpu_parallel"])
 def test_twenty_steps_equal_those_of_one_cpu(backend):
+    num_steps = 20
+
     def long_run(rank):
-        return train(rank, CASE, max_epochs=4, max_steps=NUM_STEPS)
+        return train(rank, CASE, max_epochs=4, max_steps=num_steps)
 
     (expected,) = CPU.run(long_run)
-    assert expected.num_steps == NUM_STEPS
+    assert expected.num_steps == num_steps
     assert_equal_runs(backend.run(long_run)[0], expected, tolerance=1e-5)
 
 

@@ -1,13 +1,13 @@
 """Lines of code that each kind of user loads. A number may fall; one that grows is a decision."""
 
+import functools
 import json
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
-
-from support.code_lines import code_lines
 
 AUTHOR = """
 from core import Strategy
@@ -72,6 +72,25 @@ MOST = {
     ],
 )
 def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
+    # tokens before a statement
+    before = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+
+    @functools.cache
+    def code_lines(path):
+        """The number of lines that hold more than a comment or a docstring."""
+        lines, is_start = set(), True
+        with open(path, "rb") as file:
+            for token in tokenize.tokenize(file.readline):
+                is_between = token.type in (tokenize.COMMENT, tokenize.NL)
+                if (
+                    token.type not in before
+                    and not is_between
+                    and not (token.type == tokenize.STRING and is_start)
+                ):
+                    lines |= set(range(token.start[0], token.end[0] + 1))
+                is_start = token.type in before or (is_between and is_start)
+        return len(lines)
+
     loaded = """
 import json, sys
 

@@ -185,8 +185,7 @@ def test_the_programs_of_deepspeed_train(tmp_path, program):
 # strategies of one's own --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def custom_strategy():
+def test_a_registered_strategy_trains_through_fabric(request):
     class CustomStrategy(Strategy):
         def setup_module(self, module):
             # Custom module setup
@@ -198,11 +197,8 @@ def custom_strategy():
 
     # Register custom strategy
     STRATEGY_REGISTRY.register("custom", CustomStrategy)
-    yield CustomStrategy
-    STRATEGY_REGISTRY.remove("custom")
+    request.addfinalizer(lambda: STRATEGY_REGISTRY.remove("custom"))
 
-
-def test_a_registered_strategy_trains_through_fabric(custom_strategy):
     def make_loader():
         return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)
 
@@ -211,7 +207,7 @@ def test_a_registered_strategy_trains_through_fabric(custom_strategy):
         return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
     fabric = Fabric(strategy="custom")
-    assert type(fabric.strategy) is custom_strategy
+    assert type(fabric.strategy) is CustomStrategy
     model, optimizer = make_model()
     model, optimizer = fabric.setup(model, optimizer)
     before = model.weight.detach().clone()

@@ -1,29 +1,170 @@
 """Checkpoints behind fsspec: in memory, and on a real server that speaks S3."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import fsspec
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from checkpoint.remote_checks import CHECKS
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
-from core.contract import CheckpointError
-from support.checkpoint_collectives import save_state
+from core.checkpoint import (
+    AsyncCheckpointIO,
+    DistributedCheckpointIO,
+    SafetensorsCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+    newest_valid,
+    verify_checkpoint,
+)
+from core.checkpoint.format.digest import BLOCK_BYTES
+from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from core_testing import programs
+from support.checkout import KITS
+from support.checkpoint_collectives import Alone, save_state
+from support.same import assert_same
+
+ALONE = Alone()
+ON_S3 = "CHECKPOINTS_ON_S3"
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_in_memory(check, tmp_path):
+@pytest.fixture(scope="module")
+def bucket():
+    """On a server on this machine that speaks S3."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "anybody",
+        "AWS_SECRET_ACCESS_KEY": "anything",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture
+def url(request):
+    """A folder in memory; in the process that `test_on_a_server_that_speaks_s3` starts, on S3."""
+    if ON_S3 in os.environ:
+        yield f"{request.getfixturevalue('bucket')}/{request.node.originalname}"
+        return
+    yield "memory://run"
     filesystem = fsspec.filesystem("memory")
-    try:
-        check("memory://run", tmp_path)
-    finally:
-        if filesystem.exists("/run"):
-            filesystem.rm("/run", recursive=True)
+    if filesystem.exists("/run"):
+        filesystem.rm("/run", recursive=True)
+
+
+def names(url):
+    filesystem, path = fsspec.url_to_fs(url)
+    filesystem.invalidate_cache()
+    return sorted(name.rstrip("/").rpartition("/")[2] for name in filesystem.ls(path, detail=False))
+
+
+def test_a_folder_is_replaced_read_verified_and_removed(url):
+    def damage(path):
+        filesystem, name = fsspec.url_to_fs(path)
+        (data,) = (entry for entry in filesystem.ls(name, detail=False) if entry.endswith(".data"))
+        content = bytearray(filesystem.cat_file(data))
+        content[BLOCK_BYTES // 2] ^= 1
+        filesystem.pipe_file(data, bytes(content))
+
+    checkpoint_io, path = DistributedCheckpointIO(), f"{url}/last.ckpt"
+    assert not checkpoint_io.exists(path)
+    for step in range(2):
+        large = torch.full((BLOCK_BYTES // 4 + 1000,), float(step))
+        state = {"x": large, "step": step, "last": torch.full((3,), step)}
+        save_state(path, state, checkpoint_io)
+        assert_same(checkpoint_io.load_checkpoint(path, collectives=ALONE), state)
+        assert len(names(path)) == 3
+    target = torch.zeros_like(large)
+    checkpoint_io.load_checkpoint(path, collectives=ALONE, state={"x": target})
+    assert torch.equal(target, large)
+    verify_checkpoint(path)
+    assert newest_valid(url) == path
+    damage(path)
+    for look in (verify_checkpoint, load_checkpoint):
+        with pytest.raises(
+            CheckpointCorruptedError, match=r"last.ckpt/.*.data' is damaged between byte 0 and"
+        ):
+            look(path)
+    with pytest.raises(CheckpointNotFoundError, match=r"In that folder are: last.ckpt"):
+        load_checkpoint(f"{url}/lats.ckpt")
+    checkpoint_io.remove_checkpoint(path, collectives=ALONE)
+    assert not checkpoint_io.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (TorchCheckpointIO, "last.pt"),
+        (SafetensorsCheckpointIO, "last.safetensors"),
+        (AsyncCheckpointIO, "last.ckpt"),
+    ],
+)
+def test_the_other_forms_are_replaced_verified_and_removed(url, kind, name):
+    checkpoint_io, path = kind(), f"{url}/{name}"
+    for step in range(2):
+        state = {"model": {"x": torch.full((3,), float(step))}}
+        save_state(path, state, checkpoint_io)
+        assert (
+            checkpoint_io.load_checkpoint(path, collectives=ALONE)["model"]["x"].tolist()
+            == [step] * 3
+        )
+    assert checkpoint_io.exists(path)
+    verify_checkpoint(path)
+    checkpoint_io.remove_checkpoint(path, collectives=ALONE)
+    checkpoint_io.teardown()
+    assert not checkpoint_io.exists(path)
+
+
+def test_a_run_saves_and_resumes(url, tmp_path):
+    from core.callbacks import ModelCheckpoint
+    from support.tiny import Tiny, loader, make_trainer
+
+    trainer = make_trainer(tmp_path, ModelCheckpoint(url, "{epoch}", save_last=True), max_epochs=2)
+    trainer.fit(Tiny(), loader(), loader())
+    assert names(url) == ["epoch=1.ckpt", "last.ckpt"]
+    resumed = make_trainer(tmp_path, max_epochs=3)
+    resumed.fit(Tiny(), loader(), loader(), ckpt_path=f"{url}/last.ckpt")
+    assert resumed.global_step == 12
+
+
+@pytest.mark.slow
+def test_on_a_server_that_speaks_s3(tmp_path):
+    """The tests above. Whose answers fail: `benchmarks/s3_faults.py`.
+
+    Libraries of object stores leave threads behind, which the process of the tests can't have when
+    it forks.
+    """
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    tests = (
+        test_a_folder_is_replaced_read_verified_and_removed,
+        test_the_other_forms_are_replaced_verified_and_removed,
+        test_a_run_saves_and_resumes,
+    )
+    options = [
+        "-q",
+        "-W",
+        "ignore",
+        "-c",
+        KITS,
+        "-p",
+        "no:cacheprovider",
+        "--basetemp",
+        tmp_path / "s3",
+    ]
+    done = programs.run(
+        [*programs.PYTEST, *options, *(f"{__file__}::{each.__name__}" for each in tests)],
+        env=os.environ | {ON_S3: "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 def test_a_tensor_that_does_not_lie_in_one_piece_is_filled(lossy):
@@ -97,15 +238,3 @@ def test_what_can_not_be_put_back_is_not_said_to_be_as_it_was(lossy, monkeypatch
     lossy("cat_file")
     with pytest.raises(CheckpointError, match="is in its place, and its manifest is damaged: File"):
         save_state(path, {"step": 2})
-
-
-@pytest.mark.slow
-def test_on_a_server_that_speaks_s3(tmp_path):
-    """Whose answers fail: `benchmarks/s3_faults.py`."""
-    pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    command = [sys.executable, str(Path(__file__).with_name("remote_checks.py")), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [check.__name__ for check in CHECKS]

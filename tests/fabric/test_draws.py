@@ -100,27 +100,28 @@ def test_a_trainers_hooks_draw_alike_and_its_steps_apart():
     assert not {*drawn} & {*apart}
 
 
-class Within(Dataset):
-    def __init__(self, data):
-        self.data = self.dataset = data
-
-    def __len__(self):
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return self.data[index]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda indices: DataLoader(Subset(range(4), indices)),
-        lambda indices: DataLoader(Within(Subset(range(4), torch.tensor(indices)))),
-        lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
-    ],
-)
-def test_splits_that_differ_are_refused(make):
+@pytest.mark.parametrize("kind", ["subset", "subset within another", "sampler"])
+def test_splits_that_differ_are_refused(kind):
     """Those that were drawn before `launch`."""
+
+    class Within(Dataset):
+        def __init__(self, data):
+            self.data = self.dataset = data
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            return self.data[index]
+
+    makers = {
+        "subset": lambda indices: DataLoader(Subset(range(4), indices)),
+        "subset within another": lambda indices: DataLoader(
+            Within(Subset(range(4), torch.tensor(indices)))
+        ),
+        "sampler": lambda indices: DataLoader(range(4), sampler=SubsetRandomSampler(indices)),
+    }
+    make = makers[kind]
 
     def set_up_splits():
         fabric = Fabric(**TWO)

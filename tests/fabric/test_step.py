@@ -10,27 +10,24 @@ def loss_of(model, batch):
     return model(batch).square().mean()
 
 
-def weighted(model, batch):
-    return {"loss": loss_of(model, batch), "weight": len(batch)}
-
-
-def loss_and_backward(model, batch, backward=torch.Tensor.backward):
-    loss = loss_of(model, batch)
-    backward(loss)
-    return loss
-
-
-STEPS = {
-    "backward": lambda fabric: (
-        lambda model, batch: loss_and_backward(model, batch, fabric.backward)
-    ),
-    "step": lambda fabric: lambda model, batch: fabric.step(model, batch, loss_of),
-    "weighted": lambda fabric: lambda model, batch: fabric.step(model, batch, weighted),
-}
-
-
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", ["backward", "step", "weighted"])
 def test_it_trains_as_the_same_loop_without_fabric(step):
+    def weighted(model, batch):
+        return {"loss": loss_of(model, batch), "weight": len(batch)}
+
+    def loss_and_backward(model, batch, backward=torch.Tensor.backward):
+        loss = loss_of(model, batch)
+        backward(loss)
+        return loss
+
+    steps = {
+        "backward": lambda fabric: (
+            lambda model, batch: loss_and_backward(model, batch, fabric.backward)
+        ),
+        "step": lambda fabric: lambda model, batch: fabric.step(model, batch, loss_of),
+        "weighted": lambda fabric: lambda model, batch: fabric.step(model, batch, weighted),
+    }
+
     def trained(step, set_up):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 1)
@@ -43,7 +40,7 @@ def test_it_trains_as_the_same_loop_without_fabric(step):
         return losses, model.weight.tolist()
 
     fabric = Fabric(accelerator="cpu")
-    assert trained(STEPS[step](fabric), fabric.setup) == trained(
+    assert trained(steps[step](fabric), fabric.setup) == trained(
         loss_and_backward, lambda *parts: parts
     )
 

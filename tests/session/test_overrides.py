@@ -7,38 +7,35 @@ from core import Capability, ConfigurationError, Fabric, Strategy
 from support.small_nets import Net, batches, fit
 
 
-class WithoutModule(Strategy):
-    def setup_module(self, module):
-        super().setup_module(module)
-
-
-class WithoutOptimizer(Strategy):
-    def setup_optimizer(self, optimizer):
-        pass
-
-
-class WithoutBoth(Strategy):
-    capabilities = Capability.JOINT_SETUP
-
-    def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
-        pass
-
-
-class WithoutAnswer(Strategy):
-    def optimizer_step(self, optimizer, closure=None):
-        super().optimizer_step(optimizer, closure)
-
-
 @pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        (WithoutModule, "setup_module"),
-        (WithoutOptimizer, "setup_optimizer"),
-        (WithoutBoth, "setup_module_and_optimizers"),
-        (WithoutAnswer, "optimizer_step"),
-    ],
+    "method", ["setup_module", "setup_optimizer", "setup_module_and_optimizers", "optimizer_step"]
 )
-def test_a_forgotten_return(kind, method):
+def test_a_forgotten_return(method):
+    class WithoutModule(Strategy):
+        def setup_module(self, module):
+            super().setup_module(module)
+
+    class WithoutOptimizer(Strategy):
+        def setup_optimizer(self, optimizer):
+            pass
+
+    class WithoutBoth(Strategy):
+        capabilities = Capability.JOINT_SETUP
+
+        def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+            pass
+
+    class WithoutAnswer(Strategy):
+        def optimizer_step(self, optimizer, closure=None):
+            super().optimizer_step(optimizer, closure)
+
+    kinds = {
+        "setup_module": WithoutModule,
+        "setup_optimizer": WithoutOptimizer,
+        "setup_module_and_optimizers": WithoutBoth,
+        "optimizer_step": WithoutAnswer,
+    }
+    kind = kinds[method]
     with pytest.raises(
         ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* Return "
     ):

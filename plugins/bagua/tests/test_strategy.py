@@ -46,57 +46,56 @@ def make_model():
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
 
 
-def bytes_sent():
-    """By all TCP connections of this process, as the kernel counts them in `struct tcp_info`.
-
-    `tcpi_bytes_sent` at byte 200 counts what was sent again too, which `tcpi_bytes_retrans` after
-    it has: a busy machine acknowledges late, even on loopback.
-    """
-    total = 0
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(number))) as one:
-                if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
-                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    sent, sent_again = struct.unpack_from("QQ", info, 200)
-                    total += sent - sent_again
-        except OSError:  # closed since, or not connected
-            continue
-    return total
-
-
-def sent_in_a_step(rank, name):
-    """Bytes in the last of twelve steps, and the weights then."""
-    fabric = rank.fabric(BaguaStrategy(**{"algorithm": name, **ALGORITHMS[name][1]}))
-    module = make_model()
-    parameters = module.parameters()
-    kind = (
-        QAdamOptimizer(parameters, 2e-3, 10)
-        if name == "qadam"
-        else torch.optim.SGD(parameters, lr=0.02)
-    )
-    model, optimizer = fabric.setup(module, kind)
-    for step in range(12):
-        inputs = torch.randn(
-            8, 64, generator=torch.Generator().manual_seed(2 * step + rank.number)
-        ).double()
-        before = bytes_sent()
-        fabric.backward(model(inputs).square().mean())
-        optimizer.step()
-        sent = bytes_sent() - before
-        optimizer.zero_grad()
-    fabric.strategy.synchronize_model()
-    weights = [parameter.detach().clone() for parameter in module.parameters()]
-    fabric.teardown()
-    return sent, weights
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_bytes_sent_are_those_of_the_theory(name):
     """The kernel counts them; gloo adds a preamble to each message."""
+
+    def bytes_sent():
+        """By all TCP connections of this process, as the kernel counts them in `struct tcp_info`.
+
+        `tcpi_bytes_sent` at byte 200 counts what was sent again too, which `tcpi_bytes_retrans`
+        after it has: a busy machine acknowledges late, even on loopback.
+        """
+        total = 0
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                if not stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(int(number))) as one:
+                    if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                        sent, sent_again = struct.unpack_from("QQ", info, 200)
+                        total += sent - sent_again
+            except OSError:  # closed since, or not connected
+                continue
+        return total
+
+    def sent_in_a_step(rank, name):
+        """Bytes in the last of twelve steps, and the weights then."""
+        fabric = rank.fabric(BaguaStrategy(**{"algorithm": name, **ALGORITHMS[name][1]}))
+        module = make_model()
+        parameters = module.parameters()
+        kind = (
+            QAdamOptimizer(parameters, 2e-3, 10)
+            if name == "qadam"
+            else torch.optim.SGD(parameters, lr=0.02)
+        )
+        model, optimizer = fabric.setup(module, kind)
+        for step in range(12):
+            inputs = torch.randn(
+                8, 64, generator=torch.Generator().manual_seed(2 * step + rank.number)
+            ).double()
+            before = bytes_sent()
+            fabric.backward(model(inputs).square().mean())
+            optimizer.step()
+            sent = bytes_sent() - before
+            optimizer.zero_grad()
+        fabric.strategy.synchronize_model()
+        weights = [parameter.detach().clone() for parameter in module.parameters()]
+        fabric.teardown()
+        return sent, weights
+
     (first, weights), (second, others) = TWO.run(sent_in_a_step, name)
     for sent in (first, second):
         assert (
@@ -119,27 +118,6 @@ def test_modules_that_differ_are_refused():
     assert named in TWO.run(refused)[0]
 
 
-def weights_in_rounds(rank, options, rounds):
-    """The largest distance of any rank's weights from their mean: at first, and after some rounds
-    without change.
-    """
-    fabric, module = rank.fabric(BaguaStrategy(**options)), make_model()
-    _, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.0))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    weight = module[0].weight.data
-    weight += fabric.global_rank + torch.arange(64) * fabric.global_rank**2
-    mean = fabric.all_reduce(weight)
-    distances = []
-    for _ in range(rounds):
-        optimizer.step()
-        distances.append((weight - mean).abs().max().item() / mean.abs().max().item())
-    fabric.teardown()
-    return distances
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "rounds"),
@@ -153,6 +131,27 @@ def test_four_ranks_agree_after_the_stated_rounds(options, rounds):
     """Everybody's mean in one, two rounds of pairs, and on a ring a third of the distance a
     round.
     """
+
+    def weights_in_rounds(rank, options, rounds):
+        """The largest distance of any rank's weights from their mean: at first, and after some
+        rounds without change.
+        """
+        fabric, module = rank.fabric(BaguaStrategy(**options)), make_model()
+        _, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.0))
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        weight = module[0].weight.data
+        weight += fabric.global_rank + torch.arange(64) * fabric.global_rank**2
+        mean = fabric.all_reduce(weight)
+        distances = []
+        for _ in range(rounds):
+            optimizer.step()
+            distances.append((weight - mean).abs().max().item() / mean.abs().max().item())
+        fabric.teardown()
+        return distances
+
     for distances in Backend(lambda: "single_device", num_processes=4).run(
         weights_in_rounds, options, rounds
     ):

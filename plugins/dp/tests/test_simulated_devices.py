@@ -35,19 +35,6 @@ def result_of(program):
     return json.loads(output)
 
 
-def two_nodes():
-    """The variables of two processes, each on a node of its own."""
-    port = str(reserve_port(two_nodes))
-    job = {
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "TORCHELASTIC_RUN_ID": "a-job",
-    }
-    job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [job | {"RANK": rank, "GROUP_RANK": rank} for rank in "01"]
-
-
 def train_on_one_device():
     return replicated_training.train(strategy="single_device", accelerator="cpu")
 
@@ -81,6 +68,19 @@ def test_dp_on_two_devices_equals_one():
 @pytest.mark.slow
 def test_ddp2_on_two_nodes_with_two_devices_each_equals_one_device():
     """Real DistributedDataParallel over gloo, around real DataParallel."""
+
+    def two_nodes():
+        """The variables of two processes, each on a node of its own."""
+        port = str(reserve_port(two_nodes))
+        job = {
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "TORCHELASTIC_RUN_ID": "a-job",
+        }
+        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [job | {"RANK": rank, "GROUP_RANK": rank} for rank in "01"]
+
     found = [
         result_of(program) for program in [start("ddp2", **variables) for variables in two_nodes()]
     ]

@@ -64,20 +64,6 @@ def test_models_and_optimizers_that_would_train_wrongly_are_refused():
         refusals.refuse_whole_tensors(torch.optim.LBFGS(tied.parameters()))
 
 
-def gradients_of_two_backwards(rank):
-    torch.manual_seed(0)
-    fabric, layer = rank.fabric(), nn.Linear(2, 1)
-    model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=1.0))
-    states = [fabric.strategy.get_module_state_dict(layer)]
-    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])[2 * rank.number :]
-    for row in inputs[:2]:
-        fabric.backward(model(row[None]).sum() * row[0])
-    fabric.strategy.optimizer_step(fabric.strategy.optimizers[0])
-    states.append(fabric.strategy.get_module_state_dict(layer))
-    fabric.teardown()
-    return {name: (states[0][name] - value).flatten().tolist() for name, value in states[1].items()}
-
-
 @pytest.mark.parametrize(
     ("num_processes", "bias", "weight"),
     [
@@ -89,6 +75,22 @@ def test_gradients_add_up_also_of_parameters_of_one_element(num_processes, bias,
     """The bias has one element, and its part on rank 0 of 2 the shape of the whole; one rank has
     all whole.
     """
+
+    def gradients_of_two_backwards(rank):
+        torch.manual_seed(0)
+        fabric, layer = rank.fabric(), nn.Linear(2, 1)
+        model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=1.0))
+        states = [fabric.strategy.get_module_state_dict(layer)]
+        inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])[2 * rank.number :]
+        for row in inputs[:2]:
+            fabric.backward(model(row[None]).sum() * row[0])
+        fabric.strategy.optimizer_step(fabric.strategy.optimizers[0])
+        states.append(fabric.strategy.get_module_state_dict(layer))
+        fabric.teardown()
+        return {
+            name: (states[0][name] - value).flatten().tolist() for name, value in states[1].items()
+        }
+
     streams_double.register()
     ranks = Backend(lambda: "fsdp_on_a_double", num_processes=num_processes, timeout_s=100)
     found = ranks.run(gradients_of_two_backwards)[0]
@@ -103,41 +105,40 @@ def net():
     )
 
 
-def stepped(rank, strategy, evaluates=False):
-    """Whole weights after six steps; how many elements this rank has moments of; names in a
-    checkpoint.
-    """
-    fabric, module = rank.fabric(strategy), net()
-    optimizer = torch.optim.AdamW(
-        [{"params": module[0].parameters(), "lr": 1e-3}, {"params": module[2:].parameters()}]
-    )
-    model, optimizer = fabric.setup(module, optimizer)
-    for step in range(6):
-        batch = torch.randn(8, 7, generator=torch.Generator().manual_seed(10 + step)).chunk(2)[
-            rank.number
-        ]
-        optimizer.zero_grad()
-        fabric.backward(model(batch).square().mean())
-        # a forward between backward and step, after which FairScale keeps old weights gathered
-        if evaluates:
-            with torch.no_grad():
-                model(torch.ones(2, 7))
-        fabric.clip_gradients(model, optimizer, max_norm=0.5)
-        optimizer.step()
-    num_kept = sum(
-        entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].state.values()
-    )
-    names = list(fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="sharded"))
-    return (
-        fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="full"),
-        num_kept,
-        names,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "evaluates"), [(UNITS, False), (ONE, True)])
 def test_trains_as_ddp_on_a_double(ranks, strategy, evaluates):
+    def stepped(rank, strategy, evaluates=False):
+        """Whole weights after six steps; how many elements this rank has moments of; names in a
+        checkpoint.
+        """
+        fabric, module = rank.fabric(strategy), net()
+        optimizer = torch.optim.AdamW(
+            [{"params": module[0].parameters(), "lr": 1e-3}, {"params": module[2:].parameters()}]
+        )
+        model, optimizer = fabric.setup(module, optimizer)
+        for step in range(6):
+            batch = torch.randn(8, 7, generator=torch.Generator().manual_seed(10 + step)).chunk(2)[
+                rank.number
+            ]
+            optimizer.zero_grad()
+            fabric.backward(model(batch).square().mean())
+            # a forward between backward and step, after which FairScale keeps old weights gathered
+            if evaluates:
+                with torch.no_grad():
+                    model(torch.ones(2, 7))
+            fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            optimizer.step()
+        num_kept = sum(
+            entry["exp_avg"].numel() for entry in fabric.strategy.optimizers[0].state.values()
+        )
+        names = list(fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="sharded"))
+        return (
+            fabric.strategy.get_module_state_dict(fabric.strategy.model, layout="full"),
+            num_kept,
+            names,
+        )
+
     found = ranks.run(stepped, strategy, evaluates)
     torch.testing.assert_close(found[0][0], ranks.run(stepped, "ddp")[0][0], rtol=0, atol=2e-6)
     assert found[0][2][:2] == ["0.weight", "0.bias"]
@@ -147,31 +148,28 @@ def test_trains_as_ddp_on_a_double(ranks, strategy, evaluates):
         )
 
 
-class Chosen(nn.Module):
-    """Runs its first layer only, on one rank or on all."""
-
-    def __init__(self, is_short):
-        super().__init__()
-        self.net, self.is_short = net(), is_short
-
-    def forward(self, inputs):
-        return (self.net[0] if self.is_short else self.net)(inputs)
-
-
-def leave_out(rank, *numbers):
-    fabric, module = rank.fabric(), Chosen(rank.number in numbers)
-    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    fabric.backward(model(torch.ones(2, 7)).square().mean())
-
-
-def leave_out_all(rank):
-    with pytest.raises(ModuleError) as raised:
-        leave_out(rank, 0, 1)
-    return str(raised.value)
-
-
 @pytest.mark.slow
 def test_what_a_loss_leaves_out_is_named_on_a_double(ranks):
+    class Chosen(nn.Module):
+        """Runs its first layer only, on one rank or on all."""
+
+        def __init__(self, is_short):
+            super().__init__()
+            self.net, self.is_short = net(), is_short
+
+        def forward(self, inputs):
+            return (self.net[0] if self.is_short else self.net)(inputs)
+
+    def leave_out(rank, *numbers):
+        fabric, module = rank.fabric(), Chosen(rank.number in numbers)
+        model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        fabric.backward(model(torch.ones(2, 7)).square().mean())
+
+    def leave_out_all(rank):
+        with pytest.raises(ModuleError) as raised:
+            leave_out(rank, 0, 1)
+        return str(raised.value)
+
     assert "no parameter of one unit of FairScale's" in ranks.run(leave_out_all)[0]
     # a rank waits a third of it for the other, which doesn't come
     limit = timedelta(seconds=6 * slowness())

@@ -165,20 +165,18 @@ def test_an_option_without_meaning_is_refused_with_the_reason(options, message):
         FSDPStrategy(**options)
 
 
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.self_attention, self.mixer = SelfAttention(2, 1), nn.Linear(2, 2)
-
-    def forward(self, inputs):
-        return self.mixer(inputs)
-
-
-class SelfAttention(nn.MultiheadAttention):
-    pass
-
-
 def test_transformer_layers_are_found_where_nobody_names_their_class():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attention, self.mixer = SelfAttention(2, 1), nn.Linear(2, 2)
+
+        def forward(self, inputs):
+            return self.mixer(inputs)
+
+    class SelfAttention(nn.MultiheadAttention):
+        pass
+
     layers = nn.ModuleDict(
         {"blocks": nn.ModuleList([Layer(), Layer()]), "head": nn.Sequential(nn.Linear(2, 2))}
     )
@@ -299,25 +297,25 @@ def test_the_repeated_blocks_are_the_units_unless_told_otherwise(strategy, expec
     assert on_ranks(units, strategy, Net(CASES["tied"])) == expected
 
 
-class Outside(nn.Sequential):
-    """Uses parameters of its blocks where they don't run."""
-
-    def __init__(self, way):
-        super().__init__(Block(), Block())
-        self.way = way
-
-    def forward(self, x):
-        if self.way == "layers of a block":
-            return self[0].up(x)
-        return super().forward(x).pow(2).mean() + sum(one.pow(2).sum() for one in self.parameters())
-
-
-def step_outside(fabric, way):
-    fabric.backward(fabric.setup(Outside(way))(torch.ones(1, 6)).sum())
-
-
 @pytest.mark.parametrize("way", ["layers of a block", "penalty"])
 def test_parameters_used_outside_of_their_unit(way):
+    class Outside(nn.Sequential):
+        """Uses parameters of its blocks where they don't run."""
+
+        def __init__(self, way):
+            super().__init__(Block(), Block())
+            self.way = way
+
+        def forward(self, x):
+            if self.way == "layers of a block":
+                return self[0].up(x)
+            return super().forward(x).pow(2).mean() + sum(
+                one.pow(2).sum() for one in self.parameters()
+            )
+
+    def step_outside(fabric, way):
+        fabric.backward(fabric.setup(Outside(way))(torch.ones(1, 6)).sum())
+
     with pytest.raises(
         WorkerError, match=r"(?s)where its unit isn't gathered .*by auto_wrap_policy=None"
     ):
@@ -334,75 +332,40 @@ class Holding(nn.Module):
             setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
 
 
-UNFIT = {
-    "'scale' of Holding is a parameter of shape (), which has no dimension": {
-        "scale": torch.tensor(1.0)
-    },
-    "'none' of Holding is a parameter of shape (0, 4), which has no element": {
-        "none": torch.empty(0, 4)
-    },
-    "'eye' of Holding is a parameter of layout torch.sparse_coo, which can't": {
-        "eye": torch.eye(4).to_sparse()
-    },
-    "'words' of Holding is Embedding(sparse=True), whose": {
-        "words": nn.Embedding(8, 4, sparse=True)
-    },
-    "'bag' of Holding is EmbeddingBag(sparse=True), whose": {
-        "bag": nn.EmbeddingBag(8, 4, sparse=True)
-    },
-    "'phase' of Holding is torch.complex64, and 'layer.weight' is torch.float32: the": {
-        "phase": torch.ones(4, dtype=torch.complex64)
-    },
-    "'layer.weight' of Holding is torch.float32, and 'other.weight' is torch.float64: the": {
-        "other": nn.Linear(4, 4).double()
-    },
-}
-
-
-def refusals_to_shard(fabric):
-    return [
-        refusal(fabric, set_up, functools.partial(Holding, **parts)) for parts in UNFIT.values()
-    ]
-
-
 def test_what_cannot_be_sharded_is_named():
-    found = on_ranks(refusals_to_shard)
-    assert [message.startswith(begin) for message, begin in zip(found, UNFIT, strict=True)] == [
-        True
-    ] * len(UNFIT)
-
-
-class Turned(Holding):
-    """With a unit in another format than the rest."""
-
-    def __init__(self):
-        super().__init__(turn=nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64)))
-
-    def forward(self, inputs):
-        return self.turn(self.layer(inputs).to(torch.complex64)).abs()
-
-
-class Planned(nn.Module):
-    """A model in the manner of transformers, whose plan frees the embedding after use."""
-
-    _fsdp_plan = {
-        "embed": "free_full_weight",
-        "blocks.*": "free_full_weight",
-        "head": "keep_full_weight",
+    unfit = {
+        "'scale' of Holding is a parameter of shape (), which has no dimension": {
+            "scale": torch.tensor(1.0)
+        },
+        "'none' of Holding is a parameter of shape (0, 4), which has no element": {
+            "none": torch.empty(0, 4)
+        },
+        "'eye' of Holding is a parameter of layout torch.sparse_coo, which can't": {
+            "eye": torch.eye(4).to_sparse()
+        },
+        "'words' of Holding is Embedding(sparse=True), whose": {
+            "words": nn.Embedding(8, 4, sparse=True)
+        },
+        "'bag' of Holding is EmbeddingBag(sparse=True), whose": {
+            "bag": nn.EmbeddingBag(8, 4, sparse=True)
+        },
+        "'phase' of Holding is torch.complex64, and 'layer.weight' is torch.float32: the": {
+            "phase": torch.ones(4, dtype=torch.complex64)
+        },
+        "'layer.weight' of Holding is torch.float32, and 'other.weight' is torch.float64: the": {
+            "other": nn.Linear(4, 4).double()
+        },
     }
 
-    def __init__(self, is_tied):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
-        if is_tied:
-            self.head.weight = self.embed.weight
+    def refusals_to_shard(fabric):
+        return [
+            refusal(fabric, set_up, functools.partial(Holding, **parts)) for parts in unfit.values()
+        ]
 
-    def forward(self, words):
-        x = self.embed(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+    found = on_ranks(refusals_to_shard)
+    assert [message.startswith(begin) for message, begin in zip(found, unfit, strict=True)] == [
+        True
+    ] * len(unfit)
 
 
 def train_three_steps(fabric, make, look, inputs=LINE):
@@ -421,27 +384,53 @@ def units_of(module):
     return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
 
 
-@pytest.mark.parametrize(
-    ("make", "inputs", "policy", "expected"),
-    [
-        (Turned, LINE, {nn.Sequential}, ["", "turn"]),
-        (functools.partial(Planned, False), WORDS, "units", ["", "embed", "blocks.0", "blocks.1"]),
-        (functools.partial(Planned, True), WORDS, "units", BLOCKS),
-    ],
-    ids=["formats", "plan of transformers", "tied plan"],
-)
-def test_units_of_a_format_each_and_beside_blocks(make, inputs, policy, expected):
+def assert_units(expected, policy, make, inputs):
     strategy = FSDPStrategy(auto_wrap_policy=policy)
     loss, found = on_ranks(train_three_steps, strategy, make, units_of, inputs)
     assert found == expected
     assert loss == pytest.approx(on_one_device(train_three_steps, make, units_of, inputs)[0])
 
 
-def step_once(fabric, kind):
-    module = nn.Linear(4, 4)
-    module, optimizer = fabric.setup(module, kind(module.parameters()))
-    fabric.backward(module(torch.ones(2, 4)).sum())
-    optimizer.step()
+def test_units_of_a_format_each():
+    class Turned(Holding):
+        """With a unit in another format than the rest."""
+
+        def __init__(self):
+            super().__init__(turn=nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64)))
+
+        def forward(self, inputs):
+            return self.turn(self.layer(inputs).to(torch.complex64)).abs()
+
+    assert_units(["", "turn"], {nn.Sequential}, Turned, LINE)
+
+
+@pytest.mark.parametrize(
+    ("is_tied", "expected"), [(False, ["", "embed", "blocks.0", "blocks.1"]), (True, BLOCKS)]
+)
+def test_units_of_a_plan_of_transformers(is_tied, expected):
+    class Planned(nn.Module):
+        """A model in the manner of transformers, whose plan frees the embedding after use."""
+
+        _fsdp_plan = {
+            "embed": "free_full_weight",
+            "blocks.*": "free_full_weight",
+            "head": "keep_full_weight",
+        }
+
+        def __init__(self, is_tied):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+            if is_tied:
+                self.head.weight = self.embed.weight
+
+        def forward(self, words):
+            x = self.embed(words)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    assert_units(expected, "units", functools.partial(Planned, is_tied), WORDS)
 
 
 @pytest.mark.parametrize(
@@ -458,64 +447,68 @@ def step_once(fabric, kind):
     ],
 )
 def test_optimizers_that_do_not_work_element_by_element(kind, message):
+    def step_once(fabric, kind):
+        module = nn.Linear(4, 4)
+        module, optimizer = fabric.setup(module, kind(module.parameters()))
+        fabric.backward(module(torch.ones(2, 4)).sum())
+        optimizer.step()
+
     found = on_ranks(refusal, "fsdp", step_once, kind)
     assert found.startswith(message)
     assert "such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp." in found
 
 
-class Keeping(torch.optim.AdamW):
-    """Keeps its list of parameters."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.kept = self.param_groups[0]["params"]
-
-
-def go_on_with_an_optimizer(fabric):
-    torch.manual_seed(0)
-    module, inputs = nn.Linear(4, 3).double(), torch.ones(2, 4, dtype=torch.float64)
-    optimizer = Keeping(module.parameters(), lr=0.1)
-    module(inputs).pow(2).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    model, stepped = fabric.setup(module, optimizer)
-    fabric.backward(model(inputs).pow(2).sum())
-    stepped.step()
-    for held in (optimizer.kept, optimizer.param_groups[0]["params"]):
-        assert all(mine is own for mine, own in zip(held, module.parameters(), strict=True))
-    return fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
-
-
 def test_an_optimizer_made_before_goes_on_with_its_state():
+    class Keeping(torch.optim.AdamW):
+        """Keeps its list of parameters."""
+
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.kept = self.param_groups[0]["params"]
+
+    def go_on_with_an_optimizer(fabric):
+        torch.manual_seed(0)
+        module, inputs = nn.Linear(4, 3).double(), torch.ones(2, 4, dtype=torch.float64)
+        optimizer = Keeping(module.parameters(), lr=0.1)
+        module(inputs).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model, stepped = fabric.setup(module, optimizer)
+        fabric.backward(model(inputs).pow(2).sum())
+        stepped.step()
+        for held in (optimizer.kept, optimizer.param_groups[0]["params"]):
+            assert all(mine is own for mine, own in zip(held, module.parameters(), strict=True))
+        return fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
+
     expected = on_one_device(go_on_with_an_optimizer)
     torch.testing.assert_close(on_ranks(go_on_with_an_optimizer), expected, rtol=1e-12, atol=1e-12)
 
 
-class Chooser(nn.Linear):
-    def choose(self, inputs):
-        return super().forward(inputs).argmax(-1)
-
-    def count(self):
-        raise RuntimeError("of the user's own")
-
-
-def choose(fabric):
-    torch.manual_seed(3)
-    net = Chooser(4, 6)
-    whole = net.weight.detach().clone(), net.bias.detach().clone()
-    model = fabric.setup(net)
-    inputs = torch.randn(5, 4)
-    with torch.no_grad(), pytest.raises(ModuleError) as raised:
-        model.choose(inputs)
-    with pytest.raises(RuntimeError, match="of the user's own"):
-        model.count()
-    model.mark_forward_method(model.choose)
-    with torch.no_grad():
-        assert torch.equal(model.choose(inputs), nn.functional.linear(inputs, *whole).argmax(-1))
-    return str(raised.value)
-
-
 def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
+    class Chooser(nn.Linear):
+        def choose(self, inputs):
+            return super().forward(inputs).argmax(-1)
+
+        def count(self):
+            raise RuntimeError("of the user's own")
+
+    def choose(fabric):
+        torch.manual_seed(3)
+        net = Chooser(4, 6)
+        whole = net.weight.detach().clone(), net.bias.detach().clone()
+        model = fabric.setup(net)
+        inputs = torch.randn(5, 4)
+        with torch.no_grad(), pytest.raises(ModuleError) as raised:
+            model.choose(inputs)
+        with pytest.raises(RuntimeError, match="of the user's own"):
+            model.count()
+        model.mark_forward_method(model.choose)
+        with torch.no_grad():
+            assert torch.equal(
+                model.choose(inputs), nn.functional.linear(inputs, *whole).argmax(-1)
+            )
+        return str(raised.value)
+
     assert on_ranks(choose) == (
         "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and "
         "gathers for `forward` alone. Call model.mark_forward_method('choose') once after setup; "
@@ -523,104 +516,96 @@ def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
     )
 
 
-def step_a_stranger(fabric):
-    module, other = nn.Linear(2, 2), nn.Linear(3, 3)
-    fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
+@pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
+def test_a_parameter_of_no_module_that_was_set_up_is_refused():
+    def step_a_stranger(fabric):
+        module, other = nn.Linear(2, 2), nn.Linear(3, 3)
+        fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
 
-
-def set_up_again_with_more(fabric):
-    net = nn.Sequential(nn.Linear(2, 2))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-    net.append(nn.Linear(2, 2))
-    fabric.setup(net, torch.optim.SGD(net.parameters()))
-
-
-def build_differently(fabric):
-    # As many elements, so that gloo would mix rows with columns without a word.
-    fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
-
-
-def build_on_meta_on_one_rank(fabric):
-    with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
-        module = nn.Linear(2, 2)
-    fabric.setup(module)
-
-
-CHECKPOINTED = {"activation_checkpointing": True}
+    message = "a parameter of shape (3,) that belongs to no module that was set up"
+    assert message in on_ranks(refusal, "fsdp", step_a_stranger)
 
 
 @pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
+def test_a_parameter_added_before_a_second_set_up_is_named():
+    def set_up_again_with_more(fabric):
+        net = nn.Sequential(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        net.append(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+
+    message = "'1.weight' of Sequential isn't sharded, and other parameters are: each"
+    assert message in on_ranks(refusal, "fsdp", set_up_again_with_more)
+
+
+def test_modules_that_differ_are_named():
+    def build_differently(fabric):
+        # As many elements, so that gloo would mix rows with columns without a word.
+        fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
+
+    message = "'weight', (4, 6) float32 on rank 0\n  'weight', (6, 4) float"
+    assert message in on_ranks(refusal, "fsdp", build_differently)
+
+
+def test_a_module_on_meta_on_one_rank_alone_is_refused():
+    def build_on_meta_on_one_rank(fabric):
+        with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
+            module = nn.Linear(2, 2)
+        fabric.setup(module)
+
+    message = "built on the meta device on rank 0 and with values on others"
+    assert message in on_ranks(refusal, "fsdp", build_on_meta_on_one_rank)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "function", "message"),
+    ("policy", "message"),
     [
+        ({"auto_wrap_policy": None}, "means the units of auto_wrap_policy, which is None"),
         (
-            "fsdp",
-            step_a_stranger,
-            "a parameter of shape (3,) that belongs to no module that was set up",
-        ),
-        (
-            "fsdp",
-            set_up_again_with_more,
-            "'1.weight' of Sequential isn't sharded, and other parameters are: each",
-        ),
-        ("fsdp", build_differently, "'weight', (4, 6) float32 on rank 0\n  'weight', (6, 4) float"),
-        (
-            "fsdp",
-            build_on_meta_on_one_rank,
-            "built on the meta device on rank 0 and with values on others",
-        ),
-        (
-            FSDPStrategy(**CHECKPOINTED, auto_wrap_policy=None),
-            set_up,
-            "means the units of auto_wrap_policy, which is None",
-        ),
-        (
-            FSDPStrategy(**CHECKPOINTED),
-            set_up,
+            {},
             "activation_checkpointing=True means the repeated blocks of the model, and Linear has "
             "no ModuleList",
         ),
     ],
 )
-def test_what_can_not_be_set_up_is_named(strategy, function, message):
-    assert message in on_ranks(refusal, strategy, function)
-
-
-def num_reductions(fabric):
-    module = Net(CASES["plain"])
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    counts = []
-    for ends_window in (False, False, True):
-        with (
-            torch.profiler.profile() as profile,
-            fabric.no_backward_sync(model, enabled=not ends_window),
-        ):
-            fabric.backward(model(torch.arange(8)).mean())
-        events = [event.name for event in profile.events()]
-        counts.append(
-            sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events)
-        )
-    optimizer.step()
-    return counts
+def test_activation_checkpointing_without_units_is_refused(policy, message):
+    strategy = FSDPStrategy(activation_checkpointing=True, **policy)
+    assert message in on_ranks(refusal, strategy, set_up)
 
 
 def test_accumulation_reduces_once():
+    def num_reductions(fabric):
+        module = Net(CASES["plain"])
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        counts = []
+        for ends_window in (False, False, True):
+            with (
+                torch.profiler.profile() as profile,
+                fabric.no_backward_sync(model, enabled=not ends_window),
+            ):
+                fabric.backward(model(torch.arange(8)).mean())
+            events = [event.name for event in profile.events()]
+            counts.append(
+                sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events)
+            )
+        optimizer.step()
+        return counts
+
     assert on_ranks(num_reductions, FSDPStrategy(auto_wrap_policy={Block})) == [0, 0, 3]
 
 
-class WithOwnParameter(SmallNet):
-    automatic_optimization = False
-
-    def __init__(self):
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(1))
-
-    def validation_step(self, batch, batch_idx):
-        """Nothing."""
-
-
 def test_manual_optimization_needs_parameters_in_submodules():
+    class WithOwnParameter(SmallNet):
+        automatic_optimization = False
+
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(1))
+
+        def validation_step(self, batch, batch_idx):
+            """Nothing."""
+
     with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
         fit("fsdp", WithOwnParameter(), is_kept=False)
 
@@ -647,24 +632,23 @@ def test_a_step_without_a_loss_on_one_rank_alone_is_named_at_any_batch_of_a_wind
         fit(FSDPStrategy(timeout=SOON), SkippedByRankOne(CASES["plain"]), is_kept=False, **options)
 
 
-class LeavesOutOnRankOne(SkippedByRankOne):
-    """Leaves out a block in its last batch on rank 1, or on all ranks."""
-
-    def __init__(self, is_alone):
-        super().__init__(CASES["plain"])
-        self.is_alone = is_alone
-
-    def training_step(self, batch, batch_idx):
-        outputs = self.blocks[0](torch.ones(2, 6, dtype=torch.float64))
-        leaves_out = batch_idx == 3 and (self.trainer.global_rank == 1 or not self.is_alone)
-        return (outputs if leaves_out else self.blocks[1](outputs)).sum()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"]
 )
 def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
+    class LeavesOutOnRankOne(SkippedByRankOne):
+        """Leaves out a block in its last batch on rank 1, or on all ranks."""
+
+        def __init__(self, is_alone):
+            super().__init__(CASES["plain"])
+            self.is_alone = is_alone
+
+        def training_step(self, batch, batch_idx):
+            outputs = self.blocks[0](torch.ones(2, 6, dtype=torch.float64))
+            leaves_out = batch_idx == 3 and (self.trainer.global_rank == 1 or not self.is_alone)
+            return (outputs if leaves_out else self.blocks[1](outputs)).sum()
+
     strategy = FSDPStrategy(auto_wrap_policy=units, timeout=SOON)
     message = (
         r"^Rank 1 failed with .*ModuleError: The loss does not depend on .*'blocks.1.\w+.weight', "
@@ -680,32 +664,30 @@ def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
     torch.testing.assert_close(sharded, single)
 
 
-class Pair(nn.Module):
-    """Two layers, of which it may leave out the second; or two such pairs."""
-
-    def __init__(self, make):
-        super().__init__()
-        self.first, self.second = make(), make()
-
-    def forward(self, x, *leaves_out):
-        outputs = self.first(x, *leaves_out[1:])
-        return outputs if leaves_out and leaves_out[0] else self.second(outputs)
-
-
-def leave_out_in_a_window(fabric):
-    """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a
-    window.
-    """
-    module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
-    model = fabric.setup(module)
-    with fabric.no_backward_sync(model):
-        leaves_out = fabric.global_rank == 1
-        fabric.backward(model(torch.ones(1, 2), leaves_out, leaves_out).sum())
-    fabric.backward(model(torch.ones(1, 2)).sum())
-    return [one.grad is not None for one in module.parameters()]
-
-
 def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
+    class Pair(nn.Module):
+        """Two layers, of which it may leave out the second; or two such pairs."""
+
+        def __init__(self, make):
+            super().__init__()
+            self.first, self.second = make(), make()
+
+        def forward(self, x, *leaves_out):
+            outputs = self.first(x, *leaves_out[1:])
+            return outputs if leaves_out and leaves_out[0] else self.second(outputs)
+
+    def leave_out_in_a_window(fabric):
+        """Those of a whole unit that doesn't run, and some of one that does, in the first batch of
+        a window.
+        """
+        module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
+        model = fabric.setup(module)
+        with fabric.no_backward_sync(model):
+            leaves_out = fabric.global_rank == 1
+            fabric.backward(model(torch.ones(1, 2), leaves_out, leaves_out).sum())
+        fabric.backward(model(torch.ones(1, 2)).sum())
+        return [one.grad is not None for one in module.parameters()]
+
     strategy = FSDPStrategy(
         auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1)
     )
@@ -766,36 +748,34 @@ def test_validation_in_between_sees_the_newest_weights(precision, sharding):
     assert torch.equal(weight, weight.bfloat16().float()) == (precision == "bf16-true")
 
 
-class Batches:
-    """So many batches on each rank; how many no one knows."""
-
-    def __init__(self, *nums):
-        self.nums = nums
-
-    def __iter__(self):
-        rank = torch.distributed.get_rank()
-        return (torch.full((1, 4), float(10 * rank + number)) for number in range(self.nums[rank]))
-
-
-class KnownBatches(Batches):
-    def __len__(self):
-        return self.nums[torch.distributed.get_rank()]
-
-
-class Evaluated(SmallNet):
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        batch = batch[0] if isinstance(batch, list) else batch
-        self.layer(batch)
-        self.log("num", 1.0, reduce_fx="sum")
-        self.log("mean", batch.mean())
-
-
-def evaluate(rank, given):
-    trainer = rank.trainer("fsdp", use_distributed_sampler=False, limit_val_batches=4)
-    return [tuple(found.values()) for found in trainer.validate(Evaluated(), given)]
-
-
 def test_an_evaluation_goes_on_until_no_rank_has_a_batch():
+    class Batches:
+        """So many batches on each rank; how many no one knows."""
+
+        def __init__(self, *nums):
+            self.nums = nums
+
+        def __iter__(self):
+            rank = torch.distributed.get_rank()
+            return (
+                torch.full((1, 4), float(10 * rank + number)) for number in range(self.nums[rank])
+            )
+
+    class KnownBatches(Batches):
+        def __len__(self):
+            return self.nums[torch.distributed.get_rank()]
+
+    class Evaluated(SmallNet):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            batch = batch[0] if isinstance(batch, list) else batch
+            self.layer(batch)
+            self.log("num", 1.0, reduce_fx="sum")
+            self.log("mean", batch.mean())
+
+    def evaluate(rank, given):
+        trainer = rank.trainer("fsdp", use_distributed_sampler=False, limit_val_batches=4)
+        return [tuple(found.values()) for found in trainer.validate(Evaluated(), given)]
+
     ranks = Backend("fsdp", num_processes=2, kept_for=(__name__, 2))
     apart = ranks.run(evaluate, [Batches(2, 6), Batches(0, 3), KnownBatches(3, 1)])[0]
     assert apart == [(6, pytest.approx(47 / 6)), (3, 11), (4, pytest.approx(13 / 4))]
@@ -803,44 +783,41 @@ def test_an_evaluation_goes_on_until_no_rank_has_a_batch():
     assert ranks.run(evaluate, together)[0] == [(4, pytest.approx(33 / 4))]
 
 
-class Sinking(nn.Module):
-    """Keeps a layer in float32, and a parameter beside layers of 16 bits."""
-
-    keep_in_float32 = ("router", "sinks")
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.router, self.sinks = (
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-            nn.Parameter(torch.ones(4)),
-        )
-        self.register_buffer("scale", torch.full((4,), 1.001), persistent=False)
-        self.seen = []
-
-    def forward(self, x):
-        x = self.layer(x)
-        with torch.autocast("cpu", enabled=False):
-            weights = self.router(x.float()) * self.sinks * self.scale
-        self.seen += [x.dtype, weights.dtype, self.scale.dtype]
-        return x * weights.to(x.dtype)
-
-
-class TwoSinking(nn.Sequential):
-    def __init__(self):
-        super().__init__(Sinking(), Sinking())
-
-
-def formats_of(net):
-    return net[1].seen[:3], [
-        net[1].sinks.dtype,
-        net[1].router.weight.dtype,
-        net[1].layer.weight.dtype,
-    ]
-
-
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", None])
 def test_what_a_module_keeps_in_float32_is_gathered_so(precision):
+    class Sinking(nn.Module):
+        """Keeps a layer in float32, and a parameter beside layers of 16 bits."""
+
+        keep_in_float32 = ("router", "sinks")
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.router, self.sinks = (
+                nn.Linear(4, 4),
+                nn.Linear(4, 4),
+                nn.Parameter(torch.ones(4)),
+            )
+            self.register_buffer("scale", torch.full((4,), 1.001), persistent=False)
+            self.seen = []
+
+        def forward(self, x):
+            x = self.layer(x)
+            with torch.autocast("cpu", enabled=False):
+                weights = self.router(x.float()) * self.sinks * self.scale
+            self.seen += [x.dtype, weights.dtype, self.scale.dtype]
+            return x * weights.to(x.dtype)
+
+    class TwoSinking(nn.Sequential):
+        def __init__(self):
+            super().__init__(Sinking(), Sinking())
+
+    def formats_of(net):
+        return net[1].seen[:3], [
+            net[1].sinks.dtype,
+            net[1].router.weight.dtype,
+            net[1].layer.weight.dtype,
+        ]
+
     half = torch.bfloat16
     policy = (
         None
@@ -861,41 +838,39 @@ def test_what_a_module_keeps_in_float32_is_gathered_so(precision):
     assert loss == pytest.approx(expected, rel=2e-2)
 
 
-class FullPrecisionInputs(nn.Module):
-    """Gives float32 to layers with weights that autocast leaves alone, on a CPU at least."""
-
-    def __init__(self):
-        super().__init__()
-        instance = nn.InstanceNorm1d(4, affine=True)
-        self.parts = nn.ModuleList(
-            [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), instance, nn.Bilinear(4, 4, 4)]
-        )
-        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-        self.last = nn.Linear(4, 1)
-
-    def forward(self, x):
-        layer, rms, group, instance, bilinear = self.parts
-        y = (
-            layer(x)
-            + rms(x)
-            + group(x)
-            + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
-        )
-        y = y + 0.1 * bilinear(x, x)
-        assert y.dtype == torch.float32
-        return self.last(self.encoder(y.unsqueeze(1))[:, 0])
-
-
-def encoded(net):
-    """Without gradients torch takes another path."""
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        return net.eval()(LINE).float()
-
-
 @pytest.mark.parametrize(
     "policy", [{nn.LayerNorm, nn.TransformerEncoderLayer}, None], ids=["units", "one unit"]
 )
 def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy):
+    class FullPrecisionInputs(nn.Module):
+        """Gives float32 to layers with weights that autocast leaves alone, on a CPU at least."""
+
+        def __init__(self):
+            super().__init__()
+            instance = nn.InstanceNorm1d(4, affine=True)
+            self.parts = nn.ModuleList(
+                [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4), instance, nn.Bilinear(4, 4, 4)]
+            )
+            self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+            self.last = nn.Linear(4, 1)
+
+        def forward(self, x):
+            layer, rms, group, instance, bilinear = self.parts
+            y = (
+                layer(x)
+                + rms(x)
+                + group(x)
+                + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
+            )
+            y = y + 0.1 * bilinear(x, x)
+            assert y.dtype == torch.float32
+            return self.last(self.encoder(y.unsqueeze(1))[:, 0])
+
+    def encoded(net):
+        """Without gradients torch takes another path."""
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return net.eval()(LINE).float()
+
     run = train_three_steps, FullPrecisionInputs, encoded
     expected = on_one_device(*run, precision="bf16-mixed")
     found = on_ranks(
@@ -928,33 +903,14 @@ def test_options_that_save_memory_or_time_change_no_number(strategy, options):
     torch.testing.assert_close(weights, dict(expected_weights), rtol=1e-9, atol=1e-11)
 
 
-def num_calls(fabric):
-    module, calls = nn.Sequential(Block(), Block()), []
-    module[0].up.register_forward_hook(lambda *unused: calls.append(1))
-    fabric.backward(fabric.setup(module)(torch.ones(1, 6)).sum())
-    return len(calls)
-
-
 def test_checkpointed_layers_are_computed_again_in_the_backward():
+    def num_calls(fabric):
+        module, calls = nn.Sequential(Block(), Block()), []
+        module[0].up.register_forward_hook(lambda *unused: calls.append(1))
+        fabric.backward(fabric.setup(module)(torch.ones(1, 6)).sum())
+        return len(calls)
+
     assert on_ranks(num_calls, FSDPStrategy(activation_checkpointing={Block})) == 2
-
-
-def train_compiled(fabric, layer, counter=None):
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*(layer() for _ in range(4))))
-    names = list(module.state_dict())
-    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
-    assert isinstance(module[1][0], FSDPModule) == (counter is not None)
-    for _ in range(2):
-        fabric.backward(model(torch.ones(2, 6)).pow(2).mean())
-        optimizer.step()
-        optimizer.zero_grad()
-    state = fabric.strategy.get_module_state_dict(module, layout="full")
-    assert list(state) == names or not fabric.is_global_zero
-    return counter and counter.frame_count, {
-        key: state[key] for key, _ in module.named_parameters() if key in state
-    }
 
 
 # torch looks for a gradient where there is none, and hides the warning, which pytest makes an error
@@ -966,6 +922,23 @@ def train_compiled(fabric, layer, counter=None):
     [(Block, True), (functools.partial(nn.TransformerEncoderLayer, 6, 2, 8, dropout=0.0), None)],
 )
 def test_units_are_compiled_once_and_then_cut(layer, checkpointing):
+    def train_compiled(fabric, layer, counter=None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*(layer() for _ in range(4))))
+        names = list(module.state_dict())
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert isinstance(module[1][0], FSDPModule) == (counter is not None)
+        for _ in range(2):
+            fabric.backward(model(torch.ones(2, 6)).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        state = fabric.strategy.get_module_state_dict(module, layout="full")
+        assert list(state) == names or not fabric.is_global_zero
+        return counter and counter.frame_count, {
+            key: state[key] for key, _ in module.named_parameters() if key in state
+        }
+
     counter = CompileCounter()
     strategy = FSDPStrategy(activation_checkpointing=checkpointing)
     options = {"compile": {"region": "units", "backend": counter, "fullgraph": True}}
@@ -1003,31 +976,29 @@ def test_ranks_of_a_tensor_group_get_the_same_batches():
     assert {tuple(batch) for batch in first[2]} != {tuple(batch) for batch in third[2]}
 
 
-class Counted(SmallNet):
-    """Logs how many samples there were, by step and by epoch, and saves in the middle."""
-
-    def training_step(self, batch, batch_idx):
-        number = float(len(batch[0]))
-        self.log("num", number, on_step=False, on_epoch=True, reduce_fx="sum")
-        self.log("num_now", number, on_step=True, reduce_fx="sum", sync_dist=True)
-        return super().training_step(batch[0], batch_idx)
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        assert self.trainer.callback_metrics["num_now"] == 2
-        if batch_idx == 1:
-            self.trainer.save_checkpoint(self.path)
-
-
-def num_logged(rank, strategy, path, ckpt_path=None):
-    module, trainer = Counted(), rank.trainer(strategy, max_epochs=1)
-    module.path = path
-    trainer.fit(
-        module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path
-    )
-    return trainer.callback_metrics["num"]
-
-
 def test_a_tensor_group_counts_once_in_what_is_logged(tmp_path):
+    class Counted(SmallNet):
+        """Logs how many samples there were, by step and by epoch, and saves in the middle."""
+
+        def training_step(self, batch, batch_idx):
+            number = float(len(batch[0]))
+            self.log("num", number, on_step=False, on_epoch=True, reduce_fx="sum")
+            self.log("num_now", number, on_step=True, reduce_fx="sum", sync_dist=True)
+            return super().training_step(batch[0], batch_idx)
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            assert self.trainer.callback_metrics["num_now"] == 2
+            if batch_idx == 1:
+                self.trainer.save_checkpoint(self.path)
+
+    def num_logged(rank, strategy, path, ckpt_path=None):
+        module, trainer = Counted(), rank.trainer(strategy, max_epochs=1)
+        module.path = path
+        trainer.fit(
+            module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path
+        )
+        return trainer.callback_metrics["num"]
+
     path, strategy = tmp_path / "middle.ckpt", ModelParallelStrategy(tensor_parallel_size=2)
     assert Backend("fsdp", num_processes=2, kept_for=(__name__, 2)).run(
         num_logged, strategy, path
@@ -1038,81 +1009,75 @@ def test_a_tensor_group_counts_once_in_what_is_logged(tmp_path):
     ) == [8]
 
 
-def draw(fabric):
-    fabric.seed_everything(fabric.global_rank)
-    fabric.setup(nn.Linear(2, 2))
-    return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
-
-
 @pytest.mark.parametrize(
     ("axis", "num_drawn"), [("tensor_parallel_size", 1), ("data_parallel_size", 2)]
 )
 def test_a_tensor_group_draws_the_same_random_numbers(axis, num_drawn):
+    def draw(fabric):
+        fabric.seed_everything(fabric.global_rank)
+        fabric.setup(nn.Linear(2, 2))
+        return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
+
     assert len(set(on_ranks(draw, ModelParallelStrategy(**{axis: 2})))) == num_drawn
 
 
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.norm, self.out = nn.LayerNorm(4).double(), nn.Linear(4, 2).double()
-
-    def forward(self, x):
-        normed = self.norm(x)
-        return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
-
-
-def cut(module, mesh):
-    return parallelize_module(module, mesh["tensor_parallel"], {"norm": SequenceParallel()})
-
-
-def train_normed(fabric):
-    module = Normed()
-    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
-    torch.manual_seed(4)
-    for _ in range(4):
-        for _ in range(2):
-            fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
-        norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
-        placements = {
-            getattr(one, "placements", None)
-            for one in (module.norm.weight, module.norm.weight.grad)
-        }
-        assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"norm": norm, **fabric.strategy.get_module_state_dict(module, layout="full")}
-
-
 def test_a_module_that_a_function_cuts_equals_one_device_with_sequence_parallel_norms():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.norm, self.out = nn.LayerNorm(4).double(), nn.Linear(4, 2).double()
+
+        def forward(self, x):
+            normed = self.norm(x)
+            return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
+
+    def cut(module, mesh):
+        return parallelize_module(module, mesh["tensor_parallel"], {"norm": SequenceParallel()})
+
+    def train_normed(fabric):
+        module = Normed()
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
+        torch.manual_seed(4)
+        for _ in range(4):
+            for _ in range(2):
+                fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
+            norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            placements = {
+                getattr(one, "placements", None)
+                for one in (module.norm.weight, module.norm.weight.grad)
+            }
+            assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"norm": norm, **fabric.strategy.get_module_state_dict(module, layout="full")}
+
     found = on_ranks(
         train_normed, ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut)
     )
     torch.testing.assert_close(found, on_one_device(train_normed), rtol=1e-10, atol=1e-12)
 
 
-def cut_columns(module, mesh):
-    parallelize_module(
-        module, mesh["tensor_parallel"], {"layer": RowwiseParallel(input_layouts=Replicate())}
-    )
-
-
-def save_after_fit(rank, path):
-    strategy = ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut_columns)
-    trainer, module, weights = rank.trainer(strategy, max_epochs=1), SmallNet(), {}
-    trainer.fit(module, LINE.split(1))
-    trainer.save_checkpoint(path)
-    at_end = At(
-        "on_train_end",
-        lambda module: weights.update(strategy.get_module_state_dict(module, layout="full")),
-    )
-    rank.trainer(strategy, max_epochs=2, callbacks=[at_end]).fit(
-        module, LINE.split(1), ckpt_path=path
-    )
-    return weights
-
-
 def test_a_module_that_a_function_cuts_is_saved_after_fit_and_trains_on_in_its_precision(tmp_path):
+    def cut_columns(module, mesh):
+        parallelize_module(
+            module, mesh["tensor_parallel"], {"layer": RowwiseParallel(input_layouts=Replicate())}
+        )
+
+    def save_after_fit(rank, path):
+        strategy = ModelParallelStrategy(tensor_parallel_size=2, parallelize_fn=cut_columns)
+        trainer, module, weights = rank.trainer(strategy, max_epochs=1), SmallNet(), {}
+        trainer.fit(module, LINE.split(1))
+        trainer.save_checkpoint(path)
+        at_end = At(
+            "on_train_end",
+            lambda module: weights.update(strategy.get_module_state_dict(module, layout="full")),
+        )
+        rank.trainer(strategy, max_epochs=2, callbacks=[at_end]).fit(
+            module, LINE.split(1), ckpt_path=path
+        )
+        return weights
+
     found = Backend("fsdp", num_processes=2, options={"precision": "64-true"}).run(
         save_after_fit, tmp_path / "a"
     )
@@ -1121,28 +1086,26 @@ def test_a_module_that_a_function_cuts_is_saved_after_fit_and_trains_on_in_its_p
     torch.testing.assert_close(found[0], {**alone.state_dict()}, rtol=1e-12, atol=1e-12)
 
 
-def make_another(module, mesh):
-    return nn.Linear(2, 2)
-
-
 def test_a_function_that_cuts_another_module_is_refused():
+    def make_another(module, mesh):
+        return nn.Linear(2, 2)
+
     strategy = ModelParallelStrategy(parallelize_fn=make_another)
     assert "parallelize_fn returned a new Linear" in on_ranks(refusal, strategy, set_up)
 
 
-def run_stages(rank):
-    module, data = (
-        Regression(),
-        DataLoader(TensorDataset(torch.arange(48.0).view(12, 4) / 10), batch_size=3),
-    )
-    trainer = rank.trainer("fsdp", max_epochs=1)
-    trainer.fit(module, data, data)
-    trainer.validate(module, data)
-    rank.trainer("fsdp").validate(module, data)
-    return module.seen, vars(module).keys() & {"training_step", "validation_step"}
-
-
 def test_several_stages_of_one_program_keep_the_module_sharded_and_unpatched():
+    def run_stages(rank):
+        module, data = (
+            Regression(),
+            DataLoader(TensorDataset(torch.arange(48.0).view(12, 4) / 10), batch_size=3),
+        )
+        trainer = rank.trainer("fsdp", max_epochs=1)
+        trainer.fit(module, data, data)
+        trainer.validate(module, data)
+        rank.trainer("fsdp").validate(module, data)
+        return module.seen, vars(module).keys() & {"training_step", "validation_step"}
+
     ranks = Backend("fsdp", num_processes=2, kept_for=(__name__, 2))
     seen, patched = ranks.run(run_stages)[0]
     assert len(seen) == 3

@@ -84,6 +84,18 @@ def test_only_a_mean_over_ranks_takes_weighted_losses():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_main_process_that_is_ended_leaves_nobody(tmp_path, how):
     """The runner, its server and the ranks end with the process that has launched them."""
+
+    def children_of(main):
+        assert main.poll() is None
+        return psutil.Process(main.pid).children(recursive=True)
+
+    def _is_rank(process):
+        try:
+            # it trains, or is about to
+            return "core_horovod.worker" in process.cmdline()[:3] and process.num_threads() > 2
+        except psutil.Error:
+            return False
+
     arguments = json.dumps(["horovod", 2, str(tmp_path), 100_000])
     main = subprocess.Popen(
         [*PYTHON, arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -99,19 +111,6 @@ def test_a_main_process_that_is_ended_leaves_nobody(tmp_path, how):
             main.kill()
     _, alive = psutil.wait_procs(everybody, timeout=30 * slowness())
     assert not alive
-
-
-def children_of(main):
-    assert main.poll() is None
-    return psutil.Process(main.pid).children(recursive=True)
-
-
-def _is_rank(process):
-    try:
-        # it trains, or is about to
-        return "core_horovod.worker" in process.cmdline()[:3] and process.num_threads() > 2
-    except psutil.Error:
-        return False
 
 
 @pytest.mark.parametrize(

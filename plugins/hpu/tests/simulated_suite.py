@@ -17,21 +17,21 @@ from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Backend
 from core_testing.training import assert_equal_runs, train
 
-NUM_STEPS = 20
 CASE = Case("hpu", optimizer=ADAMW, scheduler="step", shuffle=True, dtype=torch.float32)
 CPU = Backend(lambda: "single_device", "cpu", kept_for="cpu")
 SINGLE = Backend(lambda: "hpu_single", "hpu", kept_for="hpu_single")
 PARALLEL = Backend(lambda: "hpu_parallel", "hpu", 2, 2, kept_for="hpu_parallel")
 
 
-def long_run(rank):
-    return train(rank, CASE, max_epochs=4, max_steps=NUM_STEPS)
-
-
 @pytest.mark.parametrize("backend", [SINGLE, PARALLEL], ids=["hpu_single", "hpu_parallel"])
 def test_twenty_steps_equal_those_of_one_cpu(backend):
+    num_steps = 20
+
+    def long_run(rank):
+        return train(rank, CASE, max_epochs=4, max_steps=num_steps)
+
     (expected,) = CPU.run(long_run)
-    assert expected.num_steps == NUM_STEPS
+    assert expected.num_steps == num_steps
     assert_equal_runs(backend.run(long_run)[0], expected, tolerance=1e-5)
 
 
@@ -80,43 +80,58 @@ class TestLazyMode:
             assert_launched(found)
 
     def test_a_step_of_an_evaluation_launches_its_graph(self):
+        def evaluate(rank):
+            waiting = []
+
+            class Net(Perceptron):
+                def validation_step(self, batch, batch_idx):
+                    self(batch[0])
+
+                def on_validation_batch_end(self, *_):
+                    waiting.append(graph.num_pending())
+
+            rank.trainer(limit_val_batches=3).validate(
+                Net(CASE), make_loader(replace(CASE, shuffle=False), 1)
+            )
+            return waiting
+
         (found,) = SINGLE.run(evaluate)
         assert found == [0, 0, 0]
 
 
-def evaluate(rank):
-    waiting = []
-
-    class Net(Perceptron):
-        def validation_step(self, batch, batch_idx):
-            self(batch[0])
-
-        def on_validation_batch_end(self, *_):
-            waiting.append(graph.num_pending())
-
-    rank.trainer(limit_val_batches=3).validate(
-        Net(CASE), make_loader(replace(CASE, shuffle=False), 1)
-    )
-    return waiting
-
-
 def test_memory_is_told():
+    def allocate(rank):
+        strategy = rank.fabric().strategy
+        device, stats = strategy.root_device, strategy.accelerator.memory_stats
+        before = stats(device)
+        held = torch.zeros(1000, device=device)
+        strategy.accelerator.synchronize(device)
+        return before, stats(device), held.nbytes
+
     before, after, unit = SINGLE.run(allocate)[0]
     assert after["allocated_bytes"] - before["allocated_bytes"] == unit
     assert after["peak_allocated_bytes"] >= after["allocated_bytes"] > 0
     assert after["limit_bytes"] > after["peak_allocated_bytes"]
 
 
-def allocate(rank):
-    strategy = rank.fabric().strategy
-    device, stats = strategy.root_device, strategy.accelerator.memory_stats
-    before = stats(device)
-    held = torch.zeros(1000, device=device)
-    strategy.accelerator.synchronize(device)
-    return before, stats(device), held.nbytes
-
-
 def test_what_hccl_cannot_reduce_is_gathered():
+    def reduce(rank):
+        fabric = rank.fabric()
+        fabric.barrier()
+        strategy, device = fabric.strategy, fabric.device
+        own = torch.tensor([0.0, 1.0], device=device) + rank.number
+        try:
+            dist.all_reduce(own.clone(), op=dist.ReduceOp.PRODUCT)
+        except RuntimeError as error:
+            refused = str(error)
+        return {
+            "product": strategy.reduce(own, reduce_op="product").tolist(),
+            "double": strategy.reduce(own.double()).tolist(),
+            "on the host": int(strategy.reduce(torch.tensor(rank.number), reduce_op="sum")),
+            "objects": strategy.gather_objects(f"rank {rank.number}", dst=1),
+            "refused": refused,
+        }
+
     for number, found in enumerate(PARALLEL.run(reduce)):
         assert found["product"] == [0.0, 2.0]
         assert found["double"] == [0.5, 1.5]
@@ -125,34 +140,15 @@ def test_what_hccl_cannot_reduce_is_gathered():
         assert "Unsupported ReduceOp" in found["refused"], "the group itself refuses"
 
 
-def reduce(rank):
-    fabric = rank.fabric()
-    fabric.barrier()
-    strategy, device = fabric.strategy, fabric.device
-    own = torch.tensor([0.0, 1.0], device=device) + rank.number
-    try:
-        dist.all_reduce(own.clone(), op=dist.ReduceOp.PRODUCT)
-    except RuntimeError as error:
-        refused = str(error)
-    return {
-        "product": strategy.reduce(own, reduce_op="product").tolist(),
-        "double": strategy.reduce(own.double()).tolist(),
-        "on the host": int(strategy.reduce(torch.tensor(rank.number), reduce_op="sum")),
-        "objects": strategy.gather_objects(f"rank {rank.number}", dst=1),
-        "refused": refused,
-    }
-
-
 def test_others_than_the_first_devices_are_shown_to_the_library():
+    def choose_the_second(rank):
+        fabric = Fabric(accelerator="hpu", devices=[1], strategy="hpu_single")
+        fabric.launch()
+        inside = os.environ.get("HABANA_VISIBLE_MODULES")
+        fabric.teardown()
+        return [inside, os.environ.get("HABANA_VISIBLE_MODULES")]
+
     assert SINGLE.run(choose_the_second) == [["1", None]]
-
-
-def choose_the_second(rank):
-    fabric = Fabric(accelerator="hpu", devices=[1], strategy="hpu_single")
-    fabric.launch()
-    inside = os.environ.get("HABANA_VISIBLE_MODULES")
-    fabric.teardown()
-    return [inside, os.environ.get("HABANA_VISIBLE_MODULES")]
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ pytestmark = [
 ]
 
 
-def pytest_on_simulated(folder, *arguments, lazy=True):
-    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, *arguments]
-    return programs.run(command, cwd=folder, env=simulated.variables(lazy=lazy), timeout=280)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 def test_trains_on_simulated_devices(tmp_path, lazy):
     """Equal to one CPU over 20 steps, graphs, autocast, memory, collectives."""
+
+    def pytest_on_simulated(folder, *arguments, lazy=True):
+        command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, *arguments]
+        return programs.run(command, cwd=folder, env=simulated.variables(lazy=lazy), timeout=280)
+
     done = pytest_on_simulated(tmp_path, simulated.HERE / "simulated_suite.py", lazy=lazy)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -58,14 +58,6 @@ def test_passes_the_kit_in_lazy_mode(tmp_path, alias):
     assert max(map(int, re.findall(r"(\d+) passed", done.stdout))) >= 18
 
 
-def explained(**variables):
-    done = programs.run(
-        [*programs.CORE, "explain", "--json"], env=simulated.variables() | variables, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    return {row["subject"]: row for row in json.loads(done.stdout)}["accelerator"]
-
-
 def test_the_readmes_program_prints_what_stands_below_it(tmp_path):
     page = (simulated.HERE.parent / "README.md").read_text()
     program, output = re.search(
@@ -79,6 +71,15 @@ def test_the_readmes_program_prints_what_stands_below_it(tmp_path):
 
 
 def test_explain_says_why_it_is_or_is_not_taken():
+    def explained(**variables):
+        done = programs.run(
+            [*programs.CORE, "explain", "--json"],
+            env=simulated.variables() | variables,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        return {row["subject"]: row for row in json.loads(done.stdout)}["accelerator"]
+
     found = explained()
     assert (found["choice"], "it is here" in found["reason"]) == ("hpu", True)
     found = explained(PATH=os.path.dirname(sys.executable))

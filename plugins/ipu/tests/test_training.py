@@ -239,114 +239,136 @@ def test_ipus_are_free_after_a_run_and_after_an_exception():
 # what is refused ----------------------------------------------------------------------------------
 
 
-class UsesNumber(Net):
-    def training_step(self, batch, batch_idx):
-        if batch_idx % 2:
-            return None
-        return super().training_step(batch)
-
-
-class ReturnsNothing(Net):
-    def training_step(self, batch):
-        return None
-
-
-class ByHand(Net):
-    automatic_optimization = False
-
-
-class WithTwo(Net):
-    def configure_optimizers(self):
-        return [
-            torch.optim.SGD(self.parameters(), lr=0.1),
-            torch.optim.SGD(self.parameters(), lr=0.1),
-        ]
-
-
-class SchedulesSteps(Net):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-
-class Hooked(Net):
-    def on_before_optimizer_step(self, optimizer):
-        """No place for it."""
-
-
-REFUSED = {
-    "manual": (
-        {"module": ByHand},
-        UnsupportedError,
-        "IPUStrategy can't leave backward and the optimizers",
-    ),
-    "two optimizers": ({"module": WithTwo}, ModuleError, "2 optimizers"),
-    "hook": ({"module": Hooked}, UnsupportedError, "Hooked has the hook on_before_optimizer_step"),
-    "number": ({"module": UsesNumber}, UnsupportedError, "uses batch_idx or dataloader_idx"),
-    "no loss": (
-        {"module": ReturnsNothing},
-        ModuleError,
-        "training_step returned None; a compiled step needs",
-    ),
-    "scheduler": (
-        {"module": SchedulesSteps, "device_iterations": 2},
-        ConfigurationError,
-        "interval='step'",
-    ),
-    "steps": (
-        {"max_steps": 5, "device_iterations": 2},
-        ConfigurationError,
-        "max_steps=5, and IPUStrategy makes 2",
-    ),
-    "optimizer": (
-        {"module": lambda: Net(torch.optim.Adagrad)},
-        UnsupportedError,
-        "Adagrad: IPUs compute the update",
-    ),
-    "amsgrad": ({"module": lambda: Net(amsgrad=True)}, UnsupportedError, r"AdamW\(amsgrad=True\)"),
-    "by value": (
-        {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
-        UnsupportedError,
-        "Use 'norm'",
-    ),
-    "precision": (
-        {"precision": "bf16-mixed"},
-        ConfigurationError,
-        "on IPUs use one of '32-true', '16-true'",
-    ),
-    "float64": (
-        {"module": lambda: Net().double()},
-        ConfigurationError,
-        r"'layers\.0\.weight' is of float64",
-    ),
-    "three": ({"devices": 3}, DeviceError, r"powers of two, and 3 is none\. Use devices=2"),
-    "which": ({"devices": [1]}, DeviceError, r"PopTorch chooses the IPUs itself\. Write devices=1"),
-    "too many": ({"devices": 32}, DeviceError, "there are 16 here"),
-    "ddp": (
-        {"strategy": "ddp"},
-        ConfigurationError,
-        "'ddp' computes with tensors .* strategy='ipu_strategy'",
-    ),
-    "iterations": (
-        {"device_iterations": 0},
-        ConfigurationError,
-        r"device_iterations=0\): expected an integer",
-    ),
-}
-
-
-@pytest.mark.parametrize(("options", "error", "text"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_run_is_refused_with_the_reason(options, error, text):
+def assert_refused(error, text, module=Net, device_iterations=1, **options):
     options = {"accelerator": "ipu", "devices": 1, "max_epochs": 1, **FIT, **options}
-    module, iterations = options.pop("module", Net), options.pop("device_iterations", 1)
     with pytest.raises(error, match=text):
-        Trainer(**{"strategy": IPUStrategy(device_iterations=iterations)} | options).fit(
+        Trainer(**{"strategy": IPUStrategy(device_iterations=device_iterations)} | options).fit(
             module(), DataLoader(make_data(32), batch_size=8)
         )
+
+
+def test_backward_and_steps_by_hand_are_refused():
+    class ByHand(Net):
+        automatic_optimization = False
+
+    assert_refused(
+        UnsupportedError, "IPUStrategy can't leave backward and the optimizers", module=ByHand
+    )
+
+
+def test_two_optimizers_are_refused():
+    class WithTwo(Net):
+        def configure_optimizers(self):
+            return [
+                torch.optim.SGD(self.parameters(), lr=0.1),
+                torch.optim.SGD(self.parameters(), lr=0.1),
+            ]
+
+    assert_refused(ModuleError, "2 optimizers", module=WithTwo)
+
+
+def test_a_hook_within_the_step_is_refused():
+    class Hooked(Net):
+        def on_before_optimizer_step(self, optimizer):
+            """No place for it."""
+
+    assert_refused(UnsupportedError, "Hooked has the hook on_before_optimizer_step", module=Hooked)
+
+
+def test_a_step_that_uses_the_number_of_its_batch_is_refused():
+    class UsesNumber(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx % 2:
+                return None
+            return super().training_step(batch)
+
+    assert_refused(UnsupportedError, "uses batch_idx or dataloader_idx", module=UsesNumber)
+
+
+def test_a_step_without_a_loss_is_refused():
+    class ReturnsNothing(Net):
+        def training_step(self, batch):
+            return None
+
+    assert_refused(
+        ModuleError, "training_step returned None; a compiled step needs", module=ReturnsNothing
+    )
+
+
+def test_a_scheduler_by_step_is_refused_where_a_call_makes_several_steps():
+    class SchedulesSteps(Net):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
+
+    assert_refused(
+        ConfigurationError, "interval='step'", module=SchedulesSteps, device_iterations=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"max_steps": 5, "device_iterations": 2},
+            ConfigurationError,
+            "max_steps=5, and IPUStrategy makes 2",
+        ),
+        (
+            {"module": lambda: Net(torch.optim.Adagrad)},
+            UnsupportedError,
+            "Adagrad: IPUs compute the update",
+        ),
+        ({"module": lambda: Net(amsgrad=True)}, UnsupportedError, r"AdamW\(amsgrad=True\)"),
+        (
+            {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"},
+            UnsupportedError,
+            "Use 'norm'",
+        ),
+        (
+            {"precision": "bf16-mixed"},
+            ConfigurationError,
+            "on IPUs use one of '32-true', '16-true'",
+        ),
+        (
+            {"module": lambda: Net().double()},
+            ConfigurationError,
+            r"'layers\.0\.weight' is of float64",
+        ),
+        ({"devices": 3}, DeviceError, r"powers of two, and 3 is none\. Use devices=2"),
+        ({"devices": [1]}, DeviceError, r"PopTorch chooses the IPUs itself\. Write devices=1"),
+        ({"devices": 32}, DeviceError, "there are 16 here"),
+        (
+            {"strategy": "ddp"},
+            ConfigurationError,
+            "'ddp' computes with tensors .* strategy='ipu_strategy'",
+        ),
+        (
+            {"device_iterations": 0},
+            ConfigurationError,
+            r"device_iterations=0\): expected an integer",
+        ),
+    ],
+    ids=[
+        "steps",
+        "optimizer",
+        "amsgrad",
+        "by value",
+        "precision",
+        "float64",
+        "three",
+        "which",
+        "too many",
+        "ddp",
+        "iterations",
+    ],
+)
+def test_what_can_not_run_is_refused_with_the_reason(options, error, text):
+    assert_refused(error, text, **options)
 
 
 def test_two_places_that_say_the_same_are_refused():

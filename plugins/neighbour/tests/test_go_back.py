@@ -32,11 +32,6 @@ from support.same import assert_same
 from support.small_nets import QUIET
 
 pytestmark = pytest.mark.filterwarnings("ignore:EarlyStopping")
-BACKENDS = {
-    "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
-    "fsdp": Backend(lambda: "fsdp", num_processes=2),
-    "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
-}
 STEPS_PER_EPOCH = 5
 SHUFFLED = {"shuffle": True}
 
@@ -75,9 +70,6 @@ class Data(DataModule):
 
 def trainer_of_one(**options):
     return Trainer(**QUIET | options)
-
-
-ALONE = SimpleNamespace(trainer=trainer_of_one, backend=SimpleNamespace(num_processes=1))
 
 
 def fit_alone(*callbacks, batch_size=4, ckpt_path=None, resume="all", **options):
@@ -176,7 +168,12 @@ def check(folder, results, *, at, begins, per_step=1):
     ],
 )
 def test_a_run_goes_back_as_if_it_had_not_gone_on(tmp_path, strategy):
-    results = BACKENDS[strategy].run(straight_and_back, tmp_path, {"at": 8, "to": 4, "keep": 5})
+    backends = {
+        "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
+        "fsdp": Backend(lambda: "fsdp", num_processes=2),
+        "parallel": Backend(lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4),
+    }
+    results = backends[strategy].run(straight_and_back, tmp_path, {"at": 8, "to": 4, "keep": 5})
     # over the beginning of an epoch, with a validation and a file in between
     check(tmp_path, results, at=8, begins=4)
     assert results[0][1].kept == [3, 4, 5, 6, 7]
@@ -209,43 +206,42 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_wherever_it_is_and_goes_to(tmp_path, case):
+    alone = SimpleNamespace(trainer=trainer_of_one, backend=SimpleNamespace(num_processes=1))
     options, begins, per_step = CASES[case]
-    results = [straight_and_back(ALONE, tmp_path, options)]
+    results = [straight_and_back(alone, tmp_path, options)]
     check(tmp_path, results, at=options["at"], begins=begins, per_step=per_step)
     assert not list(tmp_path.glob("core-*"))  # nothing is left of a run that has ended
-
-
-class Damages(Callback):
-    """Damages a kept state of one node before the run goes back."""
-
-    def __init__(self, folder, at, damaged):
-        self.folder, self.at, self.damaged = folder, at, damaged
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if trainer.global_step == self.at and trainer.global_rank == 1:
-            [path] = self.folder.rglob(f"step-*{self.damaged}.ckpt")
-            for file in path.glob("*.data") if path.is_dir() else [path]:
-                file.write_bytes(file.read_bytes()[:-1] + b"x")
-
-
-def fit_on_node(memory, strategy):
-    """A node for each rank, with a memory of its own."""
-    rank = os.environ["RANK"]
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank}
-    memory = MemoryCheckpoint(folder=memory[int(rank)], keep=4)
-    back = Back(memory, 5, 4)
-    callbacks = [Damages(memory._folder, 5, 4), back, memory]
-    trainer = Trainer(
-        **QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2
-    )
-    trainer.fit(make_net(), datamodule=Data(batch_size=1))
-    return back.starts, back.kept
 
 
 @pytest.mark.parametrize(
     ("strategy", "begins"), [("ddp", 3), pytest.param("fsdp", 4, marks=pytest.mark.slow)]
 )
 def test_what_is_damaged_on_one_node_is_passed_over_by_all(tmp_path, strategy, begins):
+    class Damages(Callback):
+        """Damages a kept state of one node before the run goes back."""
+
+        def __init__(self, folder, at, damaged):
+            self.folder, self.at, self.damaged = folder, at, damaged
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == self.at and trainer.global_rank == 1:
+                [path] = self.folder.rglob(f"step-*{self.damaged}.ckpt")
+                for file in path.glob("*.data") if path.is_dir() else [path]:
+                    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    def fit_on_node(memory, strategy):
+        """A node for each rank, with a memory of its own."""
+        rank = os.environ["RANK"]
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": rank}
+        memory = MemoryCheckpoint(folder=memory[int(rank)], keep=4)
+        back = Back(memory, 5, 4)
+        callbacks = [Damages(memory._folder, 5, 4), back, memory]
+        trainer = Trainer(
+            **QUIET, strategy=strategy, max_epochs=1, callbacks=callbacks, devices=1, num_nodes=2
+        )
+        trainer.fit(make_net(), datamodule=Data(batch_size=1))
+        return back.starts, back.kept
+
     memory = [tmp_path / "first", tmp_path / "second"]
     for folder in memory:
         folder.mkdir()

@@ -206,6 +206,20 @@ for number, (inputs, targets) in enumerate(loader):
 
 @pytest.mark.slow
 def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers):
+    def processes_in(folder):
+        """The ranks that work in a folder: their number is the program's own, whose variables they
+        have.
+        """
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                is_rank = b"RANK=" in (process / "environ").read_bytes()
+                if is_rank and (process / "cwd").readlink().is_relative_to(folder):
+                    found.append(process.name)
+            except OSError:
+                continue
+        return found
+
     arguments = ["--strategies", "ddp,fsdp", "--steps", "5", "--rounds", "1000", "--no-checkpoint"]
     args, options = command(tmp_path, TRAINER, strangers, *arguments)
     program = programs.start(args, **options)
@@ -218,21 +232,6 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(tmp_path, strangers):
     assert "Interrupted: this is what there is." in program.output()
     assert not processes_in(tmp_path)
     assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def processes_in(folder):
-    """The ranks that work in a folder: their number is the program's own, whose variables they
-    have.
-    """
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_rank = b"RANK=" in (process / "environ").read_bytes()
-            if is_rank and (process / "cwd").readlink().is_relative_to(folder):
-                found.append(process.name)
-        except OSError:
-            continue
-    return found
 
 
 def test_a_missing_script_is_told_before_anything_runs(tmp_path):

@@ -16,13 +16,6 @@ from support.tiny import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:SpikeGuard (skips|goes)")
 NAN = float("nan")
-BACKENDS = {
-    "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
-    "fsdp": Backend(lambda: "fsdp", num_processes=2, in_process=True),
-    "parallel": Backend(
-        lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4, in_process=True
-    ),
-}
 
 
 class Alone:
@@ -69,8 +62,15 @@ def check(results, begins, counts):
     ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "parallel"))],
 )
 def test_a_run_that_goes_back_equals_one_that_never_saw_the_bad_batch(tmp_path, strategy):
+    backends = {
+        "ddp": Backend(lambda: "ddp", num_processes=2, in_process=True),
+        "fsdp": Backend(lambda: "fsdp", num_processes=2, in_process=True),
+        "parallel": Backend(
+            lambda: MeshParallelStrategy(data=2, shard=2), num_processes=4, in_process=True
+        ),
+    }
     case = {"bad": [6], "leaves_out": [6], "memory": (4, 1), "options": {"norm": nn.LayerNorm}}
-    check(BACKENDS[strategy].run(with_and_without, tmp_path, case), [4], (1, 1))
+    check(backends[strategy].run(with_and_without, tmp_path, case), [4], (1, 1))
 
 
 CASES = {
@@ -165,20 +165,19 @@ def test_one_between_them_is_none_in_a_row_and_returns_are_logged(tmp_path):
     assert guarded(Alone(tmp_path), tmp_path, bad_at(), guard)[1] == 12
 
 
-class Save(Callback):
-    """Saves the last state before what is left out, when it has been made again."""
-
-    def __init__(self, path, step):
-        self.path, self.step, self.times = path, step, 0
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.times += trainer.global_step == self.step
-        if self.times == 2:
-            trainer.save_checkpoint(self.path)
-            self.times = 3
-
-
 def test_a_run_that_resumes_leaves_the_same_batches_out(tmp_path):
+    class Save(Callback):
+        """Saves the last state before what is left out, when it has been made again."""
+
+        def __init__(self, path, step):
+            self.path, self.step, self.times = path, step, 0
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.times += trainer.global_step == self.step
+            if self.times == 2:
+                trainer.save_checkpoint(self.path)
+                self.times = 3
+
     path = tmp_path / "saved.ckpt"
     guard, again = SpikeGuard(on_spike="go_back"), SpikeGuard(on_spike="go_back")
     met = guarded(Alone(tmp_path), tmp_path, bad_at(10), guard, (4, 2), [Save(path, 9)])

@@ -53,16 +53,6 @@ def damaged(rank, folder, step, times, every=1):
     return keep, verify
 
 
-def damaged_and_not(rank, folder, every):
-    (damage, verify), (other, nothing) = (
-        damaged(rank, folder, 7, 1, every),
-        damaged(rank, folder, 7, 0, every),
-    )
-    assert nothing.differences == []
-    assert all(map(torch.equal, damage.tensors, other.tensors))
-    return damage.starts, [each.step for each in verify.differences]
-
-
 @pytest.mark.parametrize(
     ("strategy", "every", "begins"),
     [
@@ -72,6 +62,15 @@ def damaged_and_not(rank, folder, every):
     ],
 )
 def test_it_goes_back_to_where_all_were_alike(tmp_path, strategy, every, begins):
+    def damaged_and_not(rank, folder, every):
+        (damage, verify), (other, nothing) = (
+            damaged(rank, folder, 7, 1, every),
+            damaged(rank, folder, 7, 0, every),
+        )
+        assert nothing.differences == []
+        assert all(map(torch.equal, damage.tensors, other.tensors))
+        return damage.starts, [each.step for each in verify.differences]
+
     backend = BACKENDS[strategy]
     assert (
         backend.run(damaged_and_not, tmp_path, every)

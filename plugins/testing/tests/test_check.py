@@ -74,6 +74,13 @@ def test_a_logger_that_is_all_right(lines):
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_ends_it_leaves_no_process_behind(core_cli, ending):
+    def is_group(number):
+        try:
+            os.killpg(number, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
     groups = core_cli.working / "groups"
     slow = (  # with a thread that would keep the process
         "import os, threading, time; threading.Thread(target=time.sleep, args=(200,)).start()"
@@ -95,14 +102,6 @@ def test_whoever_ends_it_leaves_no_process_behind(core_cli, ending):
     wait_until(
         lambda: not any(is_group(int(each.name)) for each in groups.iterdir()), "end of all groups"
     )
-
-
-def is_group(number):
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_failures_are_told_and_written(core_cli, lines):

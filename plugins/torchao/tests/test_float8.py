@@ -29,15 +29,6 @@ def float8():
     return importlib.import_module("torchao.float8")
 
 
-class InHalf(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, inputs):
-        return self.layer(inputs.bfloat16())
-
-
 def set_up(module, precision="fp8-mixed"):
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     return fabric, fabric.setup(module)
@@ -50,25 +41,33 @@ def step(module, precision="fp8-mixed"):
     return [parameter.grad for parameter in module.parameters()]
 
 
-def by_hand(float8, recipe, module):
-    """The gradients by torchao's own layers, which on a CPU don't look for autocast."""
-    config = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=True)
-    float8.convert_to_float8_training(
-        module, config=config, module_filter_fn=lambda layer, name: name in ("0", "3")
-    )
-    for index in (0, 3):
-        module[index] = InHalf(module[index])
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = module(INPUTS).float().square().mean()
-    loss.backward()
-    return [parameter.grad for parameter in module.parameters()]
-
-
 @pytest.mark.parametrize(("precision", "recipe"), RECIPES.items())
 def test_numbers_are_those_of_torchao(float8, precision, recipe):
     """Of inputs in float32 too, as LayerNorm gives them, and with a layer that stays in
     bfloat16.
     """
+
+    class InHalf(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, inputs):
+            return self.layer(inputs.bfloat16())
+
+    def by_hand(float8, recipe, module):
+        """The gradients by torchao's own layers, which on a CPU don't look for autocast."""
+        config = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+        float8.convert_to_float8_training(
+            module, config=config, module_filter_fn=lambda layer, name: name in ("0", "3")
+        )
+        for index in (0, 3):
+            module[index] = InHalf(module[index])
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(INPUTS).float().square().mean()
+        loss.backward()
+        return [parameter.grad for parameter in module.parameters()]
+
     found, expected = step(stack(), precision), by_hand(float8, recipe, stack())
     assert all(map(torch.equal, found, expected))
     half = step(stack(), "bf16-mixed")
@@ -159,12 +158,11 @@ def test_it_says_once_that_it_is_emulated():
     assert len(said) == 1
 
 
-def refused(module, match, precision=None):
-    with pytest.raises(ConfigurationError, match=match):
-        (precision or fp8_mixed()).convert_module(module)
-
-
 def test_a_model_that_would_not_be_in_8_bits_is_refused(float8):
+    def refused(module, match, precision=None):
+        with pytest.raises(ConfigurationError, match=match):
+            (precision or fp8_mixed()).convert_module(module)
+
     refused(
         nn.ReLU(),
         "'fp8-mixed' is for linear layers, and ReLU calls none. Use precision='bf16-mixed'",
@@ -265,19 +263,6 @@ def moved_apart(one, other):
     )
 
 
-def strategy_of(options):
-    if "parallelize" in options:
-        return importlib.import_module("core_fsdp").ModelParallelStrategy(parallelize_fn=cut)
-    return importlib.import_module("core_fsdp").FSDPStrategy(**options)
-
-
-def cut(module, mesh):
-    parallel = importlib.import_module("torch.distributed.tensor.parallel")
-    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-    for block in module.blocks:
-        parallel.parallelize_module(block, mesh["tensor_parallel"], plan)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "gathered", "num_processes", "tolerance"),
@@ -296,6 +281,17 @@ def cut(module, mesh):
     ],
 )
 def test_options_of_shards(options, gathered, num_processes, tolerance):
+    def strategy_of(options):
+        if "parallelize" in options:
+            return importlib.import_module("core_fsdp").ModelParallelStrategy(parallelize_fn=cut)
+        return importlib.import_module("core_fsdp").FSDPStrategy(**options)
+
+    def cut(module, mesh):
+        parallel = importlib.import_module("torch.distributed.tensor.parallel")
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        for block in module.blocks:
+            parallel.parallelize_module(block, mesh["tensor_parallel"], plan)
+
     shards = Backend(functools.partial(strategy_of, options), num_processes=num_processes)
     num_shares = 1 if "parallelize" in options else num_processes
     found = shards.run(fit, "fp8-mixed", 4, None, None, num_shares)[0]
@@ -305,18 +301,17 @@ def test_options_of_shards(options, gathered, num_processes, tolerance):
         assert moved_apart(found["weights"], expected["weights"]) <= tolerance
 
 
-def built_on_meta(rank):
-    fabric = rank.fabric(precision="fp8-mixed")
-    outputs = []
-    for is_empty in (False, True):
-        torch.manual_seed(0)
-        with fabric.init_module(empty_init=is_empty):
-            module = stack()
-        outputs.append(fabric.setup_module(module)(torch.ones(4, 32)).float().detach())
-    return outputs
-
-
 @pytest.mark.slow
 def test_built_on_meta_it_has_the_same_weights():
+    def built_on_meta(rank):
+        fabric = rank.fabric(precision="fp8-mixed")
+        outputs = []
+        for is_empty in (False, True):
+            torch.manual_seed(0)
+            with fabric.init_module(empty_init=is_empty):
+                module = stack()
+            outputs.append(fabric.setup_module(module)(torch.ones(4, 32)).float().detach())
+        return outputs
+
     for outputs in Backend(lambda: "fsdp", num_processes=2).run(built_on_meta):
         assert torch.equal(*outputs)

@@ -76,22 +76,21 @@ def loaded(fabric, folder, config, **options):
     return model
 
 
-def carry(rank, folder):
-    fabric = rank.fabric()
-    config = peft.PeftConfig.from_pretrained(folder / "adapters")
-    config.inference_mode = False
-    model = loaded(fabric, folder, config, adapters=folder / "adapters")
-    save_pretrained(fabric, model, folder / rank.backend.strategy())
-    copy = loaded(fabric, folder, config)
-    before = folder / f"{rank.backend.strategy()}-before"
-    save_pretrained(fabric, copy, before)
-    load_pretrained(fabric, copy, folder / "adapters")
-    save_pretrained(fabric, copy, folder / f"{rank.backend.strategy()}-alone")
-    fabric.teardown()
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_adapters_come_back_bit_for_bit(tmp_path, strategy):
+    def carry(rank, folder):
+        fabric = rank.fabric()
+        config = peft.PeftConfig.from_pretrained(folder / "adapters")
+        config.inference_mode = False
+        model = loaded(fabric, folder, config, adapters=folder / "adapters")
+        save_pretrained(fabric, model, folder / rank.backend.strategy())
+        copy = loaded(fabric, folder, config)
+        before = folder / f"{rank.backend.strategy()}-before"
+        save_pretrained(fabric, copy, before)
+        load_pretrained(fabric, copy, folder / "adapters")
+        save_pretrained(fabric, copy, folder / f"{rank.backend.strategy()}-alone")
+        fabric.teardown()
+
     make("dense", tmp_path / "first")
     config = peft.LoraConfig(**LORA, modules_to_save=["lm_head"], init_lora_weights=False)
     model = peft.get_peft_model(CAUSAL.from_pretrained(tmp_path / "first"), config)

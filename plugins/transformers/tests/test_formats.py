@@ -51,26 +51,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-class Looks(Callback):
-    """The formats in which tensors are trained, and streamed in 16 bits; and the frequencies."""
-
-    def on_train_end(self, trainer, module):
-        self.trained, self.frequencies = (
-            formats(module.model),
-            module.model.model.rotary_emb.inv_freq,
-        )
-        streamed = list(PretrainedWeights(trainer, module, dtype=torch.bfloat16))
-        self.streamed = {name: tensor.dtype for name, tensor in streamed}
-
-
-def train(rank, folder, target):
-    looks = Looks()
-    callbacks = [LoadPretrained(folder), SavePretrained(target, dtype=torch.bfloat16), looks]
-    trainer = rank.trainer(max_steps=1, callbacks=callbacks)
-    trainer.fit(Tuned(folder), batches(1, 1))
-    return looks.trained, looks.streamed, looks.frequencies
-
-
 # torch's, of first values that aren't kept
 @pytest.mark.filterwarnings("ignore:DTensor random operators")
 @pytest.mark.parametrize(
@@ -88,6 +68,26 @@ def train(rank, folder, target):
 def test_what_transformers_keeps_in_float32_is_trained_streamed_and_saved_so(
     folder, tmp_path, strategy, precision
 ):
+    class Looks(Callback):
+        """The formats in which tensors are trained, and streamed in 16 bits; and the
+        frequencies.
+        """
+
+        def on_train_end(self, trainer, module):
+            self.trained, self.frequencies = (
+                formats(module.model),
+                module.model.model.rotary_emb.inv_freq,
+            )
+            streamed = list(PretrainedWeights(trainer, module, dtype=torch.bfloat16))
+            self.streamed = {name: tensor.dtype for name, tensor in streamed}
+
+    def train(rank, folder, target):
+        looks = Looks()
+        callbacks = [LoadPretrained(folder), SavePretrained(target, dtype=torch.bfloat16), looks]
+        trainer = rank.trainer(max_steps=1, callbacks=callbacks)
+        trainer.fit(Tuned(folder), batches(1, 1))
+        return looks.trained, looks.streamed, looks.frequencies
+
     expected = CAUSAL.from_pretrained(folder, dtype=torch.bfloat16)
     num_processes = 1 if strategy() == "single_device" else 2
     backend = Backend(strategy, num_processes=num_processes, options={"precision": precision})

@@ -18,11 +18,8 @@ from core_testing.waiting import slowness, wait_until
 from core_weights import GroupSink, TransferError, WeightReceiver
 from support.tiny import Tiny, loader
 
-FORK = multiprocessing.get_context("fork")
 TIMEOUT = timedelta(minutes=2)
 SOON = timedelta(seconds=math.ceil(slowness()))
-AT_ONCE_S = 60
-"""Far less than the timeout: that a process has died is seen by its connection."""
 
 # The tiny module can validate, and there is no need to.
 pytestmark = pytest.mark.filterwarnings(
@@ -65,66 +62,68 @@ def connected(pool):
 # processes ----------------------------------------------------------------------------------------
 
 
-def bits(tensors):
-    return {name: tensor.reshape(-1).view(torch.uint8).tolist() for name, tensor in tensors}
-
-
-def serve(queue, address, dies_after):
-    """Put version and bits of each one; at last the error. Dies after a version."""
-    model, receiver = Tiny(), WeightReceiver(address, timeout=TIMEOUT)
-    try:
-        while receiver.load_into(model):
-            queue.put((receiver.version, bits(model.state_dict().items())))
-            if receiver.version == dies_after:
-                queue.close()
-                queue.join_thread()
-                os.kill(os.getpid(), signal.SIGKILL)
-    except TransferError as error:
-        queue.put(str(error))
-
-
-class States(Callback):
-    """Keeps the state that the model has when it is sent."""
-
-    def __init__(self):
-        self.states = {}
-
-    def on_train_start(self, trainer, module):
-        whole = trainer.strategy.get_module_state_dict(module, layout="full")
-        self.states[trainer.global_step] = bits(
-            (name, tensor.clone()) for name, tensor in whole.items()
-        )
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.on_train_start(trainer, module)
-
-
-def train(rank, port):
-    """The states, and the error."""
-    states, push = States(), PushWeights(GroupSink(port, receivers=2, timeout=TIMEOUT))
-    with pytest.raises(TransferError) as caught:
-        rank.trainer(callbacks=[states, push], max_steps=8, max_epochs=1).fit(Tiny(), loader(16))
-    return states.states, str(caught.value)
-
-
 @pytest.mark.slow
 def test_receivers_get_each_version_until_one_of_them_dies_which_is_an_error_for_all():
-    port, queues = reserve_port(train), [FORK.Queue(), FORK.Queue()]
+    fork = multiprocessing.get_context("fork")
+    at_once_s = 60
+    """Far less than the timeout: that a process has died is seen by its connection."""
+
+    def bits(tensors):
+        return {name: tensor.reshape(-1).view(torch.uint8).tolist() for name, tensor in tensors}
+
+    def serve(queue, address, dies_after):
+        """Put version and bits of each one; at last the error. Dies after a version."""
+        model, receiver = Tiny(), WeightReceiver(address, timeout=TIMEOUT)
+        try:
+            while receiver.load_into(model):
+                queue.put((receiver.version, bits(model.state_dict().items())))
+                if receiver.version == dies_after:
+                    queue.close()
+                    queue.join_thread()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except TransferError as error:
+            queue.put(str(error))
+
+    class States(Callback):
+        """Keeps the state that the model has when it is sent."""
+
+        def __init__(self):
+            self.states = {}
+
+        def on_train_start(self, trainer, module):
+            whole = trainer.strategy.get_module_state_dict(module, layout="full")
+            self.states[trainer.global_step] = bits(
+                (name, tensor.clone()) for name, tensor in whole.items()
+            )
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.on_train_start(trainer, module)
+
+    def train(rank, port):
+        """The states, and the error."""
+        states, push = States(), PushWeights(GroupSink(port, receivers=2, timeout=TIMEOUT))
+        with pytest.raises(TransferError) as caught:
+            rank.trainer(callbacks=[states, push], max_steps=8, max_epochs=1).fit(
+                Tiny(), loader(16)
+            )
+        return states.states, str(caught.value)
+
+    port, queues = reserve_port(train), [fork.Queue(), fork.Queue()]
     address = f"127.0.0.1:{port}"
     for queue, dies_after in zip(queues, (2, None), strict=True):
-        FORK.Process(target=serve, args=(queue, address, dies_after), daemon=True).start()
+        fork.Process(target=serve, args=(queue, address, dies_after), daemon=True).start()
     results = Backend(lambda: "fsdp", num_processes=2).run(train, port)
     for rank, (_, text) in enumerate(results):
         assert text.startswith("On rank 0: Receiver " if rank else "Receiver ")
         assert "of 2 has died, or has not asked for" in text
     states = results[0][0]
     for version in range(3):
-        assert [queue.get(timeout=AT_ONCE_S * slowness()) for queue in queues] == [
+        assert [queue.get(timeout=at_once_s * slowness()) for queue in queues] == [
             (version, states[version])
         ] * 2
-    last = queues[1].get(timeout=AT_ONCE_S * slowness())
+    last = queues[1].get(timeout=at_once_s * slowness())
     while isinstance(last, tuple):  # it may have asked for the next version earlier
-        last = queues[1].get(timeout=AT_ONCE_S * slowness())
+        last = queues[1].get(timeout=at_once_s * slowness())
     assert last.startswith(f"The trainer at {address} has died, or has sent nothing")
 
 

@@ -11,14 +11,6 @@ from core_lightning.strategies.usable_cuda import find_usable_cuda_devices
 without_cuda = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
 
 
-@pytest.fixture
-def two_devices(monkeypatch):
-    """A torch that says that it was built for CUDA, and counts two devices."""
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(CUDAAccelerator, "device_files", ())
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-
-
 def test_devices_are_tried_until_enough_work(monkeypatch):
     def zeros(size, device):
         if device == "cuda:0":
@@ -46,10 +38,13 @@ def test_a_number_that_is_none(number):
 
 @pytest.mark.slow
 @without_cuda
-def test_each_device_is_tried_and_the_reasons_are_told(two_devices):
-    """Two devices are counted, and a real allocation fails on each, in the process that tries
-    it.
+def test_each_device_is_tried_and_the_reasons_are_told(monkeypatch):
+    """Torch says that it was built for CUDA, and counts two devices; a real allocation fails on
+    each, in the process that tries it.
     """
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(CUDAAccelerator, "device_files", ())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     message = r"Expected 1 usable, and 0 of 2 can be used; device 0: .*; device 1: "
     with pytest.raises(DeviceError, match=message):
         find_usable_cuda_devices(1)

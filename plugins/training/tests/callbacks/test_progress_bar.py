@@ -306,17 +306,16 @@ def test_six_metrics_take_80_columns(monkeypatch):
     ]
 
 
-def heads_of(names):
-    """The lines of a header, and the widest of all lines."""
-    lines = []
-    EpochTable().add(
-        lambda line, is_header=False: lines.append((line, is_header)),
-        epoch=0, step=1, seconds=1, batches_per_s=1, metrics=dict.fromkeys(names, 0.5),
-    )  # fmt: skip
-    return [line for line, is_header in lines if is_header], max(len(line) for line, _ in lines)
-
-
 def test_a_file_has_room(monkeypatch):
+    def heads_of(names):
+        """The lines of a header, and the widest of all lines."""
+        lines = []
+        EpochTable().add(
+            lambda line, is_header=False: lines.append((line, is_header)),
+            epoch=0, step=1, seconds=1, batches_per_s=1, metrics=dict.fromkeys(names, 0.5),
+        )  # fmt: skip
+        return [line for line, is_header in lines if is_header], max(len(line) for line, _ in lines)
+
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(sys, "__stdout__", None)
     assert len(heads_of([f"val/accuracy_of_class_{index}" for index in range(12)])[0]) == 1

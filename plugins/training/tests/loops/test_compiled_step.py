@@ -174,54 +174,57 @@ def test_a_place_between_the_joined_ones_is_entered_by_samples_only(tmp_path):
         fit(CompiledStrategy(), ckpt_path=path, make=list)
 
 
-class HookedModule(Learning):
-    def on_after_backward(self):
-        """Would run inside the program."""
+def test_a_hook_within_the_step_is_refused():
+    class HookedModule(Learning):
+        def on_after_backward(self):
+            """Would run inside the program."""
+
+    text = "HookedModule has the hook on_after_backward, and CompiledStrategy"
+    with pytest.raises(UnsupportedError, match=text):
+        fit(CompiledStrategy(), module=HookedModule())
 
 
-class Overriding(Learning):
-    def optimizer_step(self, *args, **kwargs):
-        super().optimizer_step(*args, **kwargs)
+def test_an_overridden_step_of_the_optimizer_is_refused():
+    class Overriding(Learning):
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+
+    with pytest.raises(UnsupportedError, match="Overriding overrides optimizer_step"):
+        fit(CompiledStrategy(), module=Overriding())
 
 
-class Scheduled(Learning):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+def test_a_scheduler_by_step_is_refused():
+    class Scheduled(Learning):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
+
+    text = "interval='step', and CompiledStrategy makes 2 updates"
+    with pytest.raises(ConfigurationError, match=text):
+        fit(CompiledStrategy(), module=Scheduled())
 
 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         (
-            {"module": HookedModule},
-            UnsupportedError,
-            "HookedModule has the hook on_after_backward, and CompiledStrategy",
-        ),
-        (
             {"callbacks": partial(LambdaCallback, on_before_optimizer_step=print)},
             UnsupportedError,
             "LambdaCallback has the hook on_before_optimizer_step",
         ),
-        ({"module": Overriding}, UnsupportedError, "Overriding overrides optimizer_step"),
         ({"gradient_clip_val": 0.5}, UnsupportedError, r"gradient_clip_val=0\.5: CompiledStrategy"),
         (
             {"max_steps": 3},
             ConfigurationError,
             "max_steps=3, and CompiledStrategy makes 2 updates in each batch",
         ),
-        (
-            {"module": Scheduled},
-            ConfigurationError,
-            "interval='step', and CompiledStrategy makes 2 updates",
-        ),
         ({"callbacks": EMA}, UnsupportedError, "EMA reads weights between two steps"),
     ],
-    ids=["hook", "callback", "override", "clipping", "max_steps", "scheduler", "average"],
+    ids=["callback", "clipping", "max_steps", "average"],
 )
 def test_what_no_compiled_step_can_do_is_refused(options, error, text):
     made = {name: value() if callable(value) else value for name, value in options.items()}

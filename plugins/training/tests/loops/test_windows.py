@@ -244,35 +244,6 @@ def test_a_loss_with_a_weight_leaves_nothing_behind_either():
 # loaders of another length in each epoch ----------------------------------------------------------
 
 
-class ByTokens:
-    """12 samples in batches of 4, 3 or 2: 3, 4 and 6 of them."""
-
-    epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return 12 // (4, 3, 2)[self.epoch]
-
-    def __iter__(self):
-        return iter(torch.arange(12).split((4, 3, 2)[self.epoch]))
-
-
-class Redrawn:
-    """The same, with batches that are made when they are asked for."""
-
-    def __init__(self):
-        self.sizes, self.made = [4, 3, 2], []
-
-    def __len__(self):
-        return len(self.made) or 3
-
-    def __iter__(self):
-        self.made = list(torch.arange(12).split(self.sizes.pop(0)))
-        yield from self.made
-
-
 class Growing(Dataset):
     epoch = 0
 
@@ -288,22 +259,52 @@ class Growing(Dataset):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("name", "expected"),
     [
-        (lambda: DataLoader(torch.arange(12.0), batch_sampler=ByTokens()), [12, 12, 12]),
-        (lambda: DataLoader(torch.arange(12.0), batch_sampler=Redrawn()), [12, 12, 12]),
-        (lambda: DataLoader(Growing(), 3, shuffle=True), [6, 6, 12]),
-        (
-            lambda: {
-                "a": DataLoader(torch.arange(12.0), batch_sampler=ByTokens()),
-                "b": DataLoader(torch.ones(2)),
-            },
-            [12, 12, 12],
-        ),
+        ("by tokens", [12, 12, 12]),
+        ("redrawn", [12, 12, 12]),
+        ("growing", [6, 6, 12]),
+        ("several", [12, 12, 12]),
     ],
-    ids=["by tokens", "redrawn", "growing", "several"],
 )
-def test_the_number_of_batches_is_asked_for_in_each_epoch(make, expected, num_ranks):
+def test_the_number_of_batches_is_asked_for_in_each_epoch(name, expected, num_ranks):
+    class ByTokens:
+        """12 samples in batches of 4, 3 or 2: 3, 4 and 6 of them."""
+
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __len__(self):
+            return 12 // (4, 3, 2)[self.epoch]
+
+        def __iter__(self):
+            return iter(torch.arange(12).split((4, 3, 2)[self.epoch]))
+
+    class Redrawn:
+        """The same, with batches that are made when they are asked for."""
+
+        def __init__(self):
+            self.sizes, self.made = [4, 3, 2], []
+
+        def __len__(self):
+            return len(self.made) or 3
+
+        def __iter__(self):
+            self.made = list(torch.arange(12).split(self.sizes.pop(0)))
+            yield from self.made
+
+    def make():
+        by_tokens = DataLoader(torch.arange(12.0), batch_sampler=ByTokens())
+        loaders = {
+            "by tokens": by_tokens,
+            "redrawn": DataLoader(torch.arange(12.0), batch_sampler=Redrawn()),
+            "growing": DataLoader(Growing(), 3, shuffle=True),
+            "several": {"a": by_tokens, "b": DataLoader(torch.ones(2))},
+        }
+        return loaders[name]
+
     def seen_by_epoch(loader, num_ranks):
         trainer = Trainer(
             **{

@@ -173,13 +173,12 @@ def test_a_second_ctrl_c_ends_it_at_once(start, where):
 # SLURM's warning, with a scontrol that writes down what it is asked -------------------------------
 
 
-@pytest.fixture
-def slurm_variables(tmp_path):
+def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(start, tmp_path):
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/scontrol-calls"\n')
     scontrol.chmod(0o755)
-    return {
+    slurm_variables = {
         "PATH": f"{scontrol.parent}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
@@ -190,11 +189,6 @@ def slurm_variables(tmp_path):
         "SLURM_NNODES": "1",
         "SLURM_JOB_NAME": "train",
     }
-
-
-def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(
-    start, slurm_variables, tmp_path
-):
     first = start("single_device", "requeue", variables=slurm_variables)
     first.await_ranks(1)
     first.signal(signal.SIGUSR1, group=True)

@@ -21,33 +21,31 @@ from core import Trainer
 from core.callbacks import ModelCheckpoint
 from support.small_nets import QUIET, Net, batches
 
-OF_SIGNALS = os.path.dirname(core_training.signals.__file__) + os.sep
-
-
-class Validating(Net):
-    def validation_step(self, batch):
-        self.log("score", self.layer(batch).mean())
-
-
-def fit(folder, **options):
-    """Two epochs of three steps, with everything that a run may have. Returns the weights."""
-    torch.manual_seed(1)
-    saver = ModelCheckpoint(folder / "saved", every_n_train_steps=2, save_on_exception=True)
-    on = {
-        "enable_checkpointing": True,
-        "num_sanity_val_steps": 1,
-        "default_root_dir": folder,
-        "callbacks": saver,
-    }
-    module = Validating()
-    data = torch.cat(batches(6))
-    trainer = Trainer(**QUIET | on, max_epochs=2, accumulate_grad_batches=2)
-    trainer.fit(module, DataLoader(data, 2, shuffle=True), DataLoader(data, 6), **options)
-    return module.layer.weight.tolist()
-
 
 @pytest.mark.slow  # the quick tests of signals stand in test_interruption_signals.py
 def test_no_signal_is_lost(tmp_path):
+    of_signals = os.path.dirname(core_training.signals.__file__) + os.sep
+
+    class Validating(Net):
+        def validation_step(self, batch):
+            self.log("score", self.layer(batch).mean())
+
+    def fit(folder, **options):
+        """Two epochs of three steps, with everything that a run may have. Returns the weights."""
+        torch.manual_seed(1)
+        saver = ModelCheckpoint(folder / "saved", every_n_train_steps=2, save_on_exception=True)
+        on = {
+            "enable_checkpointing": True,
+            "num_sanity_val_steps": 1,
+            "default_root_dir": folder,
+            "callbacks": saver,
+        }
+        module = Validating()
+        data = torch.cat(batches(6))
+        trainer = Trainer(**QUIET | on, max_epochs=2, accumulate_grad_batches=2)
+        trainer.fit(module, DataLoader(data, 2, shuffle=True), DataLoader(data, 6), **options)
+        return module.layer.weight.tolist()
+
     def go_on(folder):
         warnings.simplefilter("error")  # nothing that was saved is damaged
         assert fit(folder, ckpt_path="last") == expected
@@ -70,7 +68,7 @@ def test_no_signal_is_lost(tmp_path):
                 sys.settrace(None)
 
         def _trace(self, frame, event, arg):
-            if event == "call" and frame.f_code.co_filename.startswith(OF_SIGNALS):
+            if event == "call" and frame.f_code.co_filename.startswith(of_signals):
                 frame.f_trace_opcodes = True  # between any two instructions there
             if event in ("line", "opcode"):
                 self.count += 1

@@ -270,17 +270,16 @@ def test_frozen_values_are_compared_with_those_that_the_program_brings(tmp_path)
     go_on(path, Adapted(2.0), Resume(strict=False), max_steps=9)
 
 
-def fit_on_ranks(rank, path, value, ckpt_path=None):
-    options = {"plugins": [rank.environment, DistributedCheckpointIO()], "limit_val_batches": 0}
-    trainer = rank.trainer(
-        max_steps=5 if ckpt_path is None else 9, save_only="trainable", **options
-    )
-    trainer.fit(Adapted(value), loader(), ckpt_path=ckpt_path)
-    trainer.save_checkpoint(path)
-
-
 @pytest.mark.slow
 def test_frozen_shards_are_compared_on_another_number_of_ranks(tmp_path):
+    def fit_on_ranks(rank, path, value, ckpt_path=None):
+        options = {"plugins": [rank.environment, DistributedCheckpointIO()], "limit_val_batches": 0}
+        trainer = rank.trainer(
+            max_steps=5 if ckpt_path is None else 9, save_only="trainable", **options
+        )
+        trainer.fit(Adapted(value), loader(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(path)
+
     two, three = (Backend(lambda: "fsdp", num_processes=number) for number in (2, 3))
     two.run(fit_on_ranks, tmp_path / "two.ckpt", 1.0)
     three.run(fit_on_ranks, tmp_path / "three.ckpt", 1.0, tmp_path / "two.ckpt")

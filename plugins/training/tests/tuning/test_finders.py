@@ -311,37 +311,45 @@ def test_a_resumed_run_has_the_settings_that_it_was_begun_with(tmp_path):
     )
 
 
-class Manual(Net):
-    automatic_optimization = False
+def test_manual_optimization_is_refused(tmp_path):
+    class Manual(Net):
+        automatic_optimization = False
+
+    with pytest.raises(ConfigurationError, match="automatic_optimization=False"):
+        Tuner(make_trainer(tmp_path)).lr_find(Manual())
 
 
-class Pair(Net):
-    def configure_optimizers(self):
-        return [
-            torch.optim.SGD(layers.parameters()) for layers in (self.layers[:2], self.layers[3])
-        ]
+def test_two_optimizers_are_refused(tmp_path):
+    class Pair(Net):
+        def configure_optimizers(self):
+            return [
+                torch.optim.SGD(layers.parameters()) for layers in (self.layers[:2], self.layers[3])
+            ]
+
+    message = r"needs one optimizer, and Pair\.configure_optimizers returned 2"
+    with pytest.raises(ConfigurationError, match=message):
+        Tuner(make_trainer(tmp_path)).lr_find(Pair())
 
 
-class Fixed(Net):
-    def train_dataloader(self):
-        return DataLoader(data(), 4)
+def test_a_loader_whose_batches_have_a_size_already_is_refused(tmp_path):
+    class Fixed(Net):
+        def train_dataloader(self):
+            return DataLoader(data(), 4)
+
+    message = "the training loader makes batches of 4"
+    with pytest.raises(ConfigurationError, match=message):
+        Tuner(make_trainer(tmp_path)).scale_batch_size(Fixed())
 
 
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (lambda tuner: tuner.lr_find(Manual()), "automatic_optimization=False"),
-        (
-            lambda tuner: tuner.lr_find(Pair()),
-            r"needs one optimizer, and Pair\.configure_optimizers returned 2",
-        ),
         (lambda tuner: tuner.lr_find(Net(), attr_name="rate"), "found no attribute 'rate' in Net"),
         (lambda tuner: tuner.lr_find(Net(), iter([])), "an iterator that a search would use up"),
         (
             lambda tuner: tuner.scale_batch_size(Net(), shuffled()),
             "train_dataloaders were passed as they are",
         ),
-        (lambda tuner: tuner.scale_batch_size(Fixed()), "the training loader makes batches of 4"),
         (lambda tuner: tuner.lr_find(Net(), method="test"), "in training only"),
         (lambda tuner: tuner.lr_find(Net(), min_lr=1, max_lr=1), "0 < min_lr < max_lr"),
         (lambda tuner: tuner.lr_find(Net(), num_training=1), "num_training_steps=1"),

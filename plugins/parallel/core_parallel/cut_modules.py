@@ -18,7 +18,7 @@ from core_parallel.stages import first_values
 from core_parallel.tensor import checks, layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ class CutModules(MeshAxes):
 
     _tensor_plan: Mapping[str, Any] | None
     _expert_plan: Sequence[str] | Mapping[str, Any] | None
-    _keeps_logits: bool
+    _local_loss: Collection[str]
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -93,7 +93,8 @@ class CutModules(MeshAxes):
         if size == 1:
             return {}
         names = {one.name for one in found}
-        return layers.plan(module, self._tensor_plan, size, names, keeps_logits=self._keeps_logits)
+        keeps_logits = "tensor" in self._local_loss
+        return layers.plan(module, self._tensor_plan, size, names, keeps_logits=keeps_logits)
 
     def _cut_planned(self, module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None:
         """All ranks, with the same values. Cut layers in place; what is computed between them is

@@ -30,8 +30,6 @@ class CutSequences(CutModules):
 
     _context_options: tuple[Attention, int]
     """How attention sees the whole sequence, and the dimension of tensors that is the sequence."""
-    _joins: bool
-    """What the model returns is joined on all ranks."""
     _gradient_terms: Terms | None = None
     _began = 0
 
@@ -78,7 +76,8 @@ class CutSequences(CutModules):
             return []
         if own not in self._contexts:
             given = (group, *self._context_options, self._draw_apart, self._deciding())
-            made = [Context(one, own, *given, joins=self._joins) for one in called]
+            joins = "context" not in self._local_loss
+            made = [Context(one, own, *given, joins=joins) for one in called]
             by_token = [*self._experts_in(own), *layers.cut_in(own)]
             with suppress(ModuleError):  # there are none
                 by_token += [one.module for one in expert_modules.find(own, self._expert_plan)]

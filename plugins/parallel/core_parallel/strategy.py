@@ -32,7 +32,7 @@ from core_parallel.stages import named_parts, shards
 from core_parallel.stages.layout import stage_owners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -69,11 +69,10 @@ class MeshParallelStrategy(StagedStates):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
-        tensor_loss: Literal["whole", "local"] = "whole",
         expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
-        context_loss: Literal["whole", "local"] = "whole",
+        local_loss: str | Collection[str] = (),
         parts: Sequence[str | Callable[..., Any]] | None = None,
         balance: Literal["parameters", "time"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
@@ -97,9 +96,6 @@ class MeshParallelStrategy(StagedStates):
                 are distributed. `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`,
                 `"rowwise"`, ...) or torch's styles. None asks the model, and its config.
-            tensor_loss: `"whole"` gives all ranks the logits of all words; with `"local"` each
-                keeps those of its own, which a head cut by `"colwise_gather_output"` computes, and
-                the step takes `cross_entropy` of them.
             expert_plan: names of the modules whose parameters are experts; `*` stands for one part
                 of a name. None asks the model, and its config, and else recognizes modules of
                 experts.
@@ -108,9 +104,10 @@ class MeshParallelStrategy(StagedStates):
                 values.
             context_dim: of the tensors that the model is given and returns, the one that is the
                 sequence.
-            context_loss: `"whole"` gives all ranks what the model returns; with `"local"` each
-                keeps its own positions, such as logits, of which the step takes `cross_entropy`
-                with whole labels.
+            local_loss: axes along which each rank keeps its part of what the model returns, such as
+                logits, of which the step takes `cross_entropy` with whole labels: by `"context"`
+                its own positions, by `"tensor"` its own words, which a head cut by
+                `"colwise_gather_output"` computes. Without it all ranks get the whole.
             parts: names of a pipeline's modules in the order in which they are applied, for a model
                 that has no `pipeline()`; `*` stands for one part of a name. Functions may stand
                 between them. Or the one of several models that is cut, by its name.
@@ -142,13 +139,13 @@ class MeshParallelStrategy(StagedStates):
         }
         self._given = {name: sizes.parse(name, size) for name, size in axes.items()}
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
-        combinations.is_first("context_attention", context_attention, "ulysses", "gather")
+        if context_attention not in ("ulysses", "gather"):
+            raise ConfigurationError(
+                f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'."
+            )
         self._context_options = context_attention, context_dim
-        self._joins = combinations.is_first("context_loss", context_loss, "whole", "local")
-        self._keeps_logits = not combinations.is_first("tensor_loss", tensor_loss, "whole", "local")
-        combinations.refuse(
-            self, self._given, options, keeps_logits=self._keeps_logits, joins=self._joins
-        )
+        self._local_loss = combinations.parse_local_loss(local_loss)
+        combinations.refuse(self, self._given, options, self._local_loss)
         self._parts, self._balance = named_parts.parse(parts), balances.parse(balance)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)

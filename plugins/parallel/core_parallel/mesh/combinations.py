@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from core import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from core_fsdp import FSDPStrategy
 
@@ -21,24 +21,25 @@ _OF_UNITS = (
 _OF_SHARDS = (*_OF_UNITS, "mixed_precision", "sharding_strategy")
 
 
-def is_first(name: str, word: str, first: str, second: str) -> bool:
-    """True for the first of the two words that an option may be.
+def parse_local_loss(given: str | Collection[str]) -> frozenset[str]:
+    """The axes along which each rank keeps its part of what the model returns.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it isn't one.
     """
-    if word not in (first, second):
-        raise ConfigurationError(f"{name}={word!r}: expected {first!r} or {second!r}.")
-    return word == first
+    axes = frozenset([given] if isinstance(given, str) else given)
+    if axes - {"context", "tensor"}:
+        raise ConfigurationError(
+            f"local_loss={given!r}: expected 'context', 'tensor', or both in a list."
+        )
+    return axes
 
 
 def refuse(
     strategy: FSDPStrategy,
     sizes: Mapping[str, int | None],
     options: Mapping[str, Any],
-    *,
-    keeps_logits: bool,
-    joins: bool,
+    local_loss: Collection[str],
 ) -> None:
     """Refuse what doesn't go together.
 
@@ -46,8 +47,7 @@ def refuse(
         strategy: to which all is given.
         sizes: of the axes, and of `expert`; None is derived.
         options: of shards, and of every parallel strategy.
-        keeps_logits: each rank keeps the logits of its own words.
-        joins: what the model returns for parts of a sequence is joined.
+        local_loss: axes along which each rank keeps its part of what the model returns.
 
     Raises:
         ConfigurationError: with what to leave out or to give.
@@ -58,15 +58,15 @@ def refuse(
             f"{owner} lays out its own mesh of data, shard and further axes, and takes neither "
             "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
         )
-    if keeps_logits and sizes["pipeline"] != 1:
+    if "tensor" in local_loss and sizes["pipeline"] != 1:
         raise ConfigurationError(
-            f"{owner}(tensor_loss='local') isn't there yet with a pipeline, whose ranks share "
+            f"{owner}(local_loss='tensor') isn't there yet with a pipeline, whose ranks share "
             "what the model returns. Leave it out."
         )
-    if keeps_logits and sizes["context"] != 1 and joins:
+    if "tensor" in local_loss and sizes["context"] != 1 and "context" not in local_loss:
         raise ConfigurationError(
-            f"{owner}(tensor_loss='local') leaves logits in parts, and context_loss='whole' "
-            "joins them. Give context_loss='local' too."
+            f"{owner}(local_loss='tensor') leaves logits in parts, which are joined over context. "
+            "Give local_loss=['context', 'tensor']."
         )
     asked = {name for name, value in options.items() if value not in (None, False, "units")}
     unused = [name for name in _OF_SHARDS if name in asked]

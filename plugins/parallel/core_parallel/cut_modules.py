@@ -158,17 +158,15 @@ class CutModules(MeshAxes):
         """The fields of `PlacedModel` about shards."""
         if self.sizes.shard == 1:
             return {}
-        policy, units = self._policy(), []
+        units = []
         if layout is None:  # else parts are gathered once a step
             wrapping.check_parameters(module)
             chosen = wrapping.choose_modules(
                 module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
             )
-            units = (
-                wrapping.units_of(module, chosen)
-                if self.sharding.reshard_after_forward is not False
-                else []
-            )
+            if self.sharding.reshard_after_forward is not False:
+                units = wrapping.units_of(module, chosen)
+        policy = self._policy()
         return {"units": units, "gathers_as": policy.param_dtype, "reduces_as": policy.reduce_dtype}
 
     def release(self) -> None:

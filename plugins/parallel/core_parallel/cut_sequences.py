@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CutSequences(CutModules):
-    """Lets calls of the model see a part of the sequence, along `context`."""
+    """Runs calls of the model on a part of the sequence, along `context`."""
 
     _context_options: tuple[Attention, int]
     """How attention sees the whole sequence, and the dimension of tensors that is the sequence."""

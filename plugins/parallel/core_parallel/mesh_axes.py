@@ -59,15 +59,11 @@ class MeshAxes(FSDPStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and
         state in parts.
         """
-        own = super().capabilities
-        if self._given["shard"] == 1:
-            own = (
-                super(FSDPStrategy, self).capabilities
-                | Capability.NO_SYNC
-                | Capability.SHARDED_STATE
-            )
-        # tokens travel in evaluation too, where no rank may end before the others
-        if self._given["expert"] != 1:
+        own = super(FSDPStrategy, self).capabilities
+        own |= Capability.NO_SYNC | Capability.SHARDED_STATE
+        # gathered parameters may be kept for training; and tokens travel in evaluation too, where
+        # no rank may end before the others
+        if self._given["shard"] != 1 or self._given["expert"] != 1:
             own &= ~Capability.INFERENCE_MODE
         has_all = self._given["pipeline"] == self._given["expert"] == 1
         return own if has_all else own | Capability.OWNS_GRADIENTS
@@ -78,7 +74,8 @@ class MeshAxes(FSDPStrategy):
         """All ranks. Those at the same place along the axes over which no data is split, and with
         the same parts.
         """
-        one, share = self.sizes, self.sizes.context * self.sizes.tensor
+        one = self.sizes
+        share = one.context * one.tensor
         stage = self.global_rank // (share * one.data * one.shard)
         return () if tensor is None else (stage, self.global_rank % share)
 

@@ -1,4 +1,4 @@
-"""What ranks do that have the same stage: set-up of modules, gradients, and steps of optimizers."""
+"""Training on ranks of one stage: set-up of modules, gradients, and steps of optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from core_parallel.tensor import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -59,17 +58,17 @@ class MeshStrategy(CutSequences):
             self._undo.append(compiled_parts.compile_parts(called_in(module), compiler))
         return self.model
 
-    def _set_up_whole(self, module: nn.Module) -> nn.Module:
+    def _set_up_whole(self, module: nn.Module) -> None:
         if self._is_in_parts:
             self._cut_layers(module)
-            return super().setup_module(module)
+            super().setup_module(module)
+            return
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         if self.world_size > 1:  # before values are converted, as on one device
             self._begin_alike(module, lambda tensor: True)
         self.model = self.precision_plugin.convert_module(module)
         self.module_to_device(module)
-        return self.model
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the
@@ -123,29 +122,24 @@ class MeshStrategy(CutSequences):
             terms.end(modules)
 
     @contextmanager
-    def _without_average(self, module: nn.Module) -> Iterator[None]:
-        self._local.append(module)
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+        """All ranks. A context in which gradients aren't averaged over data; those of stages and
+        layers still flow.
+        """
+        if not enabled:
+            yield
+            return
+        own = self.session.handle_of(module).module
+        self._local.append(own)
         try:
-            with super().no_backward_sync(module, self._accumulates_whole(module)):
+            with super().no_backward_sync(own, self._accumulates_whole(own)):
                 yield
         finally:
-            self._local.remove(module)
+            self._local.remove(own)
 
     def _accumulates_whole(self, module: nn.Module) -> bool:
         """True if gradients of what is in shards may stay whole until a window ends."""
         return True
-
-    def no_backward_sync(
-        self, module: nn.Module, enabled: bool = True
-    ) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients aren't averaged over data; those of stages and
-        layers still flow.
-        """
-        return (
-            self._without_average(self.session.handle_of(module).module)
-            if enabled
-            else nullcontext()
-        )
 
     # steps of optimizers --------------------------------------------------------------------------
 
@@ -159,8 +153,8 @@ class MeshStrategy(CutSequences):
         return 0
 
     def _stand_in(self, optimizer: Optimizer) -> Optimizer | None:
-        """All ranks. What is asked for overflows in place of an optimizer without gradients; None
-        if it is asked itself.
+        """All ranks. The optimizer that is asked for overflows in place of one without gradients;
+        None if that is asked itself.
         """
         scaler = getattr(self.precision_plugin, "scaler", None)
         if scaler is None or self.world_size == 1:

@@ -31,18 +31,17 @@ class StagedStates(StagedModules):
         """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or
         each rank's part.
         """
-        layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
+        own = self.session.handle_of(module).module
         if (chain := self._chains.get(own)) is None:
-            named = super().get_module_state_dict(module, layout=layout)
-        else:
-            self._reshard()
-            named, originals = (
-                self.session.module_state(module),
-                list(own.state_dict(keep_vars=True).values()),
-            )
-            named = state.module_state(
-                named, originals, chain.layout.owners(), self._leaf_converter(layout, chain)
-            )
+            return super().get_module_state_dict(module, layout=layout)
+        layout = layout or self.checkpoint_io.layout
+        self._reshard()
+        named = state.module_state(
+            self.session.module_state(module),
+            list(own.state_dict(keep_vars=True).values()),
+            chain.layout.owners(),
+            self._leaf_converter(layout, chain),
+        )
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(
@@ -71,20 +70,22 @@ class StagedStates(StagedModules):
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each
         rank's part.
         """
-        layout = self.checkpoint_io.layout
         if not self._chains:
-            named = super().get_optimizer_state_dict(optimizer)
-        else:
-            self._reshard()
-            named = self.session.optimizer_state(optimizer)
-            chain, owners = next(iter(self._chains.values())), self._owners()
-            of_names = {
-                name: owners.get(id(parameter))
-                for name, parameter in self._named_parameters(optimizer).items()
-            }
-            named = state.optimizer_state(
-                named, of_names, chain.line, self._leaf_converter(layout, chain)
-            )
+            return super().get_optimizer_state_dict(optimizer)
+        layout = self.checkpoint_io.layout
+        self._reshard()
+        chain = next(iter(self._chains.values()))
+        owners = self._owners()
+        of_names = {
+            name: owners.get(id(parameter))
+            for name, parameter in self._named_parameters(optimizer).items()
+        }
+        named = state.optimizer_state(
+            self.session.optimizer_state(optimizer),
+            of_names,
+            chain.line,
+            self._leaf_converter(layout, chain),
+        )
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(

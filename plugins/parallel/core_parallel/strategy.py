@@ -33,11 +33,13 @@ from core_parallel.stages.layout import stage_owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
     from core import GradientClipping
     from core.contract import Awaited
+    from core.session import ModuleHandle
     from core_parallel.explained.placed_model import PlacedModel
     from core_parallel.pipeline.scheduled_step import ScheduledStep
 
@@ -204,9 +206,9 @@ class MeshParallelStrategy(StagedStates):
         one = self.sizes
         self._refuse_uncuttable(module)
         refuse_sparse_layers(self, module)
-        found = (
-            expert_modules.divided(module, self._expert_plan, one.expert) if one.expert > 1 else []
-        )
+        found = []
+        if one.expert > 1:
+            found = expert_modules.divided(module, self._expert_plan, one.expert)
         expert_shards.check(found, one.expert, one.of_experts[1])
         layout = None
         if one.pipeline > 1:
@@ -256,39 +258,33 @@ class MeshParallelStrategy(StagedStates):
 
         Ranks that share their data compare the first and every 100th batch.
         """
-        own = self.session.handle_of(module).module
-        self._check_hooks(own)
-        call = self._step(name, module)
-        followed, chain = (
-            self._same_batches.around(name, call, self._sharing, self.root_device),
-            self._chains.get(own),
+        handle = self.session.handle_of(module)
+        chain = self._chains.get(handle.module)
+        call = (
+            super().step_callable(name, module)
+            if chain is None
+            else self._through_stages(name, handle, chain)
         )
+        followed = self._same_batches.around(name, call, self._sharing, self.root_device)
         if chain is None:
             return followed
         # Within a schedule a call is of one microbatch, and not all ranks make it.
         return lambda *args, **kwargs: (followed if chain.answer is None else call)(*args, **kwargs)
 
-    def _step(self, name: str, module: nn.Module | None) -> Callable[..., Any]:
-        handle = self.session.handle_of(module)
+    def _through_stages(self, name: str, handle: ModuleHandle, chain: Chain) -> Callable[..., Any]:
+        self._check_hooks(handle.module)
         method = handle.user_callable(name)
-        chain = self._chains.get(handle.module)
-        if chain is None:
-            return super().step_callable(name, module)
-
         scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
         if scheduled is not None:
             _refuse_manual(handle.module)
-
         contexts = self._contexts_of(handle.module, [chain.layout.module])
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._began = newest_turn(contexts) if scheduled is None else -1
             chain.num_samples = size_of(args[0]) if args and name != "forward" else None
-            followed = (
-                self._followed(handle.module, (args, kwargs))
-                if chain.answer is None
-                else nullcontext()
-            )
+            followed: AbstractContextManager[None] = nullcontext()
+            if chain.answer is None:
+                followed = self._followed(handle.module, (args, kwargs))
             answers = {one: chain.forward_of(one) for one in chain.layout.cut.called}
             with followed, forwards.replaced(answers), in_parts(contexts):
                 if scheduled is None:
@@ -328,7 +324,8 @@ class MeshParallelStrategy(StagedStates):
         """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages
         that have some.
         """
-        chains, owners = self._chains, self._owners()
+        chains = self._chains
+        owners = self._owners()
         own = {
             id(one.grad): owners.get(id(one), 0)
             for each in chains

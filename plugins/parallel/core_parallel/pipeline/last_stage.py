@@ -1,4 +1,4 @@
-"""What the last stage tells all ranks of a pipeline when a step is over."""
+"""The numbers of a step, which the rank of the last stage shares with all of its pipeline."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def share(
     Args:
         chain: of the model.
         run: the step.
-        before: what the last stage told of the step before.
+        before: the description of the step before.
     """
-    line, owner = chain.line, chain.layout.owner(chain.layout.num_stages - 1)
+    line = chain.line
+    owner = chain.layout.owner(chain.layout.num_stages - 1)
     described = None
     dtype = torch.float32 if line.device.type == "mps" else torch.float64
     numbers = torch.zeros(0, dtype=dtype, device=line.device)

@@ -1,4 +1,4 @@
-"""What is known of one step while a schedule runs it, microbatch by microbatch."""
+"""One step while a schedule runs it, microbatch by microbatch."""
 
 from __future__ import annotations
 

@@ -83,6 +83,9 @@ class ScheduledStep:
         sequence: the call of the model on a part of the sequence; None if it is whole.
         deciding: the group of all ranks that communicate in a step, and its device: they follow
             together.
+
+    Attributes:
+        last: number of the last stage.
     """
 
     def __init__(
@@ -96,18 +99,18 @@ class ScheduledStep:
         sequence: Context | None,
         deciding: tuple[Any, torch.device],
     ) -> None:
-        self._chain, self._schedule, self._draws = chain, schedule, draws
-        self._microbatches, self._context, self._scale, self._sequence = (
-            microbatches,
-            context,
-            scale,
-            sequence,
-        )
+        self._chain = chain
+        self._schedule = schedule
+        self._draws = draws
+        self._microbatches = microbatches
+        self._context = context
+        self._scale = scale
+        self._sequence = sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._keys = CheckKeys(chain.layout.user, *deciding)
         self._is_plain = False
-        self._last = chain.layout.num_stages - 1
+        self.last = chain.layout.num_stages - 1
 
     @property
     def stages(self) -> list[WatchedStage]:
@@ -117,11 +120,6 @@ class ScheduledStep:
             for runner in self._runners.values()
             for stage in runner.stages.values()
         ]
-
-    @property
-    def last(self) -> int:
-        """Number of the last stage."""
-        return self._last
 
     def __call__(
         self,
@@ -148,8 +146,9 @@ class ScheduledStep:
         self._step_context = step_context or self._context
         # to ask for each microbatch takes time
         self._is_plain = isinstance(self._context(), nullcontext)
-        layout, size = self._chain.layout, size_of(batch)
-        divided, key_of_peers = size, None
+        layout = self._chain.layout
+        divided = size = size_of(batch)
+        key_of_peers = None
         if self._chain.peers is not None:
             divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
         number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
@@ -183,7 +182,8 @@ class ScheduledStep:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
         of it.
         """
-        chain, layout = self._chain, self._chain.layout
+        chain = self._chain
+        layout = chain.layout
         stages = runner.stages or {
             stage: StageModule(
                 chain, stage, self._stage_context, splits=self._schedule.splits_backward
@@ -204,8 +204,8 @@ class ScheduledStep:
             for stage in stages.values():
                 stage.look_at(stage.outputs)
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if self._last in layout.own_stages:
-                    run.first_loss = self._loss(runner, stages[self._last].outputs, 0)
+                if self.last in layout.own_stages:
+                    run.first_loss = self._loss(runner, stages[self.last].outputs, 0)
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which a call in parts of the sequence is followed, if it is due."""
@@ -258,8 +258,9 @@ class ScheduledStep:
         """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from
         earlier ones.
         """
-        layout, line = self._chain.layout, self._chain.line
-        shards = self._chain.shards
+        chain = self._chain
+        layout = chain.layout
+        shards = chain.shards
         assert shards is not None, "the set-up has found them"
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
@@ -276,19 +277,19 @@ class ScheduledStep:
             stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
-        options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
+        options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
         try:
             # Autocast is for forward, and the schedule runs backward too.
             with (
                 shards.held(),
-                self._chain.added_up(),
+                chain.added_up(),
                 _quiet(),
-                torch.autocast(line.device.type, enabled=False),
+                torch.autocast(chain.line.device.type, enabled=False),
             ):
                 if begins:
                     self._begin(runner, run)
                 runner.schedule.step(*inputs, return_outputs=False, **options)
-                self._chain.line.given = None
+                chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
@@ -305,7 +306,7 @@ class ScheduledStep:
         if index == 0 and run.first_arguments is not None:
             return run.first_arguments
         run.counters.begin()
-        run.seeds.begin_step(self._last + 1, index)
+        run.seeds.begin_step(self.last + 1, index)
         run.logs.is_muted = True
         piece = run.cut[index]
         try:
@@ -336,10 +337,10 @@ class ScheduledStep:
         if index == 0 and run.first_loss is not None:
             return run.first_loss
         leaves = output if isinstance(output, tuple) else (output,)
-        run.seeds.begin_step(self._last + 1, index)
+        run.seeds.begin_step(self.last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
-        answer = runner.stages[self._last].answer(leaves)
+        answer = runner.stages[self.last].answer(leaves)
         try:
             with (
                 self._following(run, run.cut[index], answer),
@@ -352,7 +353,7 @@ class ScheduledStep:
             run.logs.is_open = False
         kind, loss, weight = user_step.unpack(found)
         if index == 0:
-            runner.stages[self._last].look_at([loss])
+            runner.stages[self.last].look_at([loss])
         run.kinds.add(kind)
         if len(run.kinds) > 1:
             raise ModuleError(
@@ -383,8 +384,9 @@ class ScheduledStep:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        runner.described, numbers = last_stage.share(self._chain, run, runner.described)
-        described, (loss, total, factor, *others) = runner.described, numbers
+        described, numbers = last_stage.share(self._chain, run, runner.described)
+        runner.described = described
+        loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
         counted = zip(described.counted, others[num_logged:], strict=True)

@@ -49,8 +49,11 @@ class WatchedStage(PipelineStage):
             output_args=tuple(map(_example, module.outputs)),
             group=chain.line.group,
         )
-        self._again, self._module = again, module
-        self._line, self._owner, self._number = chain.line, chain.layout.owner, stage
+        self._again = again
+        self._module = module
+        self._line = chain.line
+        self._owner = chain.layout.owner
+        self._number = stage
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         """The receives of outputs of the stage before."""

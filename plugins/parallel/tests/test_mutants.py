@@ -171,7 +171,7 @@ def test_the_kit_sees_a_fault(suite, test, owner, name, fault):
     """
     with (
         mock.patch.object(Alike, "stepped", return_value=None),
-        mock.patch.object(Context, "check", _nothing),
+        mock.patch.object(Context, "_due", return_value=False),
         mock.patch.object(mesh_strategy.MeshStrategy, "_followed", return_value=nullcontext()),
         mock.patch.object(owner, name, fault),
         pytest.raises(AssertionError, match=r"is off by|loss of step"),

@@ -26,8 +26,8 @@ MIB = 1024 * 1024
 PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 LAYOUTS = {
     "one device": (1, {}),
-    "whole": (4, {"context": 4, "context_loss": "whole"}),
-    "local": (4, {"context": 4, "context_loss": "local"}),
+    "whole": (4, {"context": 4}),
+    "local": (4, {"context": 4, "local_loss": "context"}),
 }
 
 

@@ -270,13 +270,12 @@ def build(rank):
 
 
 def test_a_rank_has_its_stage_alone_of_a_model_on_meta(caplog):
-    caplog.set_level(logging.INFO, "core_parallel.strategy")
+    log = "core_parallel.staged_modules"
+    caplog.set_level(logging.INFO, log)
     first, last = on(in_process=True, pipeline=2).run(build)
     assert first == (True, ["0.weight", "0.bias", "2.weight", "2.bias"])
     assert last == (True, ["3.weight", "3.bias", "5.weight", "5.bias"])
-    [told] = [
-        record.getMessage() for record in caplog.records if record.name == "core_parallel.strategy"
-    ]
+    [told] = [record.getMessage() for record in caplog.records if record.name == log]
     assert told.startswith(
         "Sequential was built whole on every rank, and rank 0 has let go of 0 MiB that other stages"
     )

@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 
 pytestmark = pytest.mark.numbers
 _GATHER = {"context": 2, "context_attention": "gather"}
-_LOCAL = {"context": 2, "context_loss": "local"}
+_LOCAL = {"context": 2, "local_loss": "context"}
 _AGAIN = {"activation_checkpointing": "units", "gradient_clip_val": 0.3, "max_steps": 4}
 
 

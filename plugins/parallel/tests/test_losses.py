@@ -70,7 +70,7 @@ def _linear(model):
 _INSIDE = [partial(_inside, form) for form in ("mean", "sum", "linear", "checkpoint")]
 
 
-@pytest.mark.parametrize("kept", [pytest.param("whole", marks=pytest.mark.slow), "local"])
+@pytest.mark.parametrize("kept", [pytest.param((), marks=pytest.mark.slow, id="whole"), "context"])
 def test_losses_are_those_of_one_device(kept):
     def _mean(model):
         logits = model(*_GIVEN, "logits")
@@ -93,13 +93,13 @@ def test_losses_are_those_of_one_device(kept):
         return one + other / 5
 
     calls = [*_INSIDE, _mean, weighted, sum_of_two, _linear]
-    for found in on(context=2, context_loss=kept).run(differences, _Losing, calls):
+    for found in on(context=2, local_loss=kept).run(differences, _Losing, calls):
         assert max(found) < 1e-14, found
 
 
 @pytest.mark.parametrize(
     "mesh",
-    [{}, pytest.param({"context": 2, "context_loss": "local"}, marks=pytest.mark.slow)],
+    [{}, pytest.param({"context": 2}, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_words_are_cut_over_ranks(mesh):
@@ -139,14 +139,16 @@ def test_words_are_cut_over_ranks(mesh):
         )
 
     calls = [mean_of_words, smoothed, converted]
-    for found in on(tensor=2, tensor_loss="local", **mesh).run(differences, _Vocabulary, calls):
+    for found in on(tensor=2, local_loss=["tensor", *mesh], **mesh).run(
+        differences, _Vocabulary, calls
+    ):
         assert max(found) < 1e-14, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
-    [{"context": 2, "context_loss": "local"}, {"tensor": 2, "tensor_loss": "local"}],
+    [{"context": 2, "local_loss": "context"}, {"tensor": 2, "local_loss": "tensor"}],
     ids=str,
 )
 def test_models_of_transformers_take_labels(mesh):
@@ -196,26 +198,29 @@ def test_only_what_is_right_is_done_with_a_part():
         ]
         for use in uses:
             with pytest.raises(
-                ModuleError, match=r"with context_loss='local'|must be of the whole sequence"
+                ModuleError, match=r"with local_loss='context'|must be of the whole sequence"
             ):
                 use()
         return len(uses)
 
-    assert on(context=2, context_loss="local").run(_uses) == [7, 7]
+    assert on(context=2, local_loss="context").run(_uses) == [7, 7]
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
         (
-            {"context": 2, "context_loss": "parts"},
-            "context_loss='parts': expected 'whole' or 'local'",
+            {"context": 2, "local_loss": "parts"},
+            "local_loss='parts': expected 'context', 'tensor', or both",
         ),
         (
-            {"tensor": 2, "pipeline": 2, "tensor_loss": "local"},
-            "tensor_loss='local') isn't there yet with a pipeline",
+            {"tensor": 2, "pipeline": 2, "local_loss": "tensor"},
+            "local_loss='tensor') isn't there yet with a pipeline",
         ),
-        ({"tensor": 2, "context": 2, "tensor_loss": "local"}, "Give context_loss='local' too."),
+        (
+            {"tensor": 2, "context": 2, "local_loss": "tensor"},
+            "Give local_loss=['context', 'tensor'].",
+        ),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from core.session.divergence import Alike
 from core_parallel import conformance, mesh_strategy
 from core_parallel.communication import averages, collectives
 from core_parallel.context.attention import Caught
+from core_parallel.context.sequence import Context
 from core_parallel.experts import dispatch
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline import chain, scheduled_step
@@ -170,6 +171,7 @@ def test_the_kit_sees_a_fault(suite, test, owner, name, fault):
     """
     with (
         mock.patch.object(Alike, "stepped", return_value=None),
+        mock.patch.object(Context, "_due", return_value=False),
         mock.patch.object(mesh_strategy.MeshStrategy, "_followed", return_value=nullcontext()),
         mock.patch.object(owner, name, fault),
         pytest.raises(AssertionError, match=r"is off by|loss of step"),

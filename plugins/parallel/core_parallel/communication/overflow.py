@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from core_fsdp.gradients import parameters_of
 from core_parallel.mesh.placements import own_part
 
 if TYPE_CHECKING:
@@ -32,26 +33,21 @@ def _unscale(
     finite.
     """
     found = found_inf.clone()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            if parameter.grad.dtype == torch.float16 and not allow_fp16:
-                raise ValueError("Attempting to unscale FP16 gradients.")
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                [own_part(parameter.grad)], found, inv_scale
-            )
+    for parameter in parameters_of(optimizer):
+        if parameter.grad is None:
+            continue
+        if parameter.grad.dtype == torch.float16 and not allow_fp16:
+            raise ValueError("Attempting to unscale FP16 gradients.")
+        torch._amp_foreach_non_finite_check_and_unscale_(
+            [own_part(parameter.grad)], found, inv_scale
+        )
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return {found.device: found}
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
     """True if one of its parameters has one."""
-    return any(
-        parameter.grad is not None
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    )
+    return any(parameter.grad is not None for parameter in parameters_of(optimizer))
 
 
 def stand_in(device: torch.device) -> Optimizer:

@@ -50,7 +50,7 @@ class Positions:
 class SequencePart(PartedTensor):
     """The values of a whole sequence, of which this rank has its own positions."""
 
-    option = "context_loss='local'"
+    option = "local_loss='context'"
     uses = "Functions by position, slices of positions, views as (samples * length, classes)"
     _span: Positions
 

@@ -48,8 +48,8 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
 def _taken(
     chain: Chain, stages: Mapping[int, StageModule], stage: int, sequence: Context | None
 ) -> tuple[tuple[Tensor, ...], Header | None]:
-    """What a stage is given, each a leaf: the results of the one before, as they travel; and their
-    header.
+    """The tensors that a stage is given, each a leaf: the results of the one before, as they
+    travel; and their header.
     """
     if stage == 0:
         return (), None

@@ -12,30 +12,29 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
-from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
-from core_parallel.following.microbatches import FollowedMicrobatch, is_mixed, refuse_other_losses
-from core_parallel.mesh.placements import own_part
+from core_parallel.following.microbatches import FollowedMicrobatch, refuse_other_losses
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
-from core_parallel.microbatches.recorded_logs import RecordedLogs, replay
-from core_parallel.modules import open_blocks
+from core_parallel.microbatches.recorded_logs import replay
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.pipeline import first_microbatch, user_step
-from core_parallel.pipeline.stage_module import StageModule, can_learn, travelling
+from core_parallel.pipeline import arguments, first_microbatch, last_stage, user_step
+from core_parallel.pipeline.scheduled_loss import ScheduledLoss
+from core_parallel.pipeline.scheduled_run import ScheduledRun
+from core_parallel.pipeline.stage_module import StageModule
 from core_parallel.pipeline.watched_stage import WatchedStage
 
 if TYPE_CHECKING:
@@ -43,81 +42,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from core_parallel.context.sequence import Context
-    from core_parallel.microbatches.recorded_logs import Header
     from core_parallel.pipeline.chain import Chain
-    from core_parallel.pipeline.draws import Draws, Seeds
+    from core_parallel.pipeline.draws import Draws
+    from core_parallel.pipeline.last_stage import Described
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
 _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
-
-
-class _Taken(BaseException):
-    """The first stage has the arguments of the model. Nothing in the user's step notices it, see
-    `open_blocks`.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments: Arguments = (args, kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """The kind and the names of a step's numbers, which nobody has to read for that.
-
-    Attributes:
-        kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
-        dtype: of the loss.
-        logged: names, options and dtypes of the logged values.
-        counted: names of the numbers that the step has counted, and whether they are whole.
-    """
-
-    kind: str
-    dtype: torch.dtype
-    logged: tuple[Header, ...]
-    counted: tuple[tuple[str, bool], ...]
-
-    @property
-    def size(self) -> int:
-        """How many numbers there are."""
-        return 3 + len(self.logged) + len(self.counted)
-
-
-@dataclass(slots=True)
-class _Run:
-    """One step.
-
-    Attributes:
-        step: the user's, for the batch of a microbatch.
-        cut: these batches.
-        seeds: the random numbers.
-        scale: by which losses are multiplied, and gradients divided again when all are there.
-        counters: of the user's module.
-        logs: what the last stage logs.
-        losses, weights: of the microbatches, on the rank of the last stage.
-        kinds: of what the step has returned for them.
-        marked: what it has returned as their losses.
-        reference: the weight of a batch, as it was guessed at the first microbatch.
-        is_followed: what the step computes of microbatches is followed.
-        first_arguments: of the model for the first microbatch, while it is computed apart.
-        first_loss: of that microbatch, until torch asks for it.
-    """
-
-    step: Callable[[Any], Any]
-    cut: list[Any]
-    seeds: Seeds
-    scale: float
-    counters: Counters
-    logs: RecordedLogs = field(default_factory=RecordedLogs)
-    losses: list[Tensor] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    kinds: set[str] = field(default_factory=set)
-    marked: list[Tensor | None] = field(default_factory=list)
-    reference: float = 0.0
-    is_followed: bool = False
-    first_arguments: Arguments | None = None
-    first_loss: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -134,8 +65,8 @@ class _Runner:
 
     stages: dict[int, StageModule]
     schedule: Any = None
-    run: _Run | None = None
-    described: _Described | None = None
+    run: ScheduledRun | None = None
+    described: Described | None = None
     length: int = 0
 
 
@@ -152,6 +83,9 @@ class ScheduledStep:
         sequence: the call of the model on a part of the sequence; None if it is whole.
         deciding: the group of all ranks that communicate in a step, and its device: they follow
             together.
+
+    Attributes:
+        last: number of the last stage.
     """
 
     def __init__(
@@ -165,18 +99,18 @@ class ScheduledStep:
         sequence: Context | None,
         deciding: tuple[Any, torch.device],
     ) -> None:
-        self._chain, self._schedule, self._draws = chain, schedule, draws
-        self._microbatches, self._context, self._scale, self._sequence = (
-            microbatches,
-            context,
-            scale,
-            sequence,
-        )
+        self._chain = chain
+        self._schedule = schedule
+        self._draws = draws
+        self._microbatches = microbatches
+        self._context = context
+        self._scale = scale
+        self._sequence = sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._keys = CheckKeys(chain.layout.user, *deciding)
         self._is_plain = False
-        self._last = chain.layout.num_stages - 1
+        self.last = chain.layout.num_stages - 1
 
     @property
     def stages(self) -> list[WatchedStage]:
@@ -186,11 +120,6 @@ class ScheduledStep:
             for runner in self._runners.values()
             for stage in runner.stages.values()
         ]
-
-    @property
-    def last(self) -> int:
-        """Number of the last stage."""
-        return self._last
 
     def __call__(
         self,
@@ -217,8 +146,9 @@ class ScheduledStep:
         self._step_context = step_context or self._context
         # to ask for each microbatch takes time
         self._is_plain = isinstance(self._context(), nullcontext)
-        layout, size = self._chain.layout, size_of(batch)
-        divided, key_of_peers = size, None
+        layout = self._chain.layout
+        divided = size = size_of(batch)
+        key_of_peers = None
         if self._chain.peers is not None:
             divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
         number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
@@ -229,7 +159,9 @@ class ScheduledStep:
         runner = self._runners.pop(key, None) or _Runner({})
         with self._draws.of_stages() as seeds, self._unfollowed():
             cut = batches.cut_batch(batch, size, number)
-            run = _Run(step, cut, seeds, self._scale(), Counters(module), is_followed=is_due)
+            run = ScheduledRun(
+                step, cut, seeds, self._scale(), Counters(module), is_followed=is_due
+            )
             runner.run = run
             try:
                 with run.logs.instead_of(module):
@@ -246,11 +178,12 @@ class ScheduledStep:
 
     # the first microbatch of a kind ---------------------------------------------------------------
 
-    def _begin(self, runner: _Runner, run: _Run) -> None:
+    def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
         of it.
         """
-        chain, layout = self._chain, self._chain.layout
+        chain = self._chain
+        layout = chain.layout
         stages = runner.stages or {
             stage: StageModule(
                 chain, stage, self._stage_context, splits=self._schedule.splits_backward
@@ -271,10 +204,10 @@ class ScheduledStep:
             for stage in stages.values():
                 stage.look_at(stage.outputs)
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if self._last in layout.own_stages:
-                    run.first_loss = self._loss(runner, stages[self._last].outputs, 0)
+                if self.last in layout.own_stages:
+                    run.first_loss = self._loss(runner, stages[self.last].outputs, 0)
 
-    def _followed(self, run: _Run) -> AbstractContextManager[Any]:
+    def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which a call in parts of the sequence is followed, if it is due."""
         if self._sequence is None or not run.is_followed:
             return nullcontext()
@@ -310,20 +243,7 @@ class ScheduledStep:
         return nullcontext() if self._sequence is None else self._sequence.unfollowed()
 
     def _stage(self, stage: int, module: StageModule) -> WatchedStage:
-        line = self._chain.line
-        given = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else module.given
-        made = WatchedStage(
-            self._chain,
-            module,
-            stage,
-            self._caught,
-            self._last + 1,
-            line.device,
-            # With the shapes given, torch runs nothing to find them.
-            input_args=tuple(map(_example, given or ())),
-            output_args=tuple(map(_example, module.outputs)),
-            group=line.group,
-        )
+        made = WatchedStage(self._chain, module, stage, self._caught)
         module.pipeline_stage = made
         # Units reduce, and tokens travel, once a backward.
         if any(isinstance(part, FSDPModule) for part in module.modules()) or any(
@@ -334,12 +254,13 @@ class ScheduledStep:
 
     # one step -------------------------------------------------------------------------------------
 
-    def _run(self, runner: _Runner, run: _Run) -> dict[nn.Parameter, Tensor]:
+    def _run(self, runner: _Runner, run: ScheduledRun) -> dict[nn.Parameter, Tensor]:
         """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from
         earlier ones.
         """
-        layout, line = self._chain.layout, self._chain.line
-        shards = self._chain.shards
+        chain = self._chain
+        layout = chain.layout
+        shards = chain.shards
         assert shards is not None, "the set-up has found them"
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
@@ -356,19 +277,19 @@ class ScheduledStep:
             stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
-        options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
+        options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
         try:
             # Autocast is for forward, and the schedule runs backward too.
             with (
                 shards.held(),
-                self._chain.added_up(),
+                chain.added_up(),
                 _quiet(),
-                torch.autocast(line.device.type, enabled=False),
+                torch.autocast(chain.line.device.type, enabled=False),
             ):
                 if begins:
                     self._begin(runner, run)
                 runner.schedule.step(*inputs, return_outputs=False, **options)
-                self._chain.line.given = None
+                chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
@@ -380,30 +301,24 @@ class ScheduledStep:
             for one, earlier in zip(learning, before, strict=True):
                 one.grad = earlier
 
-    def _arguments_in(self, run: _Run, index: int) -> Arguments:
+    def _arguments_in(self, run: ScheduledRun, index: int) -> Arguments:
         """The arguments with which the user's step calls the model, for a microbatch."""
         if index == 0 and run.first_arguments is not None:
             return run.first_arguments
         run.counters.begin()
-        run.seeds.begin_step(self._last + 1, index)
+        run.seeds.begin_step(self.last + 1, index)
         run.logs.is_muted = True
         piece = run.cut[index]
         try:
-            with self._following(run, piece), self._chain.answering(_take), self._step_context():
-                run.step(piece)
-        except _Taken as taken:
-            self._refuse(taken.arguments)
-            return taken.arguments
+            with self._following(run, piece), self._step_context():
+                found = arguments.taken_from(run.step, piece, self._chain)
         finally:
             run.logs.is_muted = False
-        raise ModuleError(
-            "The training step returned without a call of "
-            f"{type(self._chain.layout.module).__name__}, which has been cut into stages. With a "
-            "schedule every step calls it once; leave schedule out for steps that may skip it."
-        )
+        arguments.refuse(found, self._chain.layout.module)
+        return found
 
     @contextmanager
-    def _following(self, run: _Run, *given: Any) -> Iterator[None]:
+    def _following(self, run: ScheduledRun, *given: Any) -> Iterator[None]:
         """A context in which what the step computes of these is followed, if it is due."""
         if not run.is_followed:
             yield
@@ -412,25 +327,6 @@ class ScheduledStep:
         mode.begin(given)
         with uncompiled(), mode:
             yield
-
-    def _refuse(self, arguments: Arguments) -> None:
-        """Refuse arguments of the model that a microbatch can't have by itself."""
-        for one in tree_leaves(arguments):
-            is_parameter = isinstance(one, nn.Parameter)
-            if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
-                raise ModuleError(
-                    f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
-                    "wants a gradient, as adversarial training does. With a schedule gradients are "
-                    "there when the step has ended: leave schedule out."
-                )
-        if is_mixed(arguments):
-            raise ModuleError(
-                f"The training step mixes the samples of a batch, as mixup does, before it calls "
-                f"{type(self._chain.layout.module).__name__}: what that is given for a sample "
-                "follows from others, and with a schedule the step runs for one microbatch at a "
-                "time. Mix them in on_after_batch_transfer or the collate_fn, or leave schedule "
-                "out."
-            )
 
     def _loss(self, runner: _Runner, output: Any, index: int) -> Tensor:
         """On the rank of the last stage: the user's loss of a microbatch, by its share of the
@@ -441,10 +337,10 @@ class ScheduledStep:
         if index == 0 and run.first_loss is not None:
             return run.first_loss
         leaves = output if isinstance(output, tuple) else (output,)
-        run.seeds.begin_step(self._last + 1, index)
+        run.seeds.begin_step(self.last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
-        answer = runner.stages[self._last].answer(leaves)
+        answer = runner.stages[self.last].answer(leaves)
         try:
             with (
                 self._following(run, run.cut[index], answer),
@@ -457,7 +353,7 @@ class ScheduledStep:
             run.logs.is_open = False
         kind, loss, weight = user_step.unpack(found)
         if index == 0:
-            runner.stages[self._last].look_at([loss])
+            runner.stages[self.last].look_at([loss])
         run.kinds.add(kind)
         if len(run.kinds) > 1:
             raise ModuleError(
@@ -479,12 +375,18 @@ class ScheduledStep:
         return _times(loss, run.scale * run.weights[-1] / run.reference)
 
     def _finish(
-        self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]
+        self,
+        runner: _Runner,
+        run: ScheduledRun,
+        module: nn.Module,
+        gradients: dict[nn.Parameter, Tensor],
     ) -> Any:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        described, (loss, total, factor, *others) = self._share(runner, run)
+        described, numbers = last_stage.share(self._chain, run, runner.described)
+        runner.described = described
+        loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
         counted = zip(described.counted, others[num_logged:], strict=True)
@@ -494,115 +396,16 @@ class ScheduledStep:
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        made: Tensor = _Scheduled.apply(
+        made: Tensor = ScheduledLoss.apply(
             loss.to(described.dtype), anchor, gradients, factor, self._chain
         )  # type: ignore[no-untyped-call]  # torch's
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
 
-    def _share(self, runner: _Runner, run: _Run) -> tuple[_Described, list[Tensor]]:
-        """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what
-        it did before.
-        """
-        line, owner = self._chain.line, self._chain.layout.owner(self._last)
-        described, before = None, runner.described
-        dtype = torch.float32 if line.device.type == "mps" else torch.float64
-        numbers = torch.zeros(0, dtype=dtype, device=line.device)
-        if line.position == owner:
-            described, numbers = _summarized(run, numbers)
-        if before is not None:
-            mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
-            message = mark.new_zeros(1 + before.size)
-            if described == before:
-                message = torch.cat([mark, numbers])
-            message = line.share(message, owner)
-            if message[0]:
-                return before, list(message[1:])
-        runner.described = described = line.share_object(described, owner)
-        assert described is not None
-        return described, list(
-            line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner)
-        )
-
-
-class _Scheduled(torch.autograd.Function):
-    """The loss of a batch whose gradients are there already: backward scales them, and adds them to
-    earlier ones.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        loss: Tensor,
-        anchor: Tensor,
-        gradients: dict[nn.Parameter, Tensor],
-        factor: Tensor,
-        chain: Chain,
-    ) -> Tensor:
-        """The loss."""
-        ctx.gradients, ctx.factor, ctx.chain = gradients, factor, chain
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> Any:
-        """Set the gradients of this rank's parameters."""
-        if ctx.gradients is None:
-            raise ModuleError(
-                "backward was called twice on one loss of a pipeline's schedule, which has "
-                "computed the gradients once. Add up the losses in training_step, and call it once."
-            )
-        scale = incoming[0] * ctx.factor.to(incoming[0])
-        if ctx.chain.peers is not None:
-            scale = ctx.chain.peers.common_factor(scale, is_known=bool(ctx.factor))
-        for parameter, gradient in ctx.gradients.items():
-            own_part(gradient).mul_(scale.to(gradient.dtype))
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        ctx.chain.shards.reduce(scale)
-        ctx.gradients = None
-        return None, None, None, None, None
-
 
 def _times(tensor: Tensor, number: float) -> Tensor:
     return tensor * number
-
-
-def _take(*args: Any, **kwargs: Any) -> Any:
-    if (place := open_blocks.around_call()) is not None:
-        raise ModuleError(
-            f"The training step calls the model within a block of `with` or `try` ({place}). With "
-            "a schedule the step is left at that call, and what the block has opened would not "
-            "hold in the stages. End the block before the call, move it into the model, or leave "
-            "schedule out."
-        )
-    raise _Taken(args, kwargs)
-
-
-def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
-    """The numbers of a step: its loss, its weight, what gradients are multiplied by, and what was
-    logged.
-    """
-    kind = next(iter(run.kinds))
-    weights = torch.tensor(run.weights).to(like)
-    losses = torch.stack([loss.to(like).reshape(()) for loss in run.losses])
-    total = weights.sum()
-    nothing = torch.zeros_like(total)  # a batch without items teaches nothing, and spoils nothing
-    loss = torch.where(total == 0, nothing, (losses * weights).sum() / total)
-    factor = torch.where(
-        total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total
-    )
-    logged = run.logs.values(run.weights, like)
-    counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
-    described = _Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
-    numbers = torch.tensor(list(run.counters.counted.values())).to(like)
-    return described, torch.cat([torch.stack([loss, total, factor, *logged]), numbers])
-
-
-def _example(leaf: Tensor) -> Tensor:
-    leaf = travelling(leaf)
-    return torch.empty(
-        leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=can_learn(leaf)
-    )
 
 
 @contextmanager

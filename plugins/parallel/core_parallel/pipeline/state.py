@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from core import Chunk, ShardedLeaf
 from core.checkpoint import gather_whole
-from core_parallel.mesh.placements import beside, chunk_of, cut_axes
+from core_parallel.mesh.placements import beside, chunk_of, cut_axes, placed_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -248,6 +248,15 @@ def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) ->
             if not _is_elsewhere(parameters.get(name))
         },
     }
+
+
+def placed(leaf: Any, parameter: Tensor) -> Any:
+    """A piece of an optimizer's state beside its parameter: on meta where another rank has that."""
+    if getattr(leaf, "shape", None) != parameter.shape:
+        return leaf
+    if isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
+        return placed_like(leaf, parameter)
+    return leaf.to("meta" if parameter.is_meta else parameter.device)
 
 
 def _is_elsewhere(parameter: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What the user's step does and returns while a schedule runs it for a microbatch."""
+"""The user's step while a schedule runs it for a microbatch: what it changes and returns."""
 
 from __future__ import annotations
 

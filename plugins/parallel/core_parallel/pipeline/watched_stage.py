@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.pipelining import PipelineStage
+
+from core_parallel.pipeline.stage_module import can_learn, travelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
     from torch.distributed import P2POp
 
     from core_parallel.pipeline.chain import Chain
@@ -25,7 +29,6 @@ class WatchedStage(PipelineStage):
         module: computes the stage.
         stage: its number.
         again: makes a context for what backward computes again.
-        given: to `PipelineStage`, as it takes it.
     """
 
     def __init__(
@@ -34,12 +37,23 @@ class WatchedStage(PipelineStage):
         module: StageModule,
         stage: int,
         again: Callable[[], AbstractContextManager[Any]],
-        *given: Any,
-        **options: Any,
     ) -> None:
-        super().__init__(module, stage, *given, **options)
-        self._again, self._module = again, module
-        self._line, self._owner, self._number = chain.line, chain.layout.owner, stage
+        given = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else module.given
+        super().__init__(
+            module,
+            stage,
+            chain.layout.num_stages,
+            chain.line.device,
+            # With the shapes given, torch runs nothing to find them.
+            input_args=tuple(map(_example, given or ())),
+            output_args=tuple(map(_example, module.outputs)),
+            group=chain.line.group,
+        )
+        self._again = again
+        self._module = module
+        self._line = chain.line
+        self._owner = chain.layout.owner
+        self._number = stage
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         """The receives of outputs of the stage before."""
@@ -111,3 +125,10 @@ class WatchedStage(PipelineStage):
         """Compute the gradients of weights that backward has left for later."""
         with self._again():
             return super().backward_weight_one_chunk(*given, **options)
+
+
+def _example(leaf: Tensor) -> Tensor:
+    leaf = travelling(leaf)
+    return torch.empty(
+        leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=can_learn(leaf)
+    )

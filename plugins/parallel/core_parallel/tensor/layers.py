@@ -138,9 +138,9 @@ def plan(
         planned |= {name: _LOGITS for name, word in planned.items() if word in _GATHERED}
         if _LOGITS not in planned.values():
             raise ConfigurationError(
-                f"tensor_loss='local' is about a layer whose columns are gathered, and the plan of "
+                f"local_loss='tensor' is about a layer whose columns are gathered, and the plan of "
                 f"{type(module).__name__} has none. Give its head 'colwise_gather_output' in the "
-                "plan, or leave tensor_loss out."
+                "plan, or leave local_loss out."
             )
     shared = [name for name, word in planned.items() if word == _OF_EXPERTS]
     planned = {

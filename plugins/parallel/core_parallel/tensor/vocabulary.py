@@ -30,7 +30,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 class VocabularyPart(PartedTensor):
     """The values of all classes, of which this rank has its own."""
 
-    option = "tensor_loss='local'"
+    option = "local_loss='tensor'"
     uses = "Functions by element, slices and views of samples and positions"
     _dim: int
 
@@ -99,9 +99,9 @@ class VocabularyPart(PartedTensor):
             raise refused(self, loss)
         if given["target"].is_floating_point() or given.get("weight") is not None:
             raise ModuleError(
-                "cross_entropy of logits in parts (tensor_loss='local') takes labels that are "
+                "cross_entropy of logits in parts (local_loss='tensor') takes labels that are "
                 "classes, and no weight of classes. Call .whole() on the logits first, on all "
-                "ranks; or leave tensor_loss out."
+                "ranks; or leave local_loss out."
             )
         return _cross_entropy(
             self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given

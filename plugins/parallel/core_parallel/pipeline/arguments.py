@@ -1,0 +1,82 @@
+"""The arguments with which the user's step calls the model: taken from the step, which is left
+there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from core import ModuleError
+from core_parallel.following.microbatches import is_mixed
+from core_parallel.modules import open_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core_parallel.pipeline.chain import Chain
+    from core_parallel.pipeline.stage_module import Arguments
+
+
+class _Taken(BaseException):
+    """The first stage has the arguments of the model. Nothing in the user's step notices it, see
+    `open_blocks`.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments: Arguments = (args, kwargs)
+
+
+def taken_from(step: Callable[[Any], Any], batch: Any, chain: Chain) -> Arguments:
+    """The arguments with which the user's step for a batch calls the model of a chain.
+
+    Raises:
+        ModuleError: it doesn't call the model, or does so within a block that would end there.
+    """
+    try:
+        with chain.answering(_take):
+            step(batch)
+    except _Taken as taken:
+        return taken.arguments
+    raise ModuleError(
+        f"The training step returned without a call of {type(chain.layout.module).__name__}, which "
+        "has been cut into stages. With a schedule every step calls it once; leave schedule out "
+        "for steps that may skip it."
+    )
+
+
+def refuse(arguments: Arguments, model: nn.Module) -> None:
+    """Refuse arguments of the model that a microbatch can't have by itself.
+
+    Raises:
+        ModuleError: one wants a gradient, or mixes samples.
+    """
+    for one in tree_leaves(arguments):
+        is_parameter = isinstance(one, nn.Parameter)
+        if isinstance(one, Tensor) and one.requires_grad and one.is_leaf and not is_parameter:
+            raise ModuleError(
+                f"The training step gives the model a tensor of shape {tuple(one.shape)} that "
+                "wants a gradient, as adversarial training does. With a schedule gradients are "
+                "there when the step has ended: leave schedule out."
+            )
+    if is_mixed(arguments):
+        raise ModuleError(
+            "The training step mixes the samples of a batch, as mixup does, before it calls "
+            f"{type(model).__name__}: what that is given for a sample follows from others, and "
+            "with a schedule the step runs for one microbatch at a time. Mix them in "
+            "on_after_batch_transfer or the collate_fn, or leave schedule out."
+        )
+
+
+def _take(*args: Any, **kwargs: Any) -> Any:
+    if (place := open_blocks.around_call()) is not None:
+        raise ModuleError(
+            f"The training step calls the model within a block of `with` or `try` ({place}). With "
+            "a schedule the step is left at that call, and what the block has opened would not "
+            "hold in the stages. End the block before the call, move it into the model, or leave "
+            "schedule out."
+        )
+    raise _Taken(args, kwargs)

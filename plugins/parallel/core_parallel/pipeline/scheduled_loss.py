@@ -1,0 +1,52 @@
+"""The loss that a step by a schedule returns: backward of it finds the gradients computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core import ModuleError
+from core_parallel.mesh.placements import own_part
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from core_parallel.pipeline.chain import Chain
+
+
+class ScheduledLoss(torch.autograd.Function):
+    """The loss of a batch whose gradients are there already: backward scales them, and adds them to
+    earlier ones.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        loss: Tensor,
+        anchor: Tensor,
+        gradients: dict[nn.Parameter, Tensor],
+        factor: Tensor,
+        chain: Chain,
+    ) -> Tensor:
+        """The loss."""
+        ctx.gradients, ctx.factor, ctx.chain = gradients, factor, chain
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Any:
+        """Set the gradients of this rank's parameters."""
+        if ctx.gradients is None:
+            raise ModuleError(
+                "backward was called twice on one loss of a pipeline's schedule, which has "
+                "computed the gradients once. Add up the losses in training_step, and call it once."
+            )
+        scale = incoming[0] * ctx.factor.to(incoming[0])
+        if ctx.chain.peers is not None:
+            scale = ctx.chain.peers.common_factor(scale, is_known=bool(ctx.factor))
+        for parameter, gradient in ctx.gradients.items():
+            own_part(gradient).mul_(scale.to(gradient.dtype))
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        ctx.chain.shards.reduce(scale)
+        ctx.gradients = None
+        return None, None, None, None, None

@@ -35,7 +35,7 @@ from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
 from core_parallel.stages import balance as balances
-from core_parallel.stages import named_parts, part_times, parts, shards
+from core_parallel.stages import hollow, named_parts, part_times, parts, shards
 from core_parallel.stages.layout import Layout, stage_owners
 from core_parallel.stages.shards import Shards
 
@@ -245,6 +245,8 @@ class MeshParallelStrategy(MeshStrategy):
         self._cut(module, layout, line)
         self._distribute(found)
         self._cut_planned(module, styles)
+        cut = [*styles, *(one.name for one in found)]
+        self._guards += hollow.guard(layout.modules_between(cut))
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
         if self._experts_mesh is not None:
@@ -256,7 +258,7 @@ class MeshParallelStrategy(MeshStrategy):
         self.module_to_device(module)
         self._leave_out_of_graphs(module, [layout.module], compiles=compiler is not None)
         if compiler is not None:
-            own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+            own = [part for stage in layout.own_stages for part in layout.cut.stages[stage]]
             self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 

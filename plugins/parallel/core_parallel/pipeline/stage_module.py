@@ -47,12 +47,14 @@ class StageModule(nn.Module):
         # no attribute of a part, and of no gradient
         self._anchor = torch.zeros((), requires_grad=True)
         # torch's schedules that split backward find parameters here.
-        self.parts = nn.ModuleList(chain.layout.cut.modules_of(stage))
+        self.parts = nn.ModuleList(chain.layout.cut.stages[stage])
         self.outside = nn.ParameterList(chain.layout.outside())
         self._given_form, self._given = (
             like.given_form,
             [one.dtype for one in like.inputs if isinstance(one, Tensor)],
         )
+        # in a step, other shapes may have been told of last
+        self._told = chain.described(chain.layout.num_stages - 1, None)
         self._form, self._shapes = like.form, [_shape_of(one) for one in like.outputs]
         self._named, self._around = (
             chain.layout.named_modules_of(stage),
@@ -80,6 +82,7 @@ class StageModule(nn.Module):
         assert self._seeds is not None
         assert self._take is not None
         index, layout = next(self._numbers), self._chain.layout
+        self._chain.told(self._told)
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)

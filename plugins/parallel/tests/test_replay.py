@@ -9,7 +9,7 @@ from language import ALONE, on
 from torch import nn
 
 from core_parallel.stages import hollow
-from core_parallel.stages.forms import Form
+from core_parallel.stages.forms import TensorForm
 
 _TWO = on(in_process=True, pipeline=2, microbatches=2)
 _ONE = on(in_process=True, pipeline=2, microbatches=1)
@@ -248,7 +248,9 @@ def _run_keeping(rank, num_calls_before, learns):
 
 
 def _hollow(*shape):
-    return hollow.make(Form(shape, torch.float32), torch.device("cpu"), "what 'first' returns")
+    return hollow.make(
+        TensorForm(shape, torch.float32), torch.device("cpu"), "what 'first' returns"
+    )
 
 
 @pytest.mark.parametrize(

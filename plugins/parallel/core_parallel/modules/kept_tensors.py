@@ -44,7 +44,9 @@ class MadeTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
         result = func(*args, **(kwargs or {}))
-        self._made += [weakref.ref(one) for one in tree_leaves(result) if isinstance(one, Tensor)]
+        given = {id(one) for one in tree_leaves((args, kwargs))}  # some return what they are given
+        made = (one for one in tree_leaves(result) if id(one) not in given)
+        self._made += [weakref.ref(one) for one in made if isinstance(one, Tensor)]
         return result
 
     def refuse_kept(self, title: str, modules: Iterable[nn.Module], results: Any) -> None:

@@ -190,8 +190,8 @@ class Chain:
         (stage,) = self.layout.own_stages
         finish = partial(self._answer_of, made)
         with ExitStack() as until_end:
-            turns = WholeCall(self, made, (args, kwargs), finish, until_end)
-            return replay.once(*self.layout.places_of(stage), args, kwargs, turns)
+            exchange = WholeCall(self, made, (args, kwargs), finish, until_end)
+            return replay.once(*self.layout.places_of(stage), args, kwargs, exchange)
 
     def _answer_of(self, made: Pass) -> Any:
         answer = self._share_answer(made)
@@ -334,7 +334,7 @@ class Chain:
         what = f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
             self._headers[key] = self.line.receive_object(owner, what)
-        described, form = tree_flatten(self.told(self._headers[key]))
+        described, form = tree_flatten(self.learn(self._headers[key]))
         received = [self.line.receive(forms.like(one), owner, what) for one in described]
         arrive(received)
         return [_leaf(one) for one in received], form
@@ -361,15 +361,15 @@ class Chain:
             self.line.send(one, receiver)
 
     def described(self, stage: int, result: Any) -> tuple[Any, Known]:
-        """What the rank of the next stage is told of this one: the forms of its result, and of
-        what each part so far has returned.
+        """The forms of a stage's result, and of the results of all parts so far, for the rank of
+        the next stage.
         """
         replay = self.layout.cut.replay
         known = {} if replay is None else replay.known(self.layout.places_of(stage)[1])
         return forms.of(result), known
 
-    def told(self, header: tuple[Any, Known]) -> Any:
-        """The forms of the result of a stage, of which `described` has told on another rank."""
+    def learn(self, header: tuple[Any, Known]) -> Any:
+        """The forms of the result of a stage, of what `described` has returned on another rank."""
         result, known = header
         if self.layout.cut.replay is not None:
             self.layout.cut.replay.learn(known)
@@ -408,7 +408,7 @@ class Chain:
             flat = tree_leaves(answer)
             header = self.described(last, answer)
         header = self.line.share_object(header, owner, "the result of the model")
-        described, form = tree_flatten(self.told(header))
+        described, form = tree_flatten(self.learn(header))
         likes = flat or [forms.like(one) for one in described]
         shared = [self.line.share(one, owner, "the result of the model") for one in likes]
         arrive(shared)
@@ -602,7 +602,9 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """Their gradients, where it is the user's backward."""
-        return None, *([None] * len(gradients) if ctx.made.runs_back else gradients)
+        if ctx.made.runs_back:
+            return None, *[None for _ in gradients]
+        return None, *gradients
 
 
 def _wanting(tree: Any) -> list[Tensor]:

@@ -53,8 +53,8 @@ class StageModule(nn.Module):
             like.given_form,
             [one.dtype for one in like.inputs if isinstance(one, Tensor)],
         )
-        # in a step, other shapes may have been told of last
-        self._told = chain.described(chain.layout.num_stages - 1, None)
+        # the newest ones that are known may be of other shapes when a step begins
+        self._known = chain.described(chain.layout.num_stages - 1, None)
         self._form, self._shapes = like.form, [_shape_of(one) for one in like.outputs]
         self._named, self._around = (
             chain.layout.named_modules_of(stage),
@@ -82,7 +82,7 @@ class StageModule(nn.Module):
         assert self._seeds is not None
         assert self._take is not None
         index, layout = next(self._numbers), self._chain.layout
-        self._chain.told(self._told)
+        self._chain.learn(self._known)
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WholeCall:
-    """The turns of this rank in such a call, see `Replay.once`.
+    """The exchange of this rank in such a call, see `Replay.once`.
 
     Args:
         chain: of the model.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
-    from core_parallel.stages.forms import Form
+    from core_parallel.stages.forms import TensorForm
 
 _OF_FORM = frozenset(
     {
@@ -38,8 +38,19 @@ _TO_FORM = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
 
 _OF_NUMBERS = frozenset(
     {
-        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "backward"),
-        *(f"__{one}__" for one in ("bool", "int", "float", "complex", "index", "array")),
+        "item",
+        "tolist",
+        "numpy",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "backward",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__complex__",
+        "__index__",
+        "__array__",
     }
 )
 _TO_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
@@ -113,7 +124,7 @@ class HollowTensor(Tensor):
         return self
 
 
-def make(form: Form, device: torch.device, what: str) -> HollowTensor:
+def make(form: TensorForm, device: torch.device, what: str) -> HollowTensor:
     """A hollow tensor.
 
     Args:

@@ -19,7 +19,7 @@ from core_parallel.microbatches import pieces
 from core_parallel.modules import forwards, open_blocks
 from core_parallel.stages import forms, hollow
 from core_parallel.stages.answered_calls import AnsweredCalls
-from core_parallel.stages.forms import Form
+from core_parallel.stages.forms import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +39,8 @@ class _Done(BaseException):
     """
 
 
-class Turns(Protocol):
-    """What a rank does with the others, while the forward runs once."""
+class StageTurns(Protocol):
+    """The work of a rank with the others, while the forward runs once."""
 
     def begin(self) -> Any:
         """The first part is called. What the part before this rank's stage has returned."""
@@ -98,7 +98,12 @@ class Replay:
         return self._to_its_end(answered, args, kwargs)
 
     def once(
-        self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], turns: Turns
+        self,
+        begin: int,
+        end: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        exchange: StageTurns,
     ) -> Any:
         """The result of the model on all ranks, each of which runs the forward once, with the parts
         of one stage.
@@ -108,7 +113,7 @@ class Replay:
             end: number of the part after the last.
             args: of the model.
             kwargs: of the model.
-            turns: what is done with the other ranks.
+            exchange: what is done with the other ranks.
 
         Raises:
             ModuleError: this stage, or the result, needs the results of other parts too.
@@ -119,20 +124,20 @@ class Replay:
 
         def answered(index: int, given: Any) -> Any:
             if index == 0:
-                arrived.append(turns.begin())
+                arrived.append(exchange.begin())
             if index == begin - 1:
                 return arrived[0]
             if begin <= index < end:
-                result = turns.compute(partial(self._computed, index, begin, given))
+                result = exchange.compute(partial(self._computed, index, begin, given))
                 if index < end - 1:
                     return result
-                turns.give(result)
+                exchange.give(result)
             is_behind = index >= end or index == last
             if is_behind and not shared:
-                shared.append(turns.share())
+                shared.append(exchange.share())
             if index < last:
                 return self._hollow(index, given)
-            turns.end()
+            exchange.end()
             return shared[0]
 
         return self._to_its_end(answered, args, kwargs)
@@ -183,7 +188,7 @@ class Replay:
         return {index: one for index, one in self._known.items() if index < end}
 
     def learn(self, known: Mapping[int, Any]) -> None:
-        """Take the forms of what parts on other ranks have returned, as `known` gives them."""
+        """Keep the forms of what parts on other ranks have returned, as `known` gives them."""
         self._known.update(known)
 
     # the forward ----------------------------------------------------------------------------------
@@ -251,7 +256,7 @@ class Replay:
         )
 
     def _hollow(self, index: int, given: Any) -> Any:
-        """What a part returns that another rank has; as the first tensor that it is given, if its
+        """The result of a part that another rank has; as the first tensor that it is given, if its
         form is unknown.
         """
         what = f"what {self._name(index)} returns"
@@ -259,7 +264,7 @@ class Replay:
         samples, known = self._known.get(index, (self._samples, forms.of(first)))
 
         def made(leaf: Any) -> Any:
-            if not isinstance(leaf, Form):
+            if not isinstance(leaf, TensorForm):
                 return leaf
             form = leaf.for_samples(samples, self._samples)
             return hollow.make(form, self._device, what)

@@ -18,7 +18,7 @@ from core_parallel.pipeline import batch_norms, schedules
 from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
-from core_parallel.stages import part_times, parts, shards
+from core_parallel.stages import hollow, part_times, parts, shards
 from core_parallel.stages.layout import Layout
 from core_parallel.stages.shards import Shards
 
@@ -95,7 +95,7 @@ class StagedModules(MeshStrategy):
         self.module_to_device(module)
         self._leave_out_of_graphs(module, [layout.module], compiles=compiler is not None)
         if compiler is not None:
-            own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+            own = [part for stage in layout.own_stages for part in layout.cut.stages[stage]]
             self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 
@@ -141,6 +141,8 @@ class StagedModules(MeshStrategy):
         self._cut(module, layout, line)
         self._distribute(found)
         self._cut_planned(module, styles)
+        cut = [*styles, *(one.name for one in found)]
+        self._guards += hollow.guard(layout.modules_between(cut))
         chain = self._chains[module]
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         chain.shards = Shards(layout, shard, self._axis("shard"), self.root_device)

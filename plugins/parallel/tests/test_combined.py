@@ -3,18 +3,19 @@ one of all.
 """
 
 import re
+from functools import partial
 
 import pytest
 import torch
 from language import ALONE, MixtureNet, Net, Step, on, train
 from torch import nn
 
-from core import ConfigurationError, ModuleError
+from core import ConfigurationError, CoreError, ModuleError
 from core.precision import MixedPrecision
 from core_parallel import MeshParallelStrategy
 
 
-class _Wrong(Net):
+class _Without(Net):
     """Its parts leave out a block."""
 
     def pipeline(self):
@@ -35,10 +36,6 @@ class _Untold(Net):
 @pytest.mark.parametrize(
     ("axis", "make", "expected"),
     [
-        *(
-            (axis, _Wrong, r"_Wrong\.forward isn't its parts one after the other")
-            for axis in ("tensor", "context")
-        ),
         ("shard", _Scalar, r"'net\.head\.extra' of Step is a parameter of shape \(\)"),
         ("tensor", _Untold, "_Untold has no plan|Step has no plan"),
     ],
@@ -51,6 +48,12 @@ def test_models_that_cannot_be_right_are_refused_by_name(axis, make, expected):
 
     errors = on(pipeline=2, **{axis: 2}).run(_error, make)
     assert any(re.search(expected, error) for error in errors), errors
+
+
+@pytest.mark.slow
+def test_cut_layers_between_the_parts_of_a_pipeline_are_refused():
+    with pytest.raises(CoreError, match=r"Block 'net\.blocks\.0' was called between the parts of"):
+        on(pipeline=2, tensor=2).run(partial(train, make=partial(Step, _Without), max_steps=1))
 
 
 def test_options_of_units_are_refused_beside_a_pipeline():

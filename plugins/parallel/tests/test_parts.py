@@ -1,6 +1,7 @@
 """The parts of a model are found, by whoever says them, and make stages."""
 
 import pytest
+import replays
 import torch
 from language import ALONE, on
 from torch import nn
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader
 from core import ConfigurationError, CoreError, Module
 from core_parallel import MeshParallelStrategy
 from core_parallel.modules import own_state
-from core_parallel.stages import forward_check, found_blocks, part_times, parts
+from core_parallel.stages import found_blocks, part_times, parts
 from core_parallel.stages.layout import Layout
 
 
@@ -44,27 +45,21 @@ class Wrapped(nn.Module):
 def test_parts_have_names_in_the_users_module(make, prefix):
     def names_of(user, cut):
         names = {id(module): name for name, module in user.named_modules()}
-        return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
+        return [names[id(part)] for stage in cut.stages for part in stage]
 
     user = make()
     cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
     assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
     blocks = [f"{prefix}blocks.{index}" for index in range(11)]  # 10 follows 9, and not 1
-    assert names_of(user, cut) == [f"{prefix}embed", "a function", *blocks, f"{prefix}head"]
+    assert names_of(user, cut) == [f"{prefix}embed", *blocks, f"{prefix}head"]
     x = torch.randn(3, 4)
     layout = Layout(user, cut, 3, 0)
-    assert torch.equal(layout.fold(x), cut.module(x))
-    forward_check.check(layout, (x,), {})
+    assert torch.equal(replays.call(layout, x), cut.module(x))
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["embed", "blocks.*", "head"], "at the first difference forward computes aten.relu"),
-        (
-            ["embed", torch.relu, "blocks.*"],
-            "forward computes aten.t.default of 'head.weight' to .* nothing more",
-        ),
         (
             [
                 "embed",
@@ -74,8 +69,7 @@ def test_parts_have_names_in_the_users_module(make, prefix):
                 *(f"blocks.{index}" for index in range(2, 11)),
                 "head",
             ],
-            r"computes aten.t.default of 'blocks.0.0.weight' to \(8, 8\), and the parts .* of "
-            r"'blocks.1.0.weight' to",
+            r"Fixed called its part 'blocks\.0' where 'blocks\.1' comes next by .* or parts=",
         ),
         (
             ["embed", torch.relu, "blocks", "head"],
@@ -92,7 +86,7 @@ def test_parts_have_names_in_the_users_module(make, prefix):
 def test_names_that_are_not_the_model_are_refused(given, expected):
     user = Fixed()
     with pytest.raises(CoreError, match=expected):
-        forward_check.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
+        replays.call(Layout(user, parts.cut(user, 2, given), 2, 0), torch.randn(3, 4))
 
 
 def test_names_are_of_one_module_that_is_called():
@@ -116,15 +110,51 @@ def test_a_sequence_applies_a_module_twice():
     user = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
     x = torch.randn(3, 4)
     for given in (None, ["*"]):
-        assert torch.equal(Layout(user, parts.cut(user, 2, given), 2, 0).fold(x), user(x))
+        layout = Layout(user, parts.cut(user, 2, given), 2, 0)
+        assert layout.cut.replay is None
+        assert torch.equal(replays.fold(layout, x), user(x))
 
 
-def test_names_leave_out_nothing_of_a_sequence():
-    user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
-        forward_check.check(
-            Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {}
-        )
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["embed", "blocks.*", "head"],
+        ["embed", "blocks.*"],
+        ["blocks.1", "blocks.3", "head"],
+        [torch.neg, "embed", "blocks.*", "head"],
+    ],
+)
+def test_what_no_part_does_is_computed_by_forward(given):
+    user, x = Fixed(), torch.randn(3, 4)
+    layout = Layout(user, parts.cut(user, 2, given), 2, 0)
+    assert torch.equal(replays.call(layout, x), user(x))
+
+
+def test_forward_may_have_its_parts_from_anywhere():
+    class _Listed(Fixed):
+        """Calls a part twice, and has others in a list and a function."""
+
+        def __init__(self):
+            super().__init__()
+            self.act = nn.Tanh()
+            self.ends = [self.act, self.head, lambda x: self.act(x)]
+
+        def pipeline(self):
+            return [self.embed, self.act, *self.blocks, self.act, self.head, self.act]
+
+        def forward(self, x):
+            x = self.act(self.embed(x))
+            for block in self.blocks:
+                assert isinstance(block, nn.Sequential)
+                x = block(x) if len(block) == 2 else x
+            for end in self.ends:
+                x = end(x)
+            return x
+
+    user, x = _Listed(), torch.randn(3, 4)
+    layout = Layout(user, parts.cut(user, 2), 2, 0)
+    assert torch.equal(replays.call(layout, x), user(x))
+    assert type(user.act) is nn.Tanh, "it has its own class again"
 
 
 def _tied(*pairs):
@@ -159,9 +189,9 @@ def test_stages_get_parts_by_parameters_or_by_count(pairs, balanced, expected):
     assert [one for stage in stages for one in stage] == list(user)
 
 
-def test_a_function_goes_with_the_module_before_it():
+def test_a_function_is_no_part():
     given = [torch.neg, "embed", torch.relu, "blocks.*", "head"]
-    assert [len(stage) for stage in parts.cut(Fixed(), 3, given, [1, 11, 1]).stages] == [3, 11, 1]
+    assert [len(stage) for stage in parts.cut(Fixed(), 3, given, [1, 11, 1]).stages] == [1, 11, 1]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +275,7 @@ def test_a_parameter_that_was_put_into_a_part_stays_there():
     assert [id(one) for one in layout.outside()] == [id(user.scale), id(user.shift)]
 
 
-def test_what_goes_beside_is_no_part():
+def test_what_goes_beside_is_computed_by_forward():
     class _Beside(nn.Module):
         """A model whose layers are given something beside the result of the layer before."""
 
@@ -260,12 +290,9 @@ def test_what_goes_beside_is_no_part():
                 x = layer(x, beside)
             return x
 
-    user = _Beside()
+    user, x = _Beside(), torch.randn(3, 4)
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
-    with pytest.raises(
-        CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"
-    ):
-        forward_check.check(layout, (torch.randn(3, 4),), {})
+    assert torch.equal(replays.call(layout, x), user(x))
 
 
 @pytest.mark.parametrize("balanced", [[3, 10], "time"])
@@ -343,7 +370,7 @@ def test_a_step_calls_the_module_in_the_one_that_says_its_parts():
         assert run == pytest.approx(expected * 2, abs=1e-12)
 
 
-def test_the_module_that_is_called_is_compared_with_the_parts():
+def test_the_forward_of_the_module_that_is_called_counts():
     class Scaled(_Around):
         def pipeline(self):
             return [*super().pipeline(), torch.neg]
@@ -354,11 +381,9 @@ def test_the_module_that_is_called_is_compared_with_the_parts():
     user, x = Scaled(), torch.randn(3, 4, dtype=torch.float64)
     layout = Layout(user, parts.cut(user, 2), 2, 0)
     assert layout.cut.called == [user, user.net]
-    forward_check.check(layout, (x,), {})
-    with pytest.raises(
-        CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"
-    ):
-        forward_check.check(layout, (x,), {}, user.net)
+    assert torch.equal(replays.call(layout, x), user(x))
+    layout.cut.replay.owner = user.net
+    assert torch.equal(replays.call(layout, x), user.net(x))
 
 
 class Tied(Fixed):

@@ -405,7 +405,7 @@ def test_blocks_beside_the_call_leave_the_schedule():
     assert_equal_tensors(first, expected, 1e-12)
     assert [len(one) for one in alone] == [2, 2]
     assert [len(one) for one in events] == [4, 4], "once for each of four microbatches"
-    assert [len(one) for one in others] == [8, 8], "the step to its end"
+    assert [len(one) for one in others] == [12, 12], "for its stage, and to its end for the loss"
 
 
 def test_a_block_that_only_later_steps_have_is_refused():
@@ -576,7 +576,7 @@ def logging(model):
 
 
 class Shrinks(nn.Linear):
-    """A part whose result's shape follows from numbers: in the second batch."""
+    """A part whose result's shape follows from numbers: later than in the trial."""
 
     def forward(self, x):
         # a tuple: numbers that change are refused before

@@ -68,7 +68,7 @@ def _stages(model: PlacedModel) -> Iterator[Row]:
     if layout is None:
         return
     for stage in range(layout.num_stages):
-        modules = layout.cut.modules_of(stage)
+        modules = layout.cut.stages[stage]
         own = dict.fromkeys(
             one for part in modules for one in part.parameters() if id(one) not in model.outside
         )

@@ -88,7 +88,7 @@ def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an operation by name, with those that it takes by default."""
     known = func._schema.arguments
     given = {one.name: one.default_value for one in known if one.has_default_value()}
-    return given | dict(zip([one.name for one in known], args, strict=False)) | kwargs
+    return {**given, **dict(zip([one.name for one in known], args, strict=False)), **kwargs}
 
 
 def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:

@@ -5,8 +5,6 @@ their memory goes.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +15,10 @@ from core import ModuleError
 from core_parallel.modules import torch_clipping
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable
     from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
-
-_inspects: ContextVar[bool] = ContextVar("inspects", default=False)
-
 
 _ABOUT = frozenset(
     {
@@ -80,7 +75,7 @@ class AbsentTensor(Tensor):
         name = func.__name__
         # What is written to it, as by an initialization, goes nowhere.
         is_written = name.endswith("_") and not name.endswith("__") and _is_there_alone(*args)
-        if name not in _ABOUT and not is_written and not _inspects.get():
+        if name not in _ABOUT and not is_written:
             raise ModuleError(
                 f"{name} was called with a parameter or buffer that another stage has, such as in "
                 "a penalty over self.parameters(): each rank of a pipeline has those of its own "
@@ -91,7 +86,7 @@ class AbsentTensor(Tensor):
             result = func(*args, **(kwargs or {}))
             # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors
             # that are here.
-            is_bare = type(result) is Tensor and result.is_meta and not _inspects.get()
+            is_bare = type(result) is Tensor and result.is_meta
             return result.as_subclass(AbsentTensor) if is_bare else result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentTensor:
@@ -137,7 +132,7 @@ class AbsentParameter(AbsentTensor, nn.Parameter):
         Raises:
             ModuleError: a step, a hook or a loop reads it.
         """
-        if not _inspects.get() and not _may_leave_out(sys._getframe(1)):
+        if not _may_leave_out(sys._getframe(1)):
             raise ModuleError(
                 "The gradient of a parameter that another stage has was read, as for a norm over "
                 "self.parameters(): each rank of a pipeline has the gradients of its own stage "
@@ -225,20 +220,8 @@ def guard(modules: Iterable[tuple[str, nn.Module]], reason: str) -> list[Removab
     return [module.register_forward_pre_hook(_refusal(name, reason)) for name, module in modules]
 
 
-@contextmanager
-def inspecting() -> Iterator[None]:
-    """A context in which absent parts may be called, on meta."""
-    token = _inspects.set(True)
-    try:
-        yield
-    finally:
-        _inspects.reset(token)
-
-
 def _refusal(name: str, reason: str) -> Any:
     def refuse(module: nn.Module, *_: Any) -> None:
-        if _inspects.get():
-            return
         raise ModuleError(f"{type(module).__name__} {name!r} was called, and {reason}")
 
     return refuse

@@ -73,7 +73,7 @@ class CheckKeys:
         key = hash(
             (further, tuple(self._attributes()), words if len(self._words) <= _MOST_VALUES else ())
         )
-        is_new = key not in self._seen or self._num_calls in _EARLY or self._num_calls % EVERY == 0
+        is_new = key not in self._seen or is_in_turn(self._num_calls)
         self._seen.add(key)
         return is_new
 
@@ -122,6 +122,11 @@ class CheckKeys:
     def _is_changing(self, place: tuple[dict[str, Any], str]) -> bool:
         values, in_a_row, _ = self._values.get((id(place[0]), place[1]), ((), 0, 0))
         return in_a_row > 3 or len(values) > _MOST_VALUES
+
+
+def is_in_turn(num_calls: int) -> bool:
+    """True if a call is looked at whatever its key."""
+    return num_calls in _EARLY or num_calls % EVERY == 0
 
 
 def is_without_values(module: nn.Module) -> bool:

@@ -4,7 +4,6 @@ back.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,22 +41,3 @@ def replaced(forwards: Mapping[nn.Module, Any]) -> Iterator[None]:
         yield
     finally:
         put(before)
-
-
-@contextmanager
-def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """A context in which modules are called without hooks, such as those that gather what lies in
-    parts.
-    """
-    kept = [
-        (vars(one), name, vars(one)[name])
-        for one in modules
-        for name in ("_forward_pre_hooks", "_forward_hooks")
-    ]
-    for attributes, name, _ in kept:
-        attributes[name] = OrderedDict()
-    try:
-        yield
-    finally:
-        for attributes, name, hooks in kept:
-            attributes[name] = hooks

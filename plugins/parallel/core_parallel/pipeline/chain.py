@@ -9,13 +9,15 @@ between.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_fsdp.forward import refuse_graph
@@ -23,11 +25,12 @@ from core_parallel.following import lengths
 from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
-from core_parallel.modules import graphs, own_state
-from core_parallel.modules.check_keys import CheckKeys
+from core_parallel.modules import own_state
+from core_parallel.modules.check_keys import is_in_turn, is_without_values
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.pipeline.forms import form_of, like_of
-from core_parallel.stages import forward_check
+from core_parallel.pipeline.stage_look import StageLook
+from core_parallel.pipeline.whole_call import WholeCall
+from core_parallel.stages import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.draws import Draws, Seeds
     from core_parallel.pipeline.peers import Peers
     from core_parallel.stages.layout import Layout
+    from core_parallel.stages.replay import Known, Replay
     from core_parallel.stages.shards import Shards
 
 _log = logging.getLogger(__name__)
@@ -52,30 +56,45 @@ class Computed:
     Attributes:
         inputs, outputs: the leaves.
         given_form, form: their structures.
+        asked: the arguments of the model that want a gradient.
     """
 
     inputs: list[Any]
     given_form: Any
     outputs: list[Any]
     form: Any
+    asked: list[Tensor]
 
 
 @dataclass(slots=True)
-class _Pass:
+class Pass:
     """One forward pass, as far as backward needs it.
 
     Attributes:
         sizes: samples of each microbatch.
         wanting: the tensors among the arguments that want a gradient.
         computed: by stage and microbatch.
-        gradients: of what a stage was given, by the stage that made it (-1 for the arguments) and
-            the microbatch.
+        gradients: of what a stage was given, by the stage that made it and the microbatch.
+        asked: what this rank's stages give to the gradients of the arguments, by microbatch.
+        is_at_once: the forward was run once, so that what is before a stage is in the user's graph
+            too.
+        runs_back: backward of the stages is under way.
     """
 
     sizes: list[int | None] = field(default_factory=list)
     wanting: list[Tensor] = field(default_factory=list)
     computed: dict[tuple[int, int], Computed] = field(default_factory=dict)
     gradients: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
+    asked: dict[int, list[Tensor]] = field(default_factory=dict)
+    is_at_once: bool = False
+    runs_back: bool = False
+
+    def add(self, index: int, gradients: list[Tensor]) -> None:
+        """Add what a stage gives to the gradients of the arguments, for a microbatch."""
+        before = self.asked.get(index)
+        if before:
+            gradients = [one + other for one, other in zip(before, gradients, strict=True)]
+        self.asked[index] = gradients
 
 
 class Chain:
@@ -100,12 +119,10 @@ class Chain:
         microbatches: int | None,
         context: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.layout, self.line, self._draws = layout, line, draws
-        self._microbatches, self._context = microbatches, context
-        self._called = layout.module
-        self._keys: dict[nn.Module, CheckKeys] = {}
+        self.layout, self.line, self.draws = layout, line, draws
+        self._microbatches, self.context = microbatches, context
         self._headers: dict[Any, Any] = {}
-        self._looked_at: set[int] = set()
+        self._num_calls: Counter[tuple[int, bool]] = Counter()
         self._compared: set[int] = set()
         self._has_warned = False
         self.num_samples: int | None = None
@@ -119,28 +136,33 @@ class Chain:
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
-        answer, replay = self.answer or self.compute, self.layout.cut.replay
-        return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
+        replay = self.layout.cut.replay
+        if replay is None:
+            return (self.answer or self.compute)(*args, **kwargs)
+        replay.refuse(args, kwargs)
+        if self.answer is not None:
+            return replay.around(self.answer(*args, **kwargs), args, kwargs)
+        number = self._number(args, kwargs)
+        if number == 1 and len(self.layout.own_stages) == 1:
+            return self._at_once(replay, args, kwargs)
+        return replay.around(self._in_pieces(number, args, kwargs), args, kwargs)
 
     def forward_of(self, module: nn.Module) -> Callable[..., Any]:
         """The call of all stages in place of the forward of one of `layout.cut.called`."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            self._called = module
+            if self.layout.cut.replay is not None:
+                self.layout.cut.replay.owner = module
             return self(*args, **kwargs)
 
         return forward
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline. The result of all stages, on all ranks."""
-        self.check(args, kwargs)
-        learns = torch.is_grad_enabled()
-        leaves = tree_flatten((args, kwargs))[0]
-        made = _Pass(
-            wanting=[
-                one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns
-            ]
-        )
+        return self._in_pieces(self._number(args, kwargs), args, kwargs)
+
+    def _number(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The number of microbatches of a call."""
         size = pieces.num_samples((args, kwargs))
         number = pieces.choose(self._microbatches, size, self.layout.num_stages)
         if number > 1 and pieces.is_unclear(
@@ -148,15 +170,33 @@ class Chain:
         ):
             number = 1
             self._warn_unclear()
-        cut = pieces.split(
-            (args, kwargs), number if self.peers is None else self.peers.least(number)
-        )
-        made.sizes = [pieces.num_samples(piece) for piece in cut]
-        with self._draws.of_stages() as seeds:
+        return number if self.peers is None else self.peers.least(number)
+
+    def _in_pieces(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """All ranks of the pipeline. The result of all stages, microbatch by microbatch."""
+        cut = pieces.split((args, kwargs), number)
+        made = Pass([pieces.num_samples(piece) for piece in cut], _wanting((args, kwargs)))
+        with self.draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)
+        return self._answer_of(made)
+
+    def _at_once(self, replay: Replay, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """All ranks of the pipeline. The result of the model, whose forward each rank runs once."""
+        made = Pass([pieces.num_samples((args, kwargs))], is_at_once=True)
+        if wanting := _wanting((args, kwargs)):
+            made.wanting = list(_Given.apply(made, *wanting))  # type: ignore[no-untyped-call]  # torch's
+            given = {id(one): other for one, other in zip(wanting, made.wanting, strict=True)}
+            args, kwargs = tree_map(lambda leaf: given.get(id(leaf), leaf), (args, kwargs))
+        (stage,) = self.layout.own_stages
+        finish = partial(self._answer_of, made)
+        with ExitStack() as until_end:
+            exchange = WholeCall(self, made, (args, kwargs), finish, until_end)
+            return replay.once(*self.layout.places_of(stage), args, kwargs, exchange)
+
+    def _answer_of(self, made: Pass) -> Any:
         answer = self._share_answer(made)
         self.line.wait()
-        if not learns:
+        if not torch.is_grad_enabled():
             return answer
         flat, form = tree_flatten(answer)
         # The anchor lets gradients come here also on a rank on which nothing else asks for them.
@@ -174,24 +214,6 @@ class Chain:
                 "and give a mask for each of them.",
                 type(self.layout.module).__name__,
             )
-
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_due: bool = False) -> None:
-        """Compare the forward of the module that was called with its parts, on meta, where
-        `CheckKeys` says so.
-
-        Args:
-            args: of the call.
-            kwargs: its named ones.
-            is_due: compare them whatever the key.
-
-        Raises:
-            ModuleError: they aren't the same.
-        """
-        if self.layout.cut.replay is not None:
-            return
-        keys = self._keys.setdefault(self._called, CheckKeys(self.layout.user))
-        if keys.is_due(str(_shapes((args, kwargs))), given=(args, kwargs)) or is_due:
-            forward_check.check(self.layout, args, kwargs, self._called)
 
     @contextmanager
     def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
@@ -214,13 +236,13 @@ class Chain:
         Returns:
             What this rank's stages have computed, by stage and microbatch.
         """
-        made = _Pass()
+        made = Pass()
         with torch.no_grad():
             self._run_stages(made, cut, seeds)
         self.line.wait()
         return made.computed
 
-    def _run_stages(self, made: _Pass, cut: Sequence[Any], seeds: Seeds) -> None:
+    def _run_stages(self, made: Pass, cut: Sequence[Any], seeds: Seeds) -> None:
         # With several stages a rank, everything is received before anything is sent: so the
         # messages between two ranks have one order, which some backends need.
         waits = len(self.layout.own_stages) > 1
@@ -229,30 +251,36 @@ class Chain:
                 seeds.begin(stage, index)
                 self._forward(made, stage, index, piece)
                 if not waits:
-                    self._give(made, stage, index, piece)
+                    self.give(made, stage, index, piece)
             if waits:
                 for index, piece in enumerate(cut):
-                    self._give(made, stage, index, piece)
+                    self.give(made, stage, index, piece)
 
-    def _forward(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
-        leaves, given_form = (
-            tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
-        )
-        inputs = [_leaf(one, stage) for one in leaves]
-        given = tree_unflatten(inputs, given_form)
-        looks = stage not in self._looked_at and torch.is_grad_enabled()
-        around = self.layout.modules_around() if looks else []
-        before = graphs.kept(around)
-        with self._context(), RecordedLogs().instead_of(self.layout.user):
-            result = self.run(stage, index, given if stage == 0 else piece, given)
+    def _forward(self, made: Pass, stage: int, index: int, piece: Any) -> None:
+        inputs, form = tree_flatten(piece)
+        call = tree_unflatten([_leaf(one, is_argument=True) for one in inputs], form)
+        asked, arrived = _wanting(call), None
+        if stage:
+            inputs, form = self.take(made, stage, index, piece)
+            arrived = tree_unflatten(inputs, form)
+        with self.context(), RecordedLogs().instead_of(self.layout.user):
+            result = self.run(stage, index, call, arrived)
+        self.keep(made, stage, index, (inputs, form), result, asked)
+
+    def keep(
+        self,
+        made: Pass,
+        stage: int,
+        index: int,
+        given: tuple[list[Any], Any],
+        result: Any,
+        asked: list[Tensor],
+    ) -> None:
+        """Keep what a stage has computed for a microbatch."""
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         leave(outputs)
-        if looks:
-            self._looked_at.add(stage)
-            graphs.refuse_kept(self.layout.named_modules_of(stage))
-            graphs.refuse_kept(around, before)
-        made.computed[stage, index] = Computed(inputs, given_form, outputs, form)
+        made.computed[stage, index] = Computed(*given, outputs, form, asked)
 
     def run(self, stage: int, index: int, call: Any, arrived: Any) -> Any:
         """The result of a stage for a microbatch; see `Layout.run`.
@@ -261,6 +289,11 @@ class Chain:
             ModuleError: its parts change themselves with each microbatch, which one device does
                 once a batch; or a Function has kept the size of one.
         """
+        if index == 0 and (look := self.look(stage)) is not None:
+            with look.noting():
+                result = self.layout.run(stage, call, arrived)
+            look.refuse_kept(result)
+            return result
         if (
             index != 1
             or stage in self._compared
@@ -282,42 +315,65 @@ class Chain:
             )
         return result
 
-    def _take(self, made: _Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
-        """The outputs of the stage before, for one microbatch."""
+    def look(self, stage: int) -> StageLook | None:
+        """A look at a call of a stage, if it is due: at the first ones, and from time to time."""
+        key = stage, torch.is_grad_enabled()
+        self._num_calls[key] += 1
+        is_due = is_in_turn(self._num_calls[key]) and not is_without_values(self.layout.user)
+        return StageLook(self.layout, stage) if is_due else None
+
+    def take(self, made: Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
+        """The outputs of the stage before for one microbatch, apart from the graph before them, and
+        their structure.
+        """
         owner = self.layout.owner(stage - 1)
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
-            return before.outputs, before.form
-        key, what = (
-            (stage - 1, self._signature(piece)),
-            f"the output of stage {stage - 1} for microbatch {index}",
-        )
+            return [_leaf(one) for one in before.outputs], before.form
+        key = stage - 1, self._signature(piece)
+        what = f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
             self._headers[key] = self.line.receive_object(owner, what)
-        described, form = tree_flatten(self._headers[key])
-        received = [self.line.receive(like_of(one), owner, what) for one in described]
+        described, form = tree_flatten(self.learn(self._headers[key]))
+        received = [self.line.receive(forms.like(one), owner, what) for one in described]
         arrive(received)
-        return received, form
+        return [_leaf(one) for one in received], form
 
-    def _give(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
+    def give(self, made: Pass, stage: int, index: int, piece: Any) -> None:
+        """Send the outputs of a stage for one microbatch to the rank of the next stage."""
         if stage == self.layout.num_stages - 1:
             return
         receiver = self.layout.owner(stage + 1)
         if receiver == self.line.position:
             return
         done, key = made.computed[stage, index], (stage, self._signature(piece))
-        header = tree_unflatten([form_of(one) for one in done.outputs], done.form)
+        header = self.described(stage, tree_unflatten(done.outputs, done.form))
         if key not in self._headers:
             self._headers[key] = header
             self.line.send_object(header, receiver)
-        elif self._headers[key] != header:
+        elif self._headers[key][0] != header[0]:
             raise ModuleError(
-                f"{self.layout.describe(stage)} returned tensors of {header}, and before, for "
-                f"arguments of the same shapes, of {self._headers[key]}. What goes from one stage "
-                "to the next must follow from the shapes that the model is given."
+                f"{self.layout.describe(stage)} returned tensors of {header[0]}, and before, for "
+                f"arguments of the same shapes, of {self._headers[key][0]}. What goes from one "
+                "stage to the next must follow from the shapes that the model is given."
             )
         for one in done.outputs:
             self.line.send(one, receiver)
+
+    def described(self, stage: int, result: Any) -> tuple[Any, Known]:
+        """The forms of a stage's result, and of the results of all parts so far, for the rank of
+        the next stage.
+        """
+        replay = self.layout.cut.replay
+        known = {} if replay is None else replay.known(self.layout.places_of(stage)[1])
+        return forms.of(result), known
+
+    def learn(self, header: tuple[Any, Known]) -> Any:
+        """The forms of the result of a stage, of what `described` has returned on another rank."""
+        result, known = header
+        if self.layout.cut.replay is not None:
+            self.layout.cut.replay.learn(known)
+        return result
 
     def _signature(self, piece: Any) -> Any:
         """A key of what shapes between stages follow from, as far as all ranks know it."""
@@ -338,7 +394,7 @@ class Chain:
                     "name them by pipeline()."
                 )
 
-    def _share_answer(self, made: _Pass) -> Any:
+    def _share_answer(self, made: Pass) -> Any:
         """All ranks of the pipeline. The last stage's results, put together."""
         last = self.layout.num_stages - 1
         owner, header = self.layout.owner(last), None
@@ -349,12 +405,11 @@ class Chain:
                 answer = pieces.join(
                     [tree_unflatten(one.outputs, one.form) for one in done], made.sizes
                 )
-            flat, form = tree_flatten(answer)
-            header = tree_unflatten([form_of(one) for one in flat], form)
-        described, form = tree_flatten(
-            self.line.share_object(header, owner, "the result of the model")
-        )
-        likes = flat or [like_of(one) for one in described]
+            flat = tree_leaves(answer)
+            header = self.described(last, answer)
+        header = self.line.share_object(header, owner, "the result of the model")
+        described, form = tree_flatten(self.learn(header))
+        likes = flat or [forms.like(one) for one in described]
         shared = [self.line.share(one, owner, "the result of the model") for one in likes]
         arrive(shared)
         return tree_unflatten(shared, form)
@@ -362,7 +417,7 @@ class Chain:
     # backward -------------------------------------------------------------------------------------
 
     def backward(
-        self, made: _Pass, gradients: Sequence[Tensor | None], *, accumulates: bool
+        self, made: Pass, gradients: Sequence[Tensor | None], *, accumulates: bool
     ) -> list[Tensor]:
         """All ranks of the pipeline. Compute the gradients of the arguments that want some.
 
@@ -378,6 +433,7 @@ class Chain:
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
+        made.runs_back = True
         with self.added_up(), self._reduced(accumulates):
             for stage in reversed(self.layout.own_stages):
                 found = {}
@@ -388,6 +444,7 @@ class Chain:
                         self._give_back(made, stage, index, found.pop(index))
                 for index, gradients_of_inputs in found.items():
                     self._give_back(made, stage, index, gradients_of_inputs)
+        made.runs_back = False
         self.line.wait()
         return self._share_gradients(made)
 
@@ -407,13 +464,13 @@ class Chain:
 
     def _backward(
         self,
-        made: _Pass,
+        made: Pass,
         stage: int,
         index: int,
         incoming: list[Tensor | None],
         accumulates: bool,
     ) -> list[Tensor]:
-        """The gradients of what the stage was given."""
+        """The gradients of what the stage before has handed on."""
         done = made.computed.pop((stage, index))
         if stage < self.layout.num_stages - 1:
             incoming = self._take_gradients(made, stage, index, done.outputs)
@@ -422,24 +479,34 @@ class Chain:
             for output, gradient in zip(done.outputs, incoming, strict=True)
             if output.requires_grad and gradient is not None
         ]
-        given = [one for one in done.inputs if isinstance(one, Tensor) and one.requires_grad]
-        if pairs and (given or accumulates):
+        arrived = [] if stage == 0 else done.inputs
+        given = [one for one in arrived if isinstance(one, Tensor) and one.requires_grad]
+        wanted = [*given, *done.asked]
+        for one in wanted:
+            one.retain_grad()
+        if pairs and (wanted or accumulates):
             torch.autograd.backward(
                 [output for output, _ in pairs],
                 [gradient for _, gradient in pairs],
-                inputs=None if accumulates else given,
+                retain_graph=made.is_at_once,
+                inputs=None if accumulates else wanted,
             )
-        return [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
+        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in wanted]
+        made.add(index, found[len(given) :])
+        return found[: len(given)]
 
-    def _give_back(self, made: _Pass, stage: int, index: int, found: list[Tensor]) -> None:
-        if stage == 0 or (owner := self.layout.owner(stage - 1)) == self.line.position:
+    def _give_back(self, made: Pass, stage: int, index: int, found: list[Tensor]) -> None:
+        if stage == 0:
+            return
+        owner = self.layout.owner(stage - 1)
+        if owner == self.line.position:
             made.gradients[stage - 1, index] = found
             return
         for one in found:
             self.line.send(one, owner)
 
     def _take_gradients(
-        self, made: _Pass, stage: int, index: int, outputs: Sequence[Tensor]
+        self, made: Pass, stage: int, index: int, outputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The gradients of what a stage has handed on: of every tensor that can have one."""
         owner = self.layout.owner(stage + 1)
@@ -452,18 +519,14 @@ class Chain:
             )
         return [next(found) if _can_learn(one) else None for one in outputs]
 
-    def _share_gradients(self, made: _Pass) -> list[Tensor]:
-        """All ranks of the pipeline. The gradients of the arguments, which the first stage has
-        computed.
-        """
-        owner, shared = self.layout.owner(0), []
+    def _share_gradients(self, made: Pass) -> list[Tensor]:
+        """All ranks of the pipeline. The gradients of the arguments: the sum over all stages."""
+        of_pieces = [made.asked[index] for index in range(len(made.sizes))]
+        shared = []
         for position, like in enumerate(made.wanting):
-            whole = like
-            if owner == self.line.position:
-                whole = _whole(
-                    [made.gradients[-1, index][position] for index in range(len(made.sizes))], like
-                )
-            shared.append(self.line.share(whole, owner))
+            found = [one[position] for one in of_pieces if one]
+            whole = _whole(found, like) if found else torch.zeros_like(like)
+            shared.append(self.line.add_up(whole.contiguous()))
         return shared
 
     @contextmanager
@@ -496,7 +559,7 @@ class _Answer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, chain: Chain, made: _Pass, num_outputs: int, anchor: Tensor, *tensors: Tensor
+        ctx: Any, chain: Chain, made: Pass, num_outputs: int, anchor: Tensor, *tensors: Tensor
     ) -> Any:
         """The first `num_outputs` tensors; the others are the arguments that want gradients."""
         ctx.chain, ctx.made, ctx.num_outputs = chain, made, num_outputs
@@ -523,14 +586,42 @@ class _Answer(torch.autograd.Function):
         return (None, None, None, None, *([None] * ctx.num_outputs), *found)
 
 
-def _leaf(value: Any, stage: int) -> Any:
+class _Given(torch.autograd.Function):
+    """The arguments of the model, as its forward and the stages have them.
+
+    What a stage gives to their gradients is added up over all ranks, and comes by `_Answer`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, made: Pass, *tensors: Tensor) -> Any:
+        """The tensors."""
+        ctx.made = made
+        ctx.set_materialize_grads(False)
+        return tuple(one.view_as(one) for one in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Their gradients, where it is the user's backward."""
+        if ctx.made.runs_back:
+            return None, *[None for _ in gradients]
+        return None, *gradients
+
+
+def _wanting(tree: Any) -> list[Tensor]:
+    """The tensors that want a gradient."""
+    if not torch.is_grad_enabled():
+        return []
+    return [one for one in tree_leaves(tree) if isinstance(one, Tensor) and one.requires_grad]
+
+
+def _leaf(value: Any, *, is_argument: bool = False) -> Any:
     """An input of a stage, apart from the graph before it. The output of another stage always wants
     a gradient.
     """
     if not isinstance(value, Tensor):
         return value
-    learns = torch.is_grad_enabled() and (value.requires_grad if stage == 0 else _can_learn(value))
-    return value.detach().requires_grad_(learns)
+    wants = value.requires_grad if is_argument else _can_learn(value)
+    return value.detach().requires_grad_(wants and torch.is_grad_enabled())
 
 
 def _can_learn(tensor: Tensor) -> bool:
@@ -554,6 +645,6 @@ def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
 
 def _shapes(piece: Any) -> tuple[Any, str]:
     leaves, form = tree_flatten(piece)
-    return tuple(form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves), str(
-        form
-    )
+    return tuple(
+        forms.of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
+    ), str(form)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core_parallel.following.mode import arrive, leave
-from core_parallel.pipeline.forms import Form, like_of
 from core_parallel.pipeline.stage_module import can_learn, travelling
+from core_parallel.stages import forms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,9 +37,10 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
             continue
         if (receiver := layout.owner(stage + 1)) != line.position:
             assert module.header is not None, "it has computed"
-            form, forms = module.header
+            form, leaves = module.header
+            _, known = chain.described(stage, None)
             length = 0 if sequence is None else sequence.length
-            line.send_object((length, tree_unflatten(forms, form)), receiver)
+            line.send_object((length, tree_unflatten(leaves, form), known), receiver)
             for one in module.outputs:
                 line.send(one, receiver)
     line.wait()
@@ -58,14 +59,13 @@ def _taken(
         before = stages[stage - 1]
         return tuple(map(_leaf, before.outputs)), before.header
     what = f"the output of stage {stage - 1} for microbatch 0"
-    length, described = line.receive_object(owner, what)
+    length, described, known = line.receive_object(owner, what)
     if sequence is not None:
         sequence.length = length
-    forms: list[Form]
-    forms, form = tree_flatten(described)
-    received = [line.receive(travelling(like_of(one)), owner, what) for one in forms]
+    leaves, form = tree_flatten(chain.learn((described, known)))
+    received = [line.receive(travelling(forms.like(one)), owner, what) for one in leaves]
     arrive(received)
-    return tuple(map(_leaf, received)), (form, forms)
+    return tuple(map(_leaf, received)), (form, leaves)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

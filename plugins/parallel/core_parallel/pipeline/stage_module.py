@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
 from core_parallel.modules import graphs
-from core_parallel.pipeline.forms import Form, form_of
+from core_parallel.stages import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.draws import Seeds
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Header = tuple[Any, list[Form]]
+Header = tuple[Any, list[forms.TensorForm]]
 """The structure of results, and the forms of the tensors in it."""
 
 
@@ -57,12 +57,13 @@ class StageModule(nn.Module):
         # no attribute of a part, and of no gradient
         self._anchor = torch.zeros((), requires_grad=True)
         # torch's schedules that split backward find parameters here.
-        self.parts = nn.ModuleList(chain.layout.cut.modules_of(stage))
+        self.parts = nn.ModuleList(chain.layout.cut.stages[stage])
         self.outside = nn.ParameterList(chain.layout.outside())
         self.given: tuple[Tensor, ...] | None = None
         self.outputs: tuple[Tensor, ...] = ()
         self.header: Header | None = None
         self._given_header: Header | None = None
+        self._known: Any = None
         self._named, self._around = (
             chain.layout.named_modules_of(stage),
             chain.layout.modules_around(),
@@ -91,7 +92,10 @@ class StageModule(nn.Module):
             header: of these.
         """
         self.given, self._given_header = given, header
+        self._known = None  # it has come with the header
         self.outputs = self._compute(0, given)
+        # the newest ones that are known may be of other shapes when a step begins
+        self._known = self._chain.described(self._chain.layout.num_stages - 1, None)
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """One microbatch, in their order: the results of the stage before, or a number for the
@@ -106,6 +110,8 @@ class StageModule(nn.Module):
         assert self._seeds is not None
         assert self._take is not None
         layout = self._chain.layout
+        if self._known is not None:
+            self._chain.learn(self._known)
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
@@ -117,7 +123,7 @@ class StageModule(nn.Module):
         if index == 0:
             graphs.refuse_kept(self._named)
             graphs.refuse_kept(self._around, before)
-        header = form, [form_of(one) for one in leaves]
+        header = form, [forms.of(one) for one in leaves]
         if self.header is not None and header != self.header:
             raise ModuleError(
                 f"{layout.describe(self._stage)} returned tensors of {_shown(header)} "

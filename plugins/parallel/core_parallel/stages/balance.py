@@ -6,18 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from core import ConfigurationError, ModuleError
 
-if TYPE_CHECKING:
-    from core_parallel.stages.cut import Part
-
 Balance = Literal["parameters", "time"] | Sequence[int]
-Unit = list["Part"]
-"""A module with the functions behind it; the first one also has those before it."""
 Measure = Callable[[Sequence[nn.Module]], Sequence[float]]
 
 
@@ -42,13 +37,13 @@ def parse(given: Any) -> Balance:
 
 def stages(
     title: str,
-    parts: Sequence[Part],
+    parts: Sequence[nn.Module],
     num_stages: int,
     balance: Balance,
     measure: Measure,
     *,
     are_apart: bool = False,
-) -> list[tuple[Part, ...]]:
+) -> list[tuple[nn.Module, ...]]:
     """The parts of each stage.
 
     Args:
@@ -56,7 +51,7 @@ def stages(
         parts: in the order in which they are applied.
         num_stages: number of stages.
         balance: `"parameters"` and `"time"` make the largest stage as small as can be; or the
-            number of parts of each stage, in which a function counts with the module before it.
+            number of parts of each stage.
         measure: the seconds that modules take.
         are_apart: parts that share a weight may come apart.
 
@@ -64,8 +59,7 @@ def stages(
         ModuleError: there are fewer parts that can be cut apart.
         ConfigurationError: the numbers don't add up.
     """
-    units = _units(parts)
-    places = list(range(1, len(units))) if are_apart else _places(units)
+    places = list(range(1, len(parts))) if are_apart else _places(parts)
     if len(places) < num_stages - 1:
         raise ModuleError(
             f"{title} has {len(places) + 1} part(s) that can be cut apart, and {num_stages} stages "
@@ -73,68 +67,47 @@ def stages(
             "Ask for fewer, or name smaller parts, by pipeline() or parts=."
         )
     if balance == "parameters":
-        ends = _even(
-            [1 + sum(one.numel() for one in _tensors(unit)) for unit in units], places, num_stages
-        )
+        costs = [1 + sum(one.numel() for one in _tensors(part)) for part in parts]
+        ends = _even(costs, places, num_stages)
     elif balance == "time":
-        modules = [part for unit in units for part in unit if isinstance(part, nn.Module)]
-        ends = _even(measure(modules), places, num_stages)
+        ends = _even(measure(parts), places, num_stages)
     else:
-        ends = _counted(title, balance, units, places, num_stages)
-    return [
-        tuple(part for unit in units[begin:end] for part in unit)
-        for begin, end in pairwise([0, *ends])
-    ]
+        ends = _counted(title, balance, len(parts), places, num_stages)
+    return [tuple(parts[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
-def _units(parts: Sequence[Part]) -> list[Unit]:
-    units: list[Unit] = []
-    for part in parts:
-        if not units or (
-            isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in units[-1])
-        ):
-            units.append([])
-        units[-1].append(part)
-    return units
-
-
-def _places(units: Sequence[Unit]) -> list[int]:
-    """The numbers of units before which a cut separates no two that share a weight."""
+def _places(parts: Sequence[nn.Module]) -> list[int]:
+    """The numbers of parts before which a cut separates no two that share a weight."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    for index, unit in enumerate(units):
-        for tensor in _tensors(unit):
+    for index, part in enumerate(parts):
+        for tensor in _tensors(part):
             first.setdefault(id(tensor), index)
             last[id(tensor)] = index
     shared = {(begin, last[key]) for key, begin in first.items() if begin < last[key]}
     return [
         place
-        for place in range(1, len(units))
+        for place in range(1, len(parts))
         if not any(begin < place <= end for begin, end in shared)
     ]
 
 
-def _tensors(unit: Unit) -> Iterable[Tensor]:
-    return [
-        one
-        for part in unit
-        if isinstance(part, nn.Module)
-        for one in (*part.parameters(), *part.buffers())
-    ]
+def _tensors(part: nn.Module) -> Iterable[Tensor]:
+    return [*part.parameters(), *part.buffers()]
 
 
 def _counted(
-    title: str, counts: Sequence[int], units: Sequence[Unit], places: Sequence[int], num_stages: int
+    title: str, counts: Sequence[int], num_parts: int, places: Sequence[int], num_stages: int
 ) -> list[int]:
     if len(counts) != num_stages:
         raise ConfigurationError(
             f"balance={list(counts)} is for {len(counts)} stages, and there are {num_stages}: "
             "pipeline times stages_per_rank. Give a number for each."
         )
-    if sum(counts) != len(units):
+    if sum(counts) != num_parts:
         raise ConfigurationError(
-            f"balance={list(counts)} adds up to {sum(counts)} parts, and {title} has {len(units)} "
-            "(functions among them go with the module before them, and don't count)."
+            f"balance={list(counts)} adds up to {sum(counts)} parts, and {title} has {num_parts} "
+            "(functions among them don't count)."
         )
     ends = list(accumulate(counts))
     for end in ends[:-1]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from core_parallel.stages.replay import Replay
+    from torch import nn
 
-Part = Callable[..., Any]
+    from core_parallel.stages.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +20,13 @@ class Cut:
         name: of the module in the user's; empty for the user's own.
         stages: the parts of each stage.
         inner: the innermost module in it with all parts, which a step may call in its place.
-        replay: runs the module's own forward for a stage; None if that is its parts, each given the
-            result of the one before and nothing else.
+        replay: runs the module's own forward for a stage; None for an `nn.Sequential`, which is its
+            parts, each given the result of the one before.
     """
 
     module: nn.Module
     name: str
-    stages: tuple[tuple[Part, ...], ...]
+    stages: tuple[tuple[nn.Module, ...], ...]
     replay: Replay | None = None
     inner: nn.Module | None = None
 
@@ -37,7 +34,3 @@ class Cut:
     def called(self) -> list[nn.Module]:
         """The modules whose call is that of all parts."""
         return [self.module] if self.inner is None else [self.module, self.inner]
-
-    def modules_of(self, stage: int) -> list[nn.Module]:
-        """The modules among the parts of a stage."""
-        return [part for part in self.stages[stage] if isinstance(part, nn.Module)]

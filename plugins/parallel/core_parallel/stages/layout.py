@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -60,7 +60,7 @@ class Layout:
         return self.cut.replay is not None
 
     def run(self, stage: int, call: Arguments | None, given: Any = None) -> Any:
-        """Apply the parts of a stage, each to the result of the one before.
+        """The result of a stage.
 
         Args:
             stage: its number.
@@ -69,22 +69,17 @@ class Layout:
         """
         args, kwargs = call or ((), {})
         if self.cut.replay is not None:
-            begin = sum(map(len, self.cut.stages[:stage]))
-            return self.cut.replay.run(
-                begin, begin + len(self.cut.stages[stage]), args, kwargs, given
-            )
+            return self.cut.replay.run(*self.places_of(stage), args, kwargs, given)
         first, *others = self.cut.stages[stage]
         result = first(given) if stage else first(*args, **kwargs)
         for part in others:
             result = part(result)
         return result
 
-    def fold(self, *args: Any, **kwargs: Any) -> Any:
-        """Apply all parts, as `forward` does."""
-        result = None
-        for stage in range(self.num_stages):
-            result = self.run(stage, (args, kwargs), result)
-        return result
+    def places_of(self, stage: int) -> tuple[int, int]:
+        """The numbers of a stage's first part and of the one after its last."""
+        begin = sum(map(len, self.cut.stages[:stage]))
+        return begin, begin + len(self.cut.stages[stage])
 
     def describe(self, stage: int) -> str:
         """The stage with the names of its parts, for errors."""
@@ -93,37 +88,44 @@ class Layout:
         return f"Stage {stage} ({shown})"
 
     def names_of(self, stage: int) -> list[str]:
-        """The names of the parts of a stage; of a function its own."""
-        return [
-            self._names.get(id(part), getattr(part, "__name__", "?"))
-            for part in self.cut.stages[stage]
-        ]
+        """The names of the parts of a stage."""
+        return [self._names[id(part)] for part in self.cut.stages[stage]]
 
     def named_modules_of(self, stage: int) -> list[tuple[str, nn.Module]]:
         """All modules in the parts of a stage, by name."""
         return [
             (self._names[id(module)], module)
-            for part in self.cut.modules_of(stage)
+            for part in self.cut.stages[stage]
             for module in part.modules()
         ]
 
     def modules_around(self) -> list[tuple[str, nn.Module]]:
         """The modules in no part, by name: the user's own, and others between it and the parts."""
         inside = {
-            id(module)
-            for stage in range(self.num_stages)
-            for part in self.cut.modules_of(stage)
-            for module in part.modules()
+            id(module) for stage in self.cut.stages for part in stage for module in part.modules()
         }
         return [
             (name, module) for name, module in self.user.named_modules() if id(module) not in inside
         ]
 
+    def modules_between(self, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
+        """The modules in no part and with no part in them that have one of these names, or such a
+        module in them.
+        """
+        parts = {part for stage in self.cut.stages for part in stage}
+        names = [*names]
+        return [
+            (name, module)
+            for name, module in self.modules_around()
+            if parts.isdisjoint(module.modules())
+            and any(f"{one}.".startswith(f"{name}.") for one in names)
+        ]
+
     def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The parts that other ranks have, by name."""
         own = {id(part) for stage in self.own_stages for part in self.cut.stages[stage]}
-        for stage in range(self.num_stages):
-            for part in self.cut.modules_of(stage):
+        for stage in self.cut.stages:
+            for part in stage:
                 if id(part) not in own:
                     yield self._names[id(part)], part
 
@@ -132,8 +134,8 @@ class Layout:
         it.
         """
         found: dict[int, set[int]] = defaultdict(set)
-        for stage in range(self.num_stages):
-            for part in self.cut.modules_of(stage):
+        for stage, parts in enumerate(self.cut.stages):
+            for part in parts:
                 for tensor in (*part.parameters(), *part.buffers()):
                     found[id(tensor)].add(self.owner(stage))
         return {key: owners.pop() for key, owners in found.items() if len(owners) == 1}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from core import ConfigurationError, ModuleError, did_you_mean
 from core_parallel.modules.plans import as_expression
 
-if TYPE_CHECKING:
-    from core_parallel.stages.cut import Part
+Part = Callable[..., Any]
 
 
 def parse(given: Any) -> tuple[str | Part, ...] | None:
@@ -31,32 +30,27 @@ def parse(given: Any) -> tuple[str | Part, ...] | None:
     ):
         raise ConfigurationError(
             f"parts={given!r:.80}: expected a list of module names in the order in which they are "
-            "applied, such as ['embed', 'blocks.*', 'head'], with functions between them where "
-            "forward computes something."
+            "applied, such as ['embed', 'blocks.*', 'head']."
         )
     return tuple(given)
 
 
-def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, list[Part]]:
+def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, list[nn.Module]]:
     """The smallest module that is called with all parts in it, by name, and the parts.
 
     Args:
         user: the user's module.
         given: names in it, in the order in which the parts are applied; `*` stands for one part of
-            a name, and then modules follow each other as they were added. Functions between them
-            stay as they are.
+            a name, and then modules follow each other as they were added. What functions between
+            them do, forward does.
 
     Raises:
         ConfigurationError: a name fits no module.
         ModuleError: one is a mere list of modules, or no module that is called has them all.
     """
     modules = dict(user.named_modules(remove_duplicate=False))
-    names: list[str] = []
-    parts: list[Part] = []
-    for one in given:
-        found = _matching(type(user).__name__, modules, one) if isinstance(one, str) else []
-        names += found
-        parts += [modules[name] for name in found] if isinstance(one, str) else [one]
+    patterns = [one for one in given if isinstance(one, str)]
+    names = [name for one in patterns for name in _matching(type(user).__name__, modules, one)]
     for name in names:
         if not is_called(modules[name]):
             raise ModuleError(
@@ -70,7 +64,7 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
             "call of one that applies them. Put them in a module with a forward, and call that in "
             f"the steps of {type(user).__name__}."
         )
-    return owner, modules[owner], parts
+    return owner, modules[owner], [modules[name] for name in names]
 
 
 def of_one(user: nn.Module, given: Sequence[str | Part]) -> str | None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
 from core import ModuleError
 from core_parallel.stages import balance, found_blocks, named_parts, part_times, planned_parts
-from core_parallel.stages.cut import Cut, Part
+from core_parallel.stages.cut import Cut
 from core_parallel.stages.replay import Replay
 
 
 def cut(
     user: nn.Module,
     num_stages: int,
-    given: Sequence[str | Part] | None = None,
+    given: Sequence[str | Callable[..., Any]] | None = None,
     balanced: balance.Balance = "parameters",
     measure: balance.Measure | None = None,
 ) -> Cut:
@@ -38,15 +39,25 @@ def cut(
     """
     one = None if given is None else named_parts.of_one(user, given)
     if given is not None and one is None:
-        name, module, parts = named_parts.find(user, given)
-        replay = None
+        (name, module, parts), is_said = named_parts.find(user, given), True
     else:
-        name, module, parts, replay = _found(user, one or "")
+        name, module, parts, is_said = _found(user, one or "")
     measure = measure or partial(part_times.measure, user)
-    title, are_apart = _title(name, module), replay is not None
-    stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=are_apart)
-    return Cut(
-        module, name, tuple(stages), replay, _inner(module, parts) if replay is None else None
+    title = _title(name, module)
+    stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=not is_said)
+    inner = _inner(module, parts) if is_said else None
+    called = [module] if inner is None else [module, inner]
+    replay = None if _is_sequence_of(module, parts) else Replay(called, title, parts)
+    return Cut(module, name, tuple(stages), replay, inner)
+
+
+def _is_sequence_of(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
+    """True if the call of a module is known to be that of these parts, one after the other."""
+    return (
+        isinstance(module, nn.Sequential)
+        and getattr(module.forward, "__func__", None) is nn.Sequential.forward
+        and len(parts) == len(module)
+        and all(map(operator.is_, parts, module))
     )
 
 
@@ -60,9 +71,9 @@ def _declaring(user: nn.Module) -> list[tuple[str, nn.Module]]:
     return [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
 
 
-def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[Part], Replay | None]:
+def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[nn.Module], bool]:
     """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the
-    user's.
+    user's; its parts, and whether it says them, or is a sequence.
     """
     declared = [one for one in _declaring(user) if _is_within(one[0], within)]
     plans = (
@@ -73,9 +84,9 @@ def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[Part], Re
         plans = found_blocks.find(user, within)
     if len(plans) == 1:
         name, module, modules = plans[0]
-        return name, module, [*modules], Replay(module, _title(name, module), modules)
+        return name, module, [*modules], False
     name, module = _only(user, declared or [(name, one) for name, one, _ in plans] or sequences)
-    return name, module, _parts_of(name, module), None
+    return name, module, _parts_of(name, module), True
 
 
 def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module]:
@@ -107,7 +118,7 @@ def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
         yield from _sequences(f"{prefix}.{name}" if prefix else name, child)
 
 
-def _parts_of(name: str, module: nn.Module) -> list[Part]:
+def _parts_of(name: str, module: nn.Module) -> list[nn.Module]:
     declared = getattr(module, "pipeline", None)
     # children() would leave out what a sequence has twice.
     parts = list(declared()) if callable(declared) else list(cast("nn.Sequential", module))
@@ -125,10 +136,11 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
                 f"{_title(name, module)}.pipeline() returned a {type(part).__name__} that is no "
                 "part of the module. Keep the parts as attributes, and return these."
             )
-    return parts
+    # what functions among them do, forward does
+    return [one for one in parts if isinstance(one, nn.Module)]
 
 
-def _inner(module: nn.Module, parts: Sequence[Part]) -> nn.Module | None:
+def _inner(module: nn.Module, parts: Sequence[nn.Module]) -> nn.Module | None:
     """The innermost module that has all parts and is called, if it is another one."""
     modules = dict(module.named_modules())
     own = {id(part) for part in parts}

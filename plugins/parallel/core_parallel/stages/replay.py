@@ -1,29 +1,36 @@
-"""A model's own forward, run for one stage: parts of other stages are stood in for, and all between
+"""A model's own forward, run for one stage: parts of other stages are answered for, and all between
 parts is computed.
 
 So a layer gets the masks and positions that the forward makes for it, and these travel to no other
-rank.
+rank. What another rank's part returns is hollow here, see `hollow`: a part that needs it is seen.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from core import ModuleError
-from core_parallel.following.mode import set_aside
-from core_parallel.modules import absent, forwards, open_blocks
+from core_parallel.microbatches import pieces
+from core_parallel.modules import forwards, open_blocks
+from core_parallel.stages import forms, hollow
+from core_parallel.stages.answered_calls import AnsweredCalls
+from core_parallel.stages.forms import TensorForm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
 
 _CURE = "Use a module of your own whose pipeline() hands that on."
 _UNSEEN = ("output_hidden_states", "output_attentions", "output_router_logits")
+
+Known = dict[int, tuple[int | None, Any]]
+"""By the number of a part: how many samples there were, and the forms of what it returned."""
 
 
 class _Done(BaseException):
@@ -32,72 +39,108 @@ class _Done(BaseException):
     """
 
 
+class StageTurns(Protocol):
+    """The work of a rank with the others, while the forward runs once."""
+
+    def begin(self) -> Any:
+        """The first part is called. What the part before this rank's stage has returned."""
+
+    def compute(self, part: Callable[[], Any]) -> Any:
+        """The result of a part of this rank."""
+
+    def give(self, result: Any) -> None:
+        """The stage has computed a result."""
+
+    def share(self) -> Any:
+        """The result of the last part, on all ranks."""
+
+    def end(self) -> None:
+        """The last part has returned."""
+
+
 class Replay:
     """The forward of one model, with its parts answered for.
 
     Args:
-        owner: has that forward.
-        title: of the owner, for errors.
-        parts: that it calls, each once, in this order.
+        called: the modules whose forward calls them, of which one is called.
+        title: of the first, for errors.
+        parts: that it calls in this order; one that stands here twice is called twice.
+
+    Attributes:
+        owner: the one of `called` that was called.
     """
 
-    def __init__(self, owner: nn.Module, title: str, parts: Sequence[nn.Module]) -> None:
-        self._owner, self._title, self._parts = owner, title, parts
-        self._names = {id(module): name for name, module in owner.named_modules()}
-        stand_ins = {
-            id(part): _PartStandIn(part, index, self._called) for index, part in enumerate(parts)
-        }
-        self._places = [
-            (module, key, child, stand_ins[id(child)])
-            for module in owner.modules()
-            for key, child in module._modules.items()
-            if child is not None and id(child) in stand_ins
-        ]
-        self._answer: Any = None
-        self._next, self._filling = 0, float("nan")
-        self._looked_at: set[int] = set()
-        self._forms: dict[Any, Any] = {}
-        self._is_looking = False
+    def __init__(self, called: Sequence[nn.Module], title: str, parts: Sequence[nn.Module]) -> None:
+        self._title, self._parts = title, parts
+        self.owner, self._forwards = called[0], forwards.own(called)
+        self._names = {id(module): name for name, module in called[0].named_modules()}
+        self._calls = AnsweredCalls(self._called)
+        self._known: Known = {}
+        self._answer: Callable[[int, Any], Any] | None = None
+        self._next, self._device = 0, torch.device("cpu")
+        self._samples: int | None = None
 
-    def around(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """The result of the model, of which the last part's is that of `call`, with the same
-        arguments.
+    def around(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the model, of which the last part's is known.
 
         Args:
-            call: computes all parts.
+            answer: of the last part.
             args: of the model.
             kwargs: of the model.
 
         Raises:
-            ModuleError: the forward does something else with its parts than its plan says.
+            ModuleError: it needs the results of other parts too.
         """
-        self._refuse(args, kwargs)
+
+        def answered(index: int, given: Any) -> Any:
+            return answer if index == len(self._parts) - 1 else self._hollow(index, given)
+
+        return self._to_its_end(answered, args, kwargs)
+
+    def once(
+        self,
+        begin: int,
+        end: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        exchange: StageTurns,
+    ) -> Any:
+        """The result of the model on all ranks, each of which runs the forward once, with the parts
+        of one stage.
+
+        Args:
+            begin: number of the first part.
+            end: number of the part after the last.
+            args: of the model.
+            kwargs: of the model.
+            exchange: what is done with the other ranks.
+
+        Raises:
+            ModuleError: this stage, or the result, needs the results of other parts too.
+        """
         last = len(self._parts) - 1
-        answers: list[Any] = []
+        arrived: list[Any] = []
+        shared: list[Any] = []
 
-        def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def answered(index: int, given: Any) -> Any:
+            if index == 0:
+                arrived.append(exchange.begin())
+            if index == begin - 1:
+                return arrived[0]
+            if begin <= index < end:
+                result = exchange.compute(partial(self._computed, index, begin, given))
+                if index < end - 1:
+                    return result
+                exchange.give(result)
+            is_behind = index >= end or index == last
+            if is_behind and not shared:
+                shared.append(exchange.share())
             if index < last:
-                return self._of_shape(index, given, named, self._filling)
-            if not answers:
-                answers.append(call(*args, **kwargs))
-            return answers[0]
+                return self._hollow(index, given)
+            exchange.end()
+            return shared[0]
 
-        def run() -> Any:
-            with self._answered_by(answer):
-                result = self._forward(args, kwargs)
-                self._refuse_skipped(last + 1)
-            return result
-
-        with self._looking(last) as looks:
-            result = run()
-            if looks and self._leaks(result, answers, run):
-                raise ModuleError(
-                    f"{self._title} computes its result also from what other parts than the last "
-                    f"return, and {self._name(last)} alone is shared by all ranks. {_CURE}"
-                )
-        return result
+        return self._to_its_end(answered, args, kwargs)
 
     def run(
         self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
@@ -114,136 +157,130 @@ class Replay:
         Raises:
             ModuleError: they need the results of other parts too.
         """
-        if begin:
-            args, kwargs = tree_map(_detached, (args, kwargs))
-        with self._looking(begin - 1) as looks:
-            result = self._run(begin, end, args, kwargs, arrived)
-            if begin and looks:
-                self._refuse_leaks(begin, end, args, kwargs, arrived, result)
-        return result
-
-    @contextmanager
-    def _looking(self, index: int) -> Iterator[bool]:
-        """A context in which placeholders are NaN, at the first call that begins with the result of
-        this part.
-        """
-        self._is_looking, before = index not in self._looked_at, self._is_looking
-        self._looked_at.add(index)
-        try:
-            yield self._is_looking
-        finally:
-            self._is_looking = before
-
-    def _run(
-        self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
-    ) -> Any:
         results: list[Any] = []
 
-        def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            if index >= end:
-                return tree_map(_copied, self._of_shape(index, given, named, 0.0))
-            if index < begin - 1:
-                return self._of_shape(index, given, named, self._filling)
-            result = arrived if index == begin - 1 else self._parts[index](*given, **named)
-            if index == end - 1:
+        def answered(index: int, given: Any) -> Any:
+            if index == begin - 1:
+                return arrived
+            if begin <= index < end:
+                result = self._computed(index, begin, given)
+                if index < end - 1:
+                    return result
                 results.append(result)
                 if open_blocks.around_call() is None:
                     raise _Done
-                # the forward goes on to its end, and may write into it
-                return tree_map(_copied, result)
-            return result
+            return self._hollow(index, given)
 
-        with self._answered_by(answer):
-            with suppress(_Done):
-                self._forward(args, kwargs)
-            self._refuse_skipped(end)
+        try:
+            self._forward(answered, args, kwargs, end)
+        except _Done:
+            pass
+        except Exception:
+            # Behind the stage forms may be unknown, and nothing counts: the block has ended.
+            if not results:
+                raise
         return results[0]
+
+    def known(self, end: int) -> Known:
+        """The forms of what parts before `end` have returned, for the rank that runs the next
+        ones.
+        """
+        return {index: one for index, one in self._known.items() if index < end}
+
+    def learn(self, known: Mapping[int, Any]) -> None:
+        """Keep the forms of what parts on other ranks have returned, as `known` gives them."""
+        self._known.update(known)
 
     # the forward ----------------------------------------------------------------------------------
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return type(self._owner).forward(self._owner, *args, **kwargs)
-
-    @contextmanager
-    def _answered_by(self, answer: Any) -> Iterator[None]:
-        """A context in which calls of parts are answered; within another one, which goes on
-        afterwards.
-        """
-        before = self._answer, self._next
-        self._answer, self._next = answer, 0
-        for module, key, _, stand_in in self._places:
-            module._modules[key] = stand_in
-        try:
-            yield
-        finally:
-            self._answer, self._next = before
-            if self._answer is None:
-                for module, key, part, _ in self._places:
-                    module._modules[key] = part
-
-    def _called(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if index != self._next:
-            expected = self._name(self._next) if self._next < len(self._parts) else "nothing more"
+    def _to_its_end(
+        self, answer: Callable[[int, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        result = self._forward(answer, args, kwargs, len(self._parts))
+        if hollow.is_in(result):
             raise ModuleError(
-                f"{self._title} called its part {self._name(index)} where {expected} comes next by "
-                "the plan of its config, or as they were added. A pipeline calls every part once, "
-                "in that order: give the model input_ids, and switch off what skips or repeats "
-                "layers."
+                f"{self._title} computes its result also from what other parts than the last "
+                f"return, and {self._name(-1)} alone is shared by all ranks. {_CURE}"
+            )
+        return result
+
+    def _forward(
+        self,
+        answer: Callable[[int, Any], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        end: int,
+    ) -> Any:
+        self._answer, self._next, self._samples = answer, 0, pieces.num_samples((args, kwargs))
+        tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+        self._device = next((one.device for one in tensors), self._device)
+        with forwards.replaced(self._forwards), self._calls.of(self._parts):
+            result = self.owner.forward(*args, **kwargs)
+        if self._next < end:
+            raise ModuleError(
+                f"{self._title} returned without a call of {self._name(self._next)}, which is one "
+                "of its parts. A pipeline calls every part once: switch off what skips layers."
+            )
+        return result
+
+    def _called(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        index = self._next
+        if index == len(self._parts) or self._parts[index] is not part:
+            expected = self._name(index) if index < len(self._parts) else "nothing more"
+            raise ModuleError(
+                f"{self._title} called its part {self._names[id(part)]!r} where {expected} comes "
+                "next by the plan of its config, by pipeline() or parts=, or as they were added. A "
+                "pipeline calls every part once, in that order: give the model "
+                "input_ids, and switch off what skips or repeats layers."
             )
         self._next += 1
-        return self._answer(index, args, kwargs)
+        assert self._answer is not None, "calls are answered within the forward"
+        return self._answer(index, (args, kwargs))
 
-    def _of_shape(
-        self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float
-    ) -> Any:
-        """Tensors like those that a part returns, with nothing in them but one number."""
-        leaves, form = tree_flatten((args, kwargs))
-        key = (
-            index,
-            str(form),
-            *((one.shape, one.dtype) if isinstance(one, Tensor) else _plain(one) for one in leaves),
+    def _computed(self, index: int, begin: int, given: Any) -> Any:
+        """The result of a part that this rank has."""
+        args, kwargs = given
+        if hollow.is_in(given):
+            raise self._leak(index, begin)
+        result = self._calls.call(self._parts[index], args, kwargs)
+        if hollow.is_in(result):
+            raise self._leak(index, begin)
+        self._known[index] = self._samples, forms.of(result)
+        return result
+
+    def _leak(self, index: int, begin: int) -> ModuleError:
+        return ModuleError(
+            f"{self._title} computes {self._name(index)} also from results of other parts than the "
+            f"one before its stage, {self._name(begin - 1)}, which alone travels to its rank. "
+            f"{_CURE}"
         )
-        if key not in self._forms:
-            self._forms[key] = self._on_meta(index, args, kwargs)
-        first = next(one for one in leaves if isinstance(one, Tensor))
 
-        def filled(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
+    def _hollow(self, index: int, given: Any) -> Any:
+        """The result of a part that another rank has; as the first tensor that it is given, if its
+        form is unknown.
+        """
+        what = f"what {self._name(index)} returns"
+        first = next((one for one in tree_leaves(given) if isinstance(one, Tensor)), None)
+        samples, known = self._known.get(index, (self._samples, forms.of(first)))
+
+        def made(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorForm):
                 return leaf
-            if (
-                index
-                and not self._is_looking
-                and (leaf.shape, leaf.dtype) == (first.shape, first.dtype)
-            ):
-                return first  # nothing looks at it, and it costs nothing
-            return torch.full(
-                leaf.shape,
-                filling if leaf.is_floating_point() else 0,
-                dtype=leaf.dtype,
-                device=first.device,
-            )
+            form = leaf.for_samples(samples, self._samples)
+            return hollow.make(form, self._device, what)
 
-        return tree_map(filled, self._forms[key])
+        return tree_map(made, known)
 
-    def _on_meta(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        part = self._parts[index]
-        tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
-        on_meta = {
-            name: torch.empty(one.shape, dtype=one.dtype, device="meta")
-            for name, one in tensors.items()
-        }
-        args, kwargs = tree_map(_on_meta, (args, kwargs))
-        try:
-            with absent.inspecting(), forwards.without_hooks(part.modules()), torch.no_grad():
-                return functional_call(part, on_meta, args, kwargs)
-        except Exception:
-            # such as a layer that looks at numbers, as experts do: most return what they were given
-            return next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
+    def _name(self, index: int) -> str:
+        return repr(self._names[id(self._parts[index])])
 
-    # what a plan doesn't give ---------------------------------------------------------------------
+    def refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what a model of transformers is asked for, and no pipeline has.
 
-    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        config = getattr(self._owner, "config", None)
+        Raises:
+            ModuleError: with its name.
+        """
+        config = getattr(self.owner, "config", None)
         asked = next(
             (name for name in _UNSEEN if kwargs.get(name, getattr(config, name, False))), None
         )
@@ -259,98 +296,3 @@ class Replay:
                     "pipeline would keep its own layers. Generate text after training, from a "
                     "checkpoint, on one device."
                 )
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-            raise ModuleError(
-                f"{self._title} was given a tensor that wants a gradient. Its layers use it on "
-                "several ranks of the pipeline; with a config's plan, arguments have none. Compute "
-                "it in a part of a module with pipeline()."
-            )
-
-    def _refuse_skipped(self, end: int) -> None:
-        if self._next < end:
-            raise ModuleError(
-                f"{self._title} returned without a call of {self._name(self._next)}, which is one "
-                "of its parts. A pipeline calls every part once: switch off what skips layers."
-            )
-
-    def _refuse_leaks(
-        self,
-        begin: int,
-        end: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        arrived: Any,
-        result: Any,
-    ) -> None:
-        """Refuse a stage that computes with placeholders, which are NaN: then it needs more than
-        the part before.
-        """
-        if self._leaks(result, arrived, lambda: self._run(begin, end, args, kwargs, arrived)):
-            raise ModuleError(
-                f"{self._title} computes {self._name(begin)} also from results of other parts than "
-                f"the one before, {self._name(begin - 1)}, which alone travels to its rank. {_CURE}"
-            )
-
-    def _leaks(self, result: Any, arrived: Any, again: Callable[[], Any]) -> bool:
-        """True if NaN in a result comes from placeholders, since there is none with zeros in their
-        place.
-        """
-        if not _has_nan(result) or _has_nan(arrived):
-            return False
-        self._filling = 0.0
-        try:
-            with torch.no_grad():
-                return not _has_nan(again())
-        finally:
-            self._filling = float("nan")
-
-    def _name(self, index: int) -> str:
-        return repr(self._names[id(self._parts[index])])
-
-
-class _PartStandIn(nn.Module):
-    """A part while its model's forward runs; it has the attributes of the part."""
-
-    def __init__(self, part: nn.Module, index: int, called: Callable[..., Any]) -> None:
-        super().__init__()
-        self.part, self._index, self._called = part, index, called
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of the part."""
-        own = super().__getattr__("part")
-        return own if name == "part" else getattr(own, name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The answer."""
-        return self._called(self._index, args, kwargs)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, bool | int | float | str | None) else type(leaf)
-
-
-def _on_meta(leaf: Any) -> Any:
-    if hasattr(leaf, "get_seq_length"):  # a cache, which would keep what lies on meta
-        return None
-    return (
-        torch.empty_like(leaf, device="meta", requires_grad=False)
-        if isinstance(leaf, Tensor)
-        else leaf
-    )
-
-
-def _has_nan(tree: Any) -> bool:
-    with set_aside():
-        return any(
-            isinstance(one, Tensor) and bool(torch.isnan(one.detach()).any())
-            for one in tree_leaves(tree)
-        )

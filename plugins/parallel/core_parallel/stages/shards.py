@@ -47,7 +47,7 @@ class Shards:
         device: torch.device,
     ) -> None:
         self._group, self._device = group, device
-        parts = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+        parts = [part for stage in layout.own_stages for part in layout.cut.stages[stage]]
         if shard is not None:
             for part in dict.fromkeys(parts):
                 if not isinstance(part, FSDPModule) and next(part.parameters(), None) is not None:
@@ -196,7 +196,7 @@ def check(layout: Layout) -> None:
     """
     owners: dict[int, nn.Module] = {}
     names = {id(one): name for name, one in layout.user.named_parameters()}
-    parts = [part for stage in range(layout.num_stages) for part in layout.cut.modules_of(stage)]
+    parts = [part for stage in layout.cut.stages for part in stage]
     for part in parts:
         for parameter in part.parameters():
             name = names.get(id(parameter))

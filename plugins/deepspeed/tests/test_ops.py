@@ -294,6 +294,13 @@ class TestCommand:
         ]
         assert done.returncode == 0
 
+    def test_who_compiles_does_not_stand_in_the_way(self, compiled):
+        program = HOLDER if file_is_the_lock else KERNEL_HOLDER
+        with builder(compiled / "lock", program) as process:
+            done = self.run("check", "cpu_adam")
+        assert done.stdout == f"{'cpu_adam':20} process {process.pid} compiles it\n"
+        assert done.returncode == 0
+
     def test_and_what_stands_in_the_way(self, compiled):
         (compiled / "lock").touch()
         done = self.run("check", "cpu_adam")

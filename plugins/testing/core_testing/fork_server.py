@@ -153,7 +153,7 @@ def _above(file: int, numbers: Sequence[int]) -> int:
 
 
 def _end_with_client(numbers: Sequence[int]) -> None:
-    """Let the kernel kill this process when the client is gone, whoever is its parent by then.
+    """Make the kernel kill this process when the client is gone, whoever is its parent by then.
 
     A client that is killed ends no program, and a program in a session of its own hears of nothing.
     """

@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", dest="lists")
     parser.add_argument("--again", type=Path, help="what an earlier run has printed")
     asked = parser.parse_args()
+    # else a file stays changed, and its tests run on
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     drawn = (
         told_by(asked.again)
         if asked.again

@@ -20,10 +20,10 @@ NODES = {
     "plugins/plan": 28_490,
     "plugins/report": 10_850,
     "plugins/resilience": 21_660,
-    "plugins/testing": 61_260,
+    "plugins/testing": 61_410,
     "plugins/training": 93_000,
     "plugins/transformers": 10_060,
-    "plugins": 498_700,
+    "plugins": 498_850,
 }
 """Of core-base, all plugins, and each plugin that has more than 10,000. What is added takes as much
 out.

@@ -156,12 +156,8 @@ def test_srun(assert_trains, slurm):
 @pytest.mark.parametrize("end", ["ctrl-c", "killed"])
 def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
     launcher = deepspeed("--no_local_rank", "--num_accelerators", 2)
-    command = [
-        *map(str, (*launcher, TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps"))
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    script = (TRAINED_UNTIL_INTERRUPTED, tmp_path, STAGE_3["strategy"], "steps")
+    process = start([*map(str, (*launcher, *script))], dict(os.environ))
     wait_until(
         lambda: len([path for path in tmp_path.glob("pid-*") if path.read_text()]) == 2,
         "pids of both ranks",

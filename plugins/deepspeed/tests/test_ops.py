@@ -117,7 +117,8 @@ def test_the_wait_has_an_end(compiled, holder):
     assert message.startswith(
         f"Process {process.pid} has been compiling cpu_adam for DeepSpeed for more than"
     )
-    assert f"it keeps {compiled / 'lock'}. Look at what it does" in message
+    cure = "; when it is gone, delete that file." if holder == HOLDER else "."
+    assert message.endswith(f"it keeps {compiled / 'lock'}. Look at what it does{cure}")
 
 
 @pytest.mark.skipif(not file_is_the_lock, reason="torch has locked the file itself since 2.14")
@@ -292,6 +293,13 @@ class TestCommand:
             f"{'cpu_adam':20} is compiled: {compiled}",
             f"{'async_io':20} is not compiled yet",
         ]
+        assert done.returncode == 0
+
+    def test_who_compiles_does_not_stand_in_the_way(self, compiled):
+        program = HOLDER if file_is_the_lock else KERNEL_HOLDER
+        with builder(compiled / "lock", program) as process:
+            done = self.run("check", "cpu_adam")
+        assert done.stdout == f"{'cpu_adam':20} process {process.pid} compiles it\n"
         assert done.returncode == 0
 
     def test_and_what_stands_in_the_way(self, compiled):

@@ -25,6 +25,7 @@ from zero_ranks import (
 )
 
 from core import (
+    CheckpointError,
     ConfigurationError,
     Fabric,
     Module,
@@ -428,6 +429,8 @@ def load_after_an_evaluation(rank):
         fabric.strategy.load_module_state_dict(model.module, state)
     with torch.no_grad():
         outputs.append(model(batch))
+    with pytest.raises(CheckpointError, match="lacks"):
+        fabric.strategy.load_module_state_dict(model.module, {})
     fabric.teardown()
     return outputs
 

@@ -1,9 +1,10 @@
 """A program that imports modules, and then runs programs in forks of itself. Started by
 `core_testing.programs`.
 
-python fork_server.py NUMBER torch,core:*
+python fork_server.py NUMBER LIFE torch,core:*
 
-NUMBER is that of a socket; `:*` stands for all names of a module, which are imported too. A request
+NUMBER is that of a socket, and LIFE that of a pipe, which ends with the client; `:*` stands for all
+names of a module, which are imported too. A request
 is one byte and files: a description of the program in JSON, a pipe that gets the process's id, and
 its exit code when it has ended, and the program's own files, whose numbers the description has.
 
@@ -128,7 +129,8 @@ def become(described: int, reported: int, *files: int) -> tuple[Any, dict[str, A
             return become(*next_files)
         spare.name_process("python")
         its_end.close()
-        line = _above(line, request["numbers"])
+        line = socket.socket(fileno=_above(line.detach(), request["numbers"]))
+    _end_with_client(request["numbers"])
     _place(files, request["numbers"])
     _set_signals(request["ignored"], request["blocked"])
     os.chdir(request["folder"])
@@ -143,17 +145,32 @@ def become(described: int, reported: int, *files: int) -> tuple[Any, dict[str, A
     return _program(request["args"])
 
 
-def _above(line: socket.socket, numbers: Sequence[int]) -> socket.socket:
-    """The same socket with a number that none of these is."""
-    with line:
-        return socket.socket(fileno=fcntl.fcntl(line, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1))
+def _above(file: int, numbers: Sequence[int]) -> int:
+    """Give a file a number that none of these is."""
+    above = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1)
+    os.close(file)
+    return above
+
+
+def _end_with_client(numbers: Sequence[int]) -> None:
+    """Make the kernel kill this process when the client is gone, whoever is its parent by then.
+
+    A client that is killed ends no program, and a program in a session of its own hears of nothing.
+    """
+    if not spare.CAN_ADOPT:
+        return
+    # opened anew, as the signal and its receiver belong to the open file
+    life = _above(os.open(f"/proc/self/fd/{sys.argv[2]}", os.O_RDONLY | os.O_NONBLOCK), numbers)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    if select.select([life], [], [], 0)[0]:  # it was gone before
+        os._exit(0)
 
 
 def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
     """Give files the numbers that the program knows them by."""
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for each in files]
-    for each in files:
-        os.close(each)
+    moved = [_above(each, numbers) for each in files]
     for each, number in zip(moved, numbers, strict=True):
         os.dup2(each, number)
         os.close(each)
@@ -264,7 +281,7 @@ spare = _import_sibling("spare")
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # this folder's modules aren't meant to be imported
-    import_all(sys.argv[2])
+    import_all(sys.argv[3])
     code, namespace = become(*next_request(socket.socket(fileno=int(sys.argv[1]))))
     status = 0
     try:

@@ -194,17 +194,20 @@ class _ForkServer:
 
     def __init__(self, preload: str, path: tuple[str, ...]) -> None:
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Nothing is written to it: that this process holds its end is what keeps programs alive.
+        life, self._life = os.pipe()
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, fork_server.__file__, str(theirs.fileno()), preload],
+                [sys.executable, fork_server.__file__, str(theirs.fileno()), str(life), preload],
                 # a new interpreter, also where this process's spare would fork one
                 executable=sys.executable,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), life],
                 env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
+        os.close(life)
         atexit.register(self.close)
 
     def close(self) -> None:

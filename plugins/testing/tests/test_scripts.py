@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from core_testing import programs
 from core_testing.scripts import run_forked, run_script
 from core_testing.spare import CAN_ADOPT
+from core_testing.waiting import wait_until
 
 STATE = """
 import sys, torch
@@ -95,6 +97,37 @@ def test_programs_run_side_by_side_each_with_its_own_variables_output_and_end(tm
     waiting.kill()
     assert waiting.communicate(60) == ("first ['-c', 'x']\n", "")
     assert waiting.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not CAN_ADOPT, reason="the kernel ends programs on Linux only")
+def test_programs_end_with_a_client_that_is_killed():
+    """The interpreters that they have started in sessions of their own end too."""
+    rest = [sys.executable, "-c", "import time; time.sleep(600)"]
+    start = f"""
+import os, subprocess
+child = subprocess.Popen({rest}, start_new_session=True)
+print(os.getpid(), child.pid, flush=True)
+child.wait()
+"""
+    client = f"""
+import os, signal
+from core_testing import programs
+from core_testing.waiting import wait_until
+program = programs.start({[sys.executable, "-c", start]}, preload="")
+wait_until(program.output, "ids of both processes")
+print(program.output(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    pids = programs.run([sys.executable, "-c", client]).stdout.split()
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(is_alive, pids)), "end of both processes")
+
+
+def is_alive(pid):
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("forks_others", [True, False])

@@ -303,3 +303,48 @@ def test_what_needs_its_form_alone_is_here(function):
 def test_numbers_of_a_hollow_tensor_are_refused(function):
     with pytest.raises(Exception, match="needs the numbers of what 'first' returns"):
         function(_hollow(2, 3))
+
+
+# schedules ----------------------------------------------------------------------------------------
+
+
+class _Lengths(nn.Module):
+    """Between its parts it adds places, as many as there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.places = nn.Embedding(9, 4)
+
+    def pipeline(self):
+        return [*self.blocks]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) + self.places(torch.arange(x.shape[1]))
+        return x
+
+
+def _step_by_lengths(rank):
+    """The losses of batches of two lengths in turn, by a schedule."""
+    fabric, net = rank.fabric(), _Lengths().double()
+    nn.init.constant_(net.places.weight, 0.5)
+    for block in net.blocks:
+        nn.init.eye_(block.weight)
+    model = fabric.setup(net)
+    batches = [torch.ones(4, length, 4, dtype=torch.float64) for length in (5, 7, 5, 7)]
+    losses = [
+        float(fabric.step(model, one, lambda module, batch: module(batch).square().mean()))
+        for one in batches
+    ]
+    fabric.teardown()
+    return losses
+
+
+def test_a_schedule_goes_back_to_earlier_lengths():
+    torch.manual_seed(0)
+    backend = on(in_process=True, pipeline=2, schedule="1F1B")
+    runs = backend.run(_step_by_lengths)
+    assert runs[0] == pytest.approx(runs[1])
+    assert runs[0][0] == pytest.approx(runs[0][2])
+    assert runs[0][1] == pytest.approx(runs[0][3])

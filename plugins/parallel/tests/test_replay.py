@@ -216,10 +216,21 @@ def _run_twice(rank, where):
 
 
 _KEPT = []
+_TABLES = {}
 
 
 def _keep(part, given, result):
     _KEPT.append(result * 2)
+
+
+def _add_places(part, given, result):
+    places = _TABLES.setdefault(result.shape[1], torch.arange(result.shape[1]).sin())
+    return result + places.to(result)
+
+
+@pytest.mark.parametrize("backend", [_ONE, _TWO], ids=["at once", "in pieces"])
+def test_a_table_that_a_hook_keeps_is_none_of_the_calls(backend):
+    backend.run(_run_keeping, 3, True, _add_places)
 
 
 @pytest.mark.parametrize("backend", [_ONE, _TWO], ids=["at once", "in pieces"])
@@ -231,14 +242,14 @@ def test_a_tensor_that_a_hook_keeps_is_refused(backend, num_calls_before, learns
         backend.run(_run_keeping, num_calls_before, learns)
 
 
-def _run_keeping(rank, num_calls_before, learns):
+def _run_keeping(rank, num_calls_before, learns, keep=_keep):
     fabric, net = rank.fabric(), _Later("nowhere")
     model = fabric.setup(net)
     try:
         with torch.set_grad_enabled(learns):
             for _ in range(num_calls_before):
                 model(torch.ones(4, 4))
-            net.last.register_forward_hook(_keep)
+            net.last.register_forward_hook(keep)
             model(torch.ones(4, 4))
     finally:
         fabric.teardown()

@@ -169,6 +169,29 @@ def test_all_values_are_finite():
     assert "test_rehearsal.py:" in found.assumed[0]
 
 
+def test_what_parts_of_a_sequence_mix_is_named_without_the_ranks():
+    class Centers(torch.nn.Module):
+        """Takes a mean over all positions."""
+
+        def forward(self, x):
+            return x - x.mean(1, keepdim=True)
+
+    class Centered(Net):
+        """Ends with one."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(self.layers, Centers())
+
+        def training_step(self, batch):
+            return self.layers(batch[:, None].expand(-1, 8192, -1)).square().mean()
+
+    found = _plan(Centered, "parallel:context=4096", devices=8, num_nodes=512)
+    assert found.failure is not None
+    assert "where each of 4096 ranks has a part of the sequence" in found.failure
+    assert "it computes mean" in found.failure
+
+
 def test_refused_as_in_a_run():
     found = _plan(Net, "single_device")
     assert found.failure is not None

@@ -1,8 +1,8 @@
 """How what a step computes for a microbatch relates to what it computes for the whole batch.
 
-The values of samples are a part of the batch's. A sum over samples is a term of the batch's sum; a
-mean is the batch's if it is weighted by the number of what it is a mean over. What is linear keeps
-that, and anything else mixes.
+Values of samples are a part of those of the batch. A sum over samples is a term of that of the
+batch; a mean is that of the batch if it is weighted by the number of what it is a mean over. What
+is linear keeps that, and anything else mixes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FollowedMicrobatch(Following):
         marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
         if func.namespace in _EXCHANGES:
             return next((one for one in marks if one is not None), None)
-        call = _Call(func, args, kwargs, results, self._numbers)
+        call = _Operation(func, args, kwargs, results, self._numbers)
         if any(isinstance(one, Term | Mean) for one in marks):
             return _of_sums(call)
         if call.name == "index" and self._picks(*args):
@@ -115,7 +115,7 @@ class FollowedMicrobatch(Following):
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Operation:
     func: Any
     args: Any
     kwargs: Any
@@ -129,7 +129,7 @@ class _Call:
         return found.removesuffix("_")
 
 
-def _over_samples(call: _Call, marks: list[Any]) -> Any:
+def _over_samples(call: _Operation, marks: list[Any]) -> Any:
     """The mark of a result that goes over the samples; None if it is neither a sum nor a mean."""
     if not all(one is None or isinstance(one, PartAlong) for one in marks):
         return None
@@ -157,7 +157,7 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
-def _of_sums(call: _Call) -> Any:
+def _of_sums(call: _Operation) -> Any:
     """The mark of what is computed of sums and means over the samples."""
     arguments: list[Any] = [*call.args, *call.kwargs.values()]
     first, others = arguments[0], arguments[1:]
@@ -193,7 +193,7 @@ def _added(marks: list[Any], name: str) -> Any:
     return Mean(tuple(counts))
 
 
-def _divided(call: _Call, one: Any, other: Any, divisor: Any) -> Any:
+def _divided(call: _Operation, one: Any, other: Any, divisor: Any) -> Any:
     if other is None:
         if isinstance(one, Term) and not isinstance(divisor, Tensor) and divisor in call.numbers:
             return Mean((float(divisor),))

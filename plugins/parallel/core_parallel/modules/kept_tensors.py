@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 _VARIABLES = (CellType, FunctionType)
 _BETWEEN = (list, tuple, dict, set, deque, CellType)
+_TABLE = "_core_parallel_table"
+"""An attribute of tensors that were made of nothing, such as a table of positions, which may be
+kept for the next call.
+"""
+
 _DEPTH = 5  # such as a dict in a variable of a function's variables
 _COUNTS = Version(torch.__version__) >= Version("2.13")
 """True if Python's count of a tensor has one for all that autograd has. Before, what lies in a list
@@ -44,9 +49,14 @@ class MadeTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
         result = func(*args, **(kwargs or {}))
-        given = {id(one) for one in tree_leaves((args, kwargs))}  # some return what they are given
-        made = (one for one in tree_leaves(result) if id(one) not in given)
-        self._made += [weakref.ref(one) for one in made if isinstance(one, Tensor)]
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        known = set(map(id, given))  # some return what they are given
+        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        if all(hasattr(one, _TABLE) for one in given):
+            for one in made:
+                setattr(one, _TABLE, True)
+        else:
+            self._made += [weakref.ref(one) for one in made if id(one) not in known]
         return result
 
     def refuse_kept(self, title: str, modules: Iterable[nn.Module], results: Any) -> None:

@@ -226,22 +226,6 @@ class Chain:
 
     # forward --------------------------------------------------------------------------------------
 
-    def run_forward(self, cut: Sequence[Any], seeds: Seeds) -> dict[tuple[int, int], Computed]:
-        """All ranks of the pipeline. Run microbatches forward, without gradients.
-
-        Args:
-            cut: the arguments of each, as a pair of tuple and dict.
-            seeds: the random numbers of this pass.
-
-        Returns:
-            What this rank's stages have computed, by stage and microbatch.
-        """
-        made = Pass()
-        with torch.no_grad():
-            self._run_stages(made, cut, seeds)
-        self.line.wait()
-        return made.computed
-
     def _run_stages(self, made: Pass, cut: Sequence[Any], seeds: Seeds) -> None:
         # With several stages a rank, everything is received before anything is sent: so the
         # messages between two ranks have one order, which some backends need.

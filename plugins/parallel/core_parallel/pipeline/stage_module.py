@@ -64,10 +64,6 @@ class StageModule(nn.Module):
         self.header: Header | None = None
         self._given_header: Header | None = None
         self._known: Any = None
-        self._named, self._around = (
-            chain.layout.named_modules_of(stage),
-            chain.layout.modules_around(),
-        )
         self.pipeline_stage: Any = None
         self._seeds: Seeds | None = None
         self._take: Callable[[int], Arguments] | None = None
@@ -115,14 +111,10 @@ class StageModule(nn.Module):
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
-        before = graphs.kept(self._around) if index == 0 else set()
         with self._context():
             result = self._chain.run(self._stage, index, call, arrived)
         leaves, form = tree_flatten(result)
         self._chain.check_outputs(self._stage, leaves)
-        if index == 0:
-            graphs.refuse_kept(self._named)
-            graphs.refuse_kept(self._around, before)
         header = form, [forms.of(one) for one in leaves]
         if self.header is not None and header != self.header:
             raise ModuleError(

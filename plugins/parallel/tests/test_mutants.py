@@ -14,7 +14,7 @@ from core_parallel.context.attention import Caught
 from core_parallel.context.sequence import Context
 from core_parallel.experts import dispatch
 from core_parallel.mesh.placements import own_part
-from core_parallel.pipeline import chain, scheduled_step
+from core_parallel.pipeline import backward_pass, scheduled_step
 from core_testing import StrategyConformance
 from core_testing.cases import CASES
 
@@ -43,12 +43,12 @@ class Tensors(StrategyConformance):
     options = {"tensor": 2, "tensor_plan": {"last": "colwise_gather_output"}}
 
 
-_cut, _prepare = chain._cut, ColwiseParallel._prepare_input_fn
+_cut, _prepare = backward_pass._cut, ColwiseParallel._prepare_input_fn
 _clip, _average, _norm = averages.clip_by_norm, averages.average, averages.get_total_norm
 
 
 def first_gradient_twice(gradient, sizes):
-    """`chain._cut`, with the first microbatch's gradient twice."""
+    """`backward_pass._cut`, with the first microbatch's gradient twice."""
     first, *others = _cut(gradient, sizes)
     return [first if first is None else 2 * first, *others]
 
@@ -131,7 +131,7 @@ def run(suite, test):
     ("suite", "test", "owner", "name", "fault"),
     [
         *_OWN,
-        (conformance.TestPipeline, "adamw", chain, "_cut", first_gradient_twice),
+        (conformance.TestPipeline, "adamw", backward_pass, "_cut", first_gradient_twice),
         (conformance.TestPipeline, "clipped_by_norm", averages, "clip_by_norm", _own_norm),
         (
             conformance.TestContext,

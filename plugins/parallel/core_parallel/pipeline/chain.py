@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
-from core_fsdp.forward import refuse_graph
 from core_parallel.following import lengths
 from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
@@ -28,6 +26,9 @@ from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import own_state
 from core_parallel.modules.check_keys import is_in_turn, is_without_values
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.pipeline.backward_pass import RunsBackward
+from core_parallel.pipeline.forward_pass import Computed, Pass, leaf_of, wanting
+from core_parallel.pipeline.result_graph import Answer, Given
 from core_parallel.pipeline.stage_look import StageLook
 from core_parallel.pipeline.whole_call import WholeCall
 from core_parallel.stages import forms
@@ -48,56 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Computed:
-    """One microbatch in one stage: what it was given and what it made of it, with the graph
-    between.
-
-    Attributes:
-        inputs, outputs: the leaves.
-        given_form, form: their structures.
-        asked: the arguments of the model that want a gradient.
-    """
-
-    inputs: list[Any]
-    given_form: Any
-    outputs: list[Any]
-    form: Any
-    asked: list[Tensor]
-
-
-@dataclass(slots=True)
-class Pass:
-    """One forward pass, as far as backward needs it.
-
-    Attributes:
-        sizes: samples of each microbatch.
-        wanting: the tensors among the arguments that want a gradient.
-        computed: by stage and microbatch.
-        gradients: of what a stage was given, by the stage that made it and the microbatch.
-        asked: what this rank's stages give to the gradients of the arguments, by microbatch.
-        is_at_once: the forward was run once, so that what is before a stage is in the user's graph
-            too.
-        runs_back: backward of the stages is under way.
-    """
-
-    sizes: list[int | None] = field(default_factory=list)
-    wanting: list[Tensor] = field(default_factory=list)
-    computed: dict[tuple[int, int], Computed] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
-    asked: dict[int, list[Tensor]] = field(default_factory=dict)
-    is_at_once: bool = False
-    runs_back: bool = False
-
-    def add(self, index: int, gradients: list[Tensor]) -> None:
-        """Add what a stage gives to the gradients of the arguments, for a microbatch."""
-        before = self.asked.get(index)
-        if before:
-            gradients = [one + other for one, other in zip(before, gradients, strict=True)]
-        self.asked[index] = gradients
-
-
-class Chain:
+class Chain(RunsBackward):
     """The stages of one model over the ranks of one pipeline.
 
     Args:
@@ -175,7 +127,7 @@ class Chain:
     def _in_pieces(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All ranks of the pipeline. The result of all stages, microbatch by microbatch."""
         cut = pieces.split((args, kwargs), number)
-        made = Pass([pieces.num_samples(piece) for piece in cut], _wanting((args, kwargs)))
+        made = Pass([pieces.num_samples(piece) for piece in cut], wanting((args, kwargs)))
         with self.draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)
         return self._answer_of(made)
@@ -183,9 +135,9 @@ class Chain:
     def _at_once(self, replay: Replay, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All ranks of the pipeline. The result of the model, whose forward each rank runs once."""
         made = Pass([pieces.num_samples((args, kwargs))], is_at_once=True)
-        if wanting := _wanting((args, kwargs)):
-            made.wanting = list(_Given.apply(made, *wanting))  # type: ignore[no-untyped-call]  # torch's
-            given = {id(one): other for one, other in zip(wanting, made.wanting, strict=True)}
+        if asked := wanting((args, kwargs)):
+            made.wanting = list(Given.apply(made, *asked))  # type: ignore[no-untyped-call]  # torch's
+            given = {id(one): other for one, other in zip(asked, made.wanting, strict=True)}
             args, kwargs = tree_map(lambda leaf: given.get(id(leaf), leaf), (args, kwargs))
         (stage,) = self.layout.own_stages
         finish = partial(self._answer_of, made)
@@ -201,7 +153,7 @@ class Chain:
         flat, form = tree_flatten(answer)
         # The anchor lets gradients come here also on a rank on which nothing else asks for them.
         anchor = torch.zeros((), requires_grad=True)
-        whole: Any = _Answer.apply(self, made, len(flat), anchor, *flat, *made.wanting)  # type: ignore[no-untyped-call]  # torch's
+        whole: Any = Answer.apply(self, made, len(flat), anchor, *flat, *made.wanting)  # type: ignore[no-untyped-call]  # torch's
         return tree_unflatten(list(whole), form)
 
     def _warn_unclear(self) -> None:
@@ -242,8 +194,8 @@ class Chain:
 
     def _forward(self, made: Pass, stage: int, index: int, piece: Any) -> None:
         inputs, form = tree_flatten(piece)
-        call = tree_unflatten([_leaf(one, is_argument=True) for one in inputs], form)
-        asked, arrived = _wanting(call), None
+        call = tree_unflatten([leaf_of(one, is_argument=True) for one in inputs], form)
+        asked, arrived = wanting(call), None
         if stage:
             inputs, form = self.take(made, stage, index, piece)
             arrived = tree_unflatten(inputs, form)
@@ -313,7 +265,7 @@ class Chain:
         owner = self.layout.owner(stage - 1)
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
-            return [_leaf(one) for one in before.outputs], before.form
+            return [leaf_of(one) for one in before.outputs], before.form
         key = stage - 1, self._signature(piece)
         what = f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
@@ -321,7 +273,7 @@ class Chain:
         described, form = tree_flatten(self.learn(self._headers[key]))
         received = [self.line.receive(forms.like(one), owner, what) for one in described]
         arrive(received)
-        return [_leaf(one) for one in received], form
+        return [leaf_of(one) for one in received], form
 
     def give(self, made: Pass, stage: int, index: int, piece: Any) -> None:
         """Send the outputs of a stage for one microbatch to the rank of the next stage."""
@@ -397,234 +349,6 @@ class Chain:
         shared = [self.line.share(one, owner, "the result of the model") for one in likes]
         arrive(shared)
         return tree_unflatten(shared, form)
-
-    # backward -------------------------------------------------------------------------------------
-
-    def backward(
-        self, made: Pass, gradients: Sequence[Tensor | None], *, accumulates: bool
-    ) -> list[Tensor]:
-        """All ranks of the pipeline. Compute the gradients of the arguments that want some.
-
-        Args:
-            made: the forward pass.
-            gradients: of the tensors that the model returned; those on the rank of the last stage
-                count.
-            accumulates: those of parameters are added to their `grad`, as `backward()` does and
-                `torch.autograd.grad` doesn't.
-
-        Returns:
-            A gradient for each of the arguments that want one.
-        """
-        cut = [_cut(gradient, made.sizes) for gradient in gradients]
-        waits = len(self.layout.own_stages) > 1  # see `_run_stages`
-        made.runs_back = True
-        with self.added_up(), self._reduced(accumulates):
-            for stage in reversed(self.layout.own_stages):
-                found = {}
-                for index in reversed(range(len(made.sizes))):
-                    incoming = [column[index] for column in cut]
-                    found[index] = self._backward(made, stage, index, incoming, accumulates)
-                    if not waits:
-                        self._give_back(made, stage, index, found.pop(index))
-                for index, gradients_of_inputs in found.items():
-                    self._give_back(made, stage, index, gradients_of_inputs)
-        made.runs_back = False
-        self.line.wait()
-        return self._share_gradients(made)
-
-    @contextmanager
-    def _reduced(self, accumulates: bool) -> Iterator[None]:
-        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches,
-        if there are any.
-        """
-        if self.shards is None:
-            yield
-            return
-        with self.shards.held() as reduces:
-            yield
-        if reduces and accumulates:
-            self.shards.reduce()
-        self.shards.reshard()
-
-    def _backward(
-        self,
-        made: Pass,
-        stage: int,
-        index: int,
-        incoming: list[Tensor | None],
-        accumulates: bool,
-    ) -> list[Tensor]:
-        """The gradients of what the stage before has handed on."""
-        done = made.computed.pop((stage, index))
-        if stage < self.layout.num_stages - 1:
-            incoming = self._take_gradients(made, stage, index, done.outputs)
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(done.outputs, incoming, strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-        arrived = [] if stage == 0 else done.inputs
-        given = [one for one in arrived if isinstance(one, Tensor) and one.requires_grad]
-        wanted = [*given, *done.asked]
-        for one in wanted:
-            one.retain_grad()
-        if pairs and (wanted or accumulates):
-            torch.autograd.backward(
-                [output for output, _ in pairs],
-                [gradient for _, gradient in pairs],
-                retain_graph=made.is_at_once,
-                inputs=None if accumulates else wanted,
-            )
-        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in wanted]
-        made.add(index, found[len(given) :])
-        return found[: len(given)]
-
-    def _give_back(self, made: Pass, stage: int, index: int, found: list[Tensor]) -> None:
-        if stage == 0:
-            return
-        owner = self.layout.owner(stage - 1)
-        if owner == self.line.position:
-            made.gradients[stage - 1, index] = found
-            return
-        for one in found:
-            self.line.send(one, owner)
-
-    def _take_gradients(
-        self, made: Pass, stage: int, index: int, outputs: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients of what a stage has handed on: of every tensor that can have one."""
-        owner = self.layout.owner(stage + 1)
-        if owner == self.line.position:
-            found = iter(made.gradients.pop((stage, index)))
-        else:
-            what = f"the gradient of stage {stage}'s output for microbatch {index}"
-            found = iter(
-                [self.line.receive(one, owner, what) for one in outputs if _can_learn(one)]
-            )
-        return [next(found) if _can_learn(one) else None for one in outputs]
-
-    def _share_gradients(self, made: Pass) -> list[Tensor]:
-        """All ranks of the pipeline. The gradients of the arguments: the sum over all stages."""
-        of_pieces = [made.asked[index] for index in range(len(made.sizes))]
-        shared = []
-        for position, like in enumerate(made.wanting):
-            found = [one[position] for one in of_pieces if one]
-            whole = _whole(found, like) if found else torch.zeros_like(like)
-            shared.append(self.line.add_up(whole.contiguous()))
-        return shared
-
-    @contextmanager
-    def added_up(self) -> Iterator[None]:
-        """All ranks of the pipeline. Add up what the stages in here give to the gradients of
-        parameters of no part.
-        """
-        outside = [one for one in self.layout.outside() if one.requires_grad]
-        before = [one.grad for one in outside]
-        for one in outside:
-            one.grad = None
-        yield
-        if not outside:
-            return
-        gave = torch.tensor(
-            [float(one.grad is not None) for one in outside], device=self.line.device
-        )
-        for one, earlier, count in zip(
-            outside, before, self.line.add_up(gave).tolist(), strict=True
-        ):
-            if count:
-                added = self.line.add_up(torch.zeros_like(one) if one.grad is None else one.grad)
-                one.grad = added if earlier is None else earlier + added
-            else:
-                one.grad = earlier
-
-
-class _Answer(torch.autograd.Function):
-    """The result of the model, as the end of a graph that goes over all ranks of the pipeline."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, chain: Chain, made: Pass, num_outputs: int, anchor: Tensor, *tensors: Tensor
-    ) -> Any:
-        """The first `num_outputs` tensors; the others are the arguments that want gradients."""
-        ctx.chain, ctx.made, ctx.num_outputs = chain, made, num_outputs
-        outputs = [one.view_as(one) for one in tensors[:num_outputs]]
-        ctx.mark_non_differentiable(*(one for one in outputs if not _can_learn(one)))
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """All ranks of the pipeline."""
-        if not ctx.made.computed:
-            raise ModuleError(
-                "backward was called twice on one result of the model, whose graph over the ranks "
-                "of a pipeline is gone by then. Add up the losses, and call it once."
-            )
-        refuse_graph(
-            "Over the ranks of a pipeline there is no graph of it. Compute it in a part of the "
-            "model, or leave pipeline out."
-        )
-        # the anchor's own node, which `torch.autograd.grad` of something else leaves out
-        accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])
-        found = ctx.chain.backward(ctx.made, gradients, accumulates=accumulates)
-        return (None, None, None, None, *([None] * ctx.num_outputs), *found)
-
-
-class _Given(torch.autograd.Function):
-    """The arguments of the model, as its forward and the stages have them.
-
-    What a stage gives to their gradients is added up over all ranks, and comes by `_Answer`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, made: Pass, *tensors: Tensor) -> Any:
-        """The tensors."""
-        ctx.made = made
-        ctx.set_materialize_grads(False)
-        return tuple(one.view_as(one) for one in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        """Their gradients, where it is the user's backward."""
-        if ctx.made.runs_back:
-            return None, *[None for _ in gradients]
-        return None, *gradients
-
-
-def _wanting(tree: Any) -> list[Tensor]:
-    """The tensors that want a gradient."""
-    if not torch.is_grad_enabled():
-        return []
-    return [one for one in tree_leaves(tree) if isinstance(one, Tensor) and one.requires_grad]
-
-
-def _leaf(value: Any, *, is_argument: bool = False) -> Any:
-    """An input of a stage, apart from the graph before it. The output of another stage always wants
-    a gradient.
-    """
-    if not isinstance(value, Tensor):
-        return value
-    wants = value.requires_grad if is_argument else _can_learn(value)
-    return value.detach().requires_grad_(wants and torch.is_grad_enabled())
-
-
-def _can_learn(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _cut(gradient: Tensor | None, sizes: Sequence[int | None]) -> Sequence[Tensor | None]:
-    if gradient is None or len(sizes) == 1:
-        return [gradient] * len(sizes)
-    return list(torch.split(gradient, [size or 0 for size in sizes]))
-
-
-def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The gradient of an argument: cut as it was, or given to all microbatches whole."""
-    if len(found) == 1:
-        return found[0]
-    return (
-        torch.stack(list(found)).sum(0) if found[0].shape == like.shape else torch.cat(list(found))
-    )
 
 
 def _shapes(piece: Any) -> tuple[Any, str]:

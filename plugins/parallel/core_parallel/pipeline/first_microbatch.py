@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core_parallel.following.mode import arrive, leave
-from core_parallel.pipeline.stage_module import can_learn, travelling
+from core_parallel.pipeline.forward_pass import can_learn
+from core_parallel.pipeline.stage_module import travelling
 from core_parallel.stages import forms
 
 if TYPE_CHECKING:

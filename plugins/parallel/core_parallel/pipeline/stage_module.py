@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
 from core_parallel.modules import graphs
+from core_parallel.pipeline.forward_pass import can_learn
 from core_parallel.stages import forms
 
 if TYPE_CHECKING:
@@ -200,11 +201,6 @@ def _nothing_later() -> Callable[[], None]:
 def travelling(tensor: Tensor) -> Tensor:
     """A tensor as it goes to another rank: backends know no booleans."""
     return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def can_learn(tensor: Tensor) -> bool:
-    """True if it may have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _shown(header: Header) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from core_parallel.pipeline.stage_module import can_learn, travelling
+from core_parallel.pipeline.forward_pass import can_learn
+from core_parallel.pipeline.stage_module import travelling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from core_parallel.pipeline.chain import Chain, Pass
+    from core_parallel.pipeline.chain import Chain
+    from core_parallel.pipeline.forward_pass import Pass
 
 
 class WholeCall:

@@ -20,7 +20,7 @@ from core import ConfigurationError, CoreError, Module, WorkerError
 from core.callbacks import Callback
 from core_parallel import MeshParallelStrategy
 from core_parallel.microbatches.batches import cut_batch
-from core_parallel.pipeline import scheduled_step, schedules
+from core_parallel.pipeline import schedule_errors, schedules
 from core_testing.training import assert_equal_tensors
 
 SCHEDULES = [
@@ -405,7 +405,7 @@ def test_blocks_beside_the_call_leave_the_schedule():
     assert_equal_tensors(first, expected, 1e-12)
     assert [len(one) for one in alone] == [2, 2]
     assert [len(one) for one in events] == [4, 4], "once for each of four microbatches"
-    assert [len(one) for one in others] == [12, 12], "for its stage, and to its end for the loss"
+    assert [len(one) for one in others] == [8, 8], "the step to its end"
 
 
 def test_a_block_that_only_later_steps_have_is_refused():
@@ -758,4 +758,4 @@ def test_batches_of_any_structure_are_cut():
 def test_an_error_that_is_its_own_cause_is_the_first():
     error = RuntimeError("of the user's part")
     error.__cause__ = error
-    assert scheduled_step._first_cause(error) is error
+    assert schedule_errors.first_cause(error) is error

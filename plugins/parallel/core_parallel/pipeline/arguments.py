@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from core import ModuleError
 from core_parallel.following.microbatches import is_mixed
 from core_parallel.modules import open_blocks
+from core_parallel.pipeline.user_step import refuse_without_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +42,8 @@ def taken_from(step: Callable[[Any], Any], batch: Any, chain: Chain) -> Argument
             step(batch)
     except _Taken as taken:
         return taken.arguments
-    raise ModuleError(
-        f"The training step returned without a call of {type(chain.layout.module).__name__}, which "
-        "has been cut into stages. With a schedule every step calls it once; leave schedule out "
-        "for steps that may skip it."
-    )
+    refuse_without_call(chain)
+    return (), {}
 
 
 def refuse(arguments: Arguments, model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core_parallel.following.mode import arrive, leave
+from core_parallel.pipeline import user_step
 from core_parallel.pipeline.forward_pass import can_learn
 from core_parallel.pipeline.stage_module import travelling
 from core_parallel.stages import forms
@@ -30,11 +32,14 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
         sequence: the call of the model on a part of the sequence; None if it is whole.
     """
     layout, line = chain.layout, chain.line
+    last = layout.num_stages - 1
     for stage, module in stages.items():
         given, header = _taken(chain, stages, stage, sequence)
-        module.compute_first(given, header)
+        # the last stage may run the user's step, whose errors are those of all
+        with user_step.agreed(line) if stage == last else nullcontext():
+            module.compute_first(given, header)
         leave(module.outputs)
-        if stage + 1 == layout.num_stages:
+        if stage == last:
             continue
         if (receiver := layout.owner(stage + 1)) != line.position:
             assert module.header is not None, "it has computed"
@@ -45,6 +50,9 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
             for one in module.outputs:
                 line.send(one, receiver)
     line.wait()
+    if last not in stages:
+        with user_step.agreed(line):
+            pass
 
 
 def _taken(

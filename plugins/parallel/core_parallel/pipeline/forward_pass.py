@@ -1,4 +1,4 @@
-"""What a forward pass over the stages keeps for backward."""
+"""The record of a forward pass over the stages, as far as backward needs it."""
 
 from __future__ import annotations
 

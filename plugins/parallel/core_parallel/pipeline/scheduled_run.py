@@ -34,7 +34,7 @@ class ScheduledRun:
         reference: the weight of a batch, as it was guessed at the first microbatch.
         is_followed: what the step computes of microbatches is followed.
         first_arguments: of the model for the first microbatch, while it is computed apart.
-        first_loss: of that microbatch, until torch asks for it.
+        made: losses of microbatches by their number, until torch asks for them.
     """
 
     step: Callable[[Any], Any]
@@ -50,4 +50,4 @@ class ScheduledRun:
     reference: float = 0.0
     is_followed: bool = False
     first_arguments: Arguments | None = None
-    first_loss: Tensor | None = None
+    made: dict[int, Tensor] = field(default_factory=dict)

@@ -10,28 +10,36 @@ begins: so what goes between them is known, and an error of the step is one on a
 
 from __future__ import annotations
 
-import logging
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
 from core_parallel.following.microbatches import FollowedMicrobatch, refuse_other_losses
+from core_parallel.following.mode import set_aside
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import replay
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.pipeline import arguments, first_microbatch, last_stage, user_step
+from core_parallel.pipeline import (
+    arguments,
+    first_microbatch,
+    last_stage,
+    schedule_errors,
+    user_step,
+)
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
 from core_parallel.pipeline.scheduled_run import ScheduledRun
 from core_parallel.pipeline.stage_module import StageModule
@@ -176,8 +184,6 @@ class ScheduledStep:
             self._runners.pop(next(iter(self._runners)))
         return self._finish(runner, run, module, gradients)
 
-    # the first microbatch of a kind ---------------------------------------------------------------
-
     def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
         of it.
@@ -190,22 +196,36 @@ class ScheduledStep:
             )
             for stage in layout.own_stages
         }
-        for stage in stages.values():
-            stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
+        self._begin_stages(run, stages)
+        takes = 0 in stages or (layout.needs_call and not self._is_in_step(stages))
         with self._followed(run):
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if 0 in layout.own_stages or layout.needs_call:
+                if takes:
                     run.first_arguments = self._arguments_in(run, 0)
-            with nullcontext() if self._sequence is None else self._sequence.marking():
+            marking = nullcontext() if self._sequence is None else self._sequence.marking()
+            with marking:
                 first_microbatch.compute(chain, stages, self._sequence)
             run.first_arguments = None
             if not runner.stages:
                 self._set_up(runner, stages, len(run.cut))
-            for stage in stages.values():
-                stage.look_at(stage.outputs)
-            with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if self.last in layout.own_stages:
-                    run.first_loss = self._loss(runner, stages[self.last].outputs, 0)
+            with user_step.agreed(chain.line):
+                if self.last in stages:
+                    run.made[0] = self._loss(runner, stages[self.last].outputs, 0)
+            for number, stage in stages.items():
+                stage.look_at(stage.outputs if number < self.last else [run.made[0]])
+
+    def _begin_stages(self, run: ScheduledRun, stages: dict[int, StageModule]) -> None:
+        for number, stage in stages.items():
+            is_in_step = number == self.last and self._is_in_step(stages)
+            stage.begin(
+                run.seeds,
+                partial(self._arguments_in, run),
+                partial(self._compute_in_step, run) if is_in_step else None,
+            )
+
+    def _is_in_step(self, stages: dict[int, StageModule]) -> bool:
+        """True if the last stage is this rank's, and computes in the step's call of the model."""
+        return self.last in stages and self._chain.layout.needs_call and self._sequence is None
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which a call in parts of the sequence is followed, if it is due."""
@@ -252,8 +272,6 @@ class ScheduledStep:
             module.splits_nothing()
         return made
 
-    # one step -------------------------------------------------------------------------------------
-
     def _run(self, runner: _Runner, run: ScheduledRun) -> dict[nn.Parameter, Tensor]:
         """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from
         earlier ones.
@@ -273,8 +291,7 @@ class ScheduledStep:
         before = [one.grad for one in learning]
         for one in learning:
             one.grad = None
-        for stage in runner.stages.values():
-            stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
+        self._begin_stages(run, runner.stages)
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
         options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
@@ -283,7 +300,7 @@ class ScheduledStep:
             with (
                 shards.held(),
                 chain.added_up(),
-                _quiet(),
+                schedule_errors.quiet(),
                 torch.autocast(chain.line.device.type, enabled=False),
             ):
                 if begins:
@@ -293,7 +310,7 @@ class ScheduledStep:
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
-            cause = _first_cause(error)
+            cause = schedule_errors.first_cause(error)
             if cause is error:
                 raise
             raise cause from None
@@ -318,15 +335,30 @@ class ScheduledStep:
         return found
 
     @contextmanager
-    def _following(self, run: ScheduledRun, *given: Any) -> Iterator[None]:
-        """A context in which what the step computes of these is followed, if it is due."""
+    def _following(self, run: ScheduledRun, piece: Any) -> Iterator[Callable[[Any], None]]:
+        """A context in which a microbatch is followed, if it is due; with what marks an answer."""
         if not run.is_followed:
-            yield
+            yield lambda answer: None
             return
         mode = FollowedMicrobatch(size_of(run.cut[0]) or 0)
-        mode.begin(given)
+        mode.begin(piece)
         with uncompiled(), mode:
-            yield
+            yield mode.begin
+
+    def _compute_in_step(self, run: ScheduledRun, index: int, compute: Callable[..., Any]) -> None:
+        """On the rank of the last stage: the user's step of a microbatch, in whose call of the
+        model the stage computes.
+        """
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            arguments.refuse((args, kwargs), self._chain.layout.module)
+            run.logs.is_open = False
+            with self._draws.of_stages(base=0), set_aside():
+                found = compute(*args, **kwargs)
+            run.logs.is_open = True
+            return found
+
+        run.made[index] = self._loss_of(run, index, answer)
 
     def _loss(self, runner: _Runner, output: Any, index: int) -> Tensor:
         """On the rank of the last stage: the user's loss of a microbatch, by its share of the
@@ -334,26 +366,35 @@ class ScheduledStep:
         """
         run = runner.run
         assert run is not None, "torch calls it within a step"
-        if index == 0 and run.first_loss is not None:
-            return run.first_loss
+        if index in run.made:
+            return run.made[index]
         leaves = output if isinstance(output, tuple) else (output,)
+        answer = runner.stages[self.last].answer(leaves)
+        return self._loss_of(run, index, lambda *args, **kwargs: answer)
+
+    def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
         run.seeds.begin_step(self.last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
-        answer = runner.stages[self.last].answer(leaves)
+        leaves: list[Any] = []
+        is_first = run.is_followed and index == 0
         try:
-            with (
-                self._following(run, run.cut[index], answer),
-                user_step.answering_once(self._chain, answer),
-                self._step_context(),
-            ):
-                found = run.step(run.cut[index])
+            with self._following(run, run.cut[index]) as mark, ExitStack() as until_end:
+
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    found = answer(*args, **kwargs)
+                    mark(found)
+                    leaves.extend(tree_leaves(found))
+                    if is_first:
+                        until_end.enter_context(user_step.unchanging(self._chain.layout.user))
+                    return found
+
+                with user_step.answering_once(self._chain, call), self._step_context():
+                    found = run.step(run.cut[index])
             run.counters.note()
         finally:
             run.logs.is_open = False
         kind, loss, weight = user_step.unpack(found)
-        if index == 0:
-            runner.stages[self.last].look_at([loss])
         run.kinds.add(kind)
         if len(run.kinds) > 1:
             raise ModuleError(
@@ -406,23 +447,3 @@ class ScheduledStep:
 
 def _times(tensor: Tensor, number: float) -> Tensor:
     return tensor * number
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A context in which torch doesn't log the whole schedule beside an error."""
-    log = logging.getLogger("torch.distributed.pipelining.schedules")
-    # setLevel clears the caches of all loggers, which takes milliseconds
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """The error that was raised in a stage: torch wraps it, with all arguments in its text."""
-    cause = error.__cause__
-    if type(error) is not RuntimeError or cause is None or cause is error:
-        return error
-    return _first_cause(cause)

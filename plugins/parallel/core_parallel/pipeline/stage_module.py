@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,14 @@ from core_parallel.pipeline.forward_pass import can_learn
 from core_parallel.stages import forms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Seeds
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Within = Callable[[int, Callable[..., Any]], None]
 Header = tuple[Any, list[forms.TensorForm]]
 """The structure of results, and the forms of the tensors in it."""
 
@@ -68,17 +70,23 @@ class StageModule(nn.Module):
         self.pipeline_stage: Any = None
         self._seeds: Seeds | None = None
         self._take: Callable[[int], Arguments] | None = None
+        self._within: Within | None = None
         self._numbers: Iterator[int] = iter(())
 
-    def begin(self, seeds: Seeds, take: Callable[[int], Arguments]) -> None:
+    def begin(
+        self, seeds: Seeds, take: Callable[[int], Arguments], within: Within | None = None
+    ) -> None:
         """A step begins.
 
         Args:
             seeds: its random numbers.
             take: the arguments of the model for a microbatch, which the first stage asks for; or
                 all, see `Layout.run`.
+            within: runs the user's step for a microbatch, in whose call of the model this stage
+                computes; None if it computes by itself.
         """
         self._seeds, self._take, self._numbers = seeds, take, count()
+        self._within = within
         self.given, self.outputs = None, ()
 
     def compute_first(self, given: tuple[Tensor, ...], header: Header | None) -> None:
@@ -104,12 +112,26 @@ class StageModule(nn.Module):
         return self._compute(index, given)
 
     def _compute(self, index: int, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self._seeds is not None
         assert self._take is not None
+        if self._within is None:
+            needs_call = self._stage == 0 or self._chain.layout.needs_call
+            return self._called(index, given, self._take(index) if needs_call else None)
+        found: list[tuple[Tensor, ...]] = []
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            found.append(self._called(index, given, (args, kwargs)))
+            return self.answer(found[0])
+
+        self._within(index, answer)
+        return found[0]
+
+    def _called(
+        self, index: int, given: tuple[Tensor, ...], call: Arguments | None
+    ) -> tuple[Tensor, ...]:
+        assert self._seeds is not None
         layout = self._chain.layout
         if self._known is not None:
             self._chain.learn(self._known)
-        call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
         with self._context():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from core import CoreError, ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from core_parallel.communication.point_to_point import Line
     from core_parallel.pipeline.chain import Chain
@@ -63,15 +63,15 @@ def agreed(line: Line) -> Iterator[None]:
 
 
 @contextmanager
-def answering_once(chain: Chain, answer: Any) -> Iterator[None]:
-    """A context in which the model's first call has an answer.
+def answering_once(chain: Chain, answer: Callable[..., Any]) -> Iterator[None]:
+    """A context in which something else answers the model's first call.
 
     Raises:
-        ModuleError: it is called again.
+        ModuleError: it is called again, or not at all.
     """
     num_calls = 0
 
-    def call(*_: Any, **__: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls > 1:
@@ -80,10 +80,21 @@ def answering_once(chain: Chain, answer: Any) -> Iterator[None]:
                 "been cut into stages. With a schedule every step calls it once: join what it is "
                 "to compute in one batch, or leave schedule out."
             )
-        return answer
+        return answer(*args, **kwargs)
 
     with chain.answering(call):
         yield
+    if not num_calls:
+        refuse_without_call(chain)
+
+
+def refuse_without_call(chain: Chain) -> None:
+    """Refuse a step that has returned without a call of the model."""
+    raise ModuleError(
+        f"The training step returned without a call of {type(chain.layout.module).__name__}, which "
+        "has been cut into stages. With a schedule every step calls it once; leave schedule out "
+        "for steps that may skip it."
+    )
 
 
 def unpack(found: Any) -> tuple[str, Tensor | None, Any]:

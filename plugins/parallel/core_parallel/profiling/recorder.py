@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -136,19 +135,14 @@ def _record_chain(stack: ExitStack, recorder: SpanRecorder, chain: Chain) -> Non
 def _record_schedule(stack: ExitStack, recorder: SpanRecorder, scheduled: ScheduledStep) -> None:
     last = scheduled.last
     _surround(
-        stack,
-        scheduled,
-        "_loss",
-        lambda runner, output, target: recorder.span("loss", last, int(target)),
+        stack, scheduled, "_loss_of", lambda run, index, answer: recorder.span("loss", last, index)
     )
     for stage in scheduled.stages:
 
         def computes(kind: str, number: int = stage.stage_index) -> Callable[..., Any]:
             return lambda index, *args, **kwargs: recorder.span(kind, number, index)
 
-        _surround(stack, stage, "forward_one_chunk", computes("forward"))
-        first = partial(recorder.span, "forward", stage.stage_index, 0)
-        _surround(stack, stage.submod, "compute_first", lambda *args, own=first: own())
+        _surround(stack, stage.submod, "_called", computes("forward"))
         _surround(stack, stage, "backward_one_chunk", computes("backward"))
         _surround(stack, stage, "backward_weight_one_chunk", computes("weights"))
 

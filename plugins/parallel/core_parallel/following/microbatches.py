@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from core_parallel.following.lengths import takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
 from core_parallel.following.rules import arguments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
@@ -72,6 +75,18 @@ class FollowedMicrobatch(Following):
         for one in tree_leaves(given):
             if isinstance(one, Tensor) and one.ndim and len(one) == self._num_samples:
                 put([one], MICROBATCH, PartAlong(0))
+
+    def answered(self, answer: Callable[[], Any]) -> Any:
+        """The answer of the model, which has the samples as its first dim. How it is computed isn't
+        followed.
+        """
+        self.depth += 1
+        try:
+            found = answer()
+        finally:
+            self.depth -= 1
+        self.begin(found)
+        return found
 
     def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
         """The mark of an operation's results."""

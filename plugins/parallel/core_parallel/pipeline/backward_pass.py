@@ -104,12 +104,16 @@ class RunsBackward:
             torch.autograd.backward(
                 [output for output, _ in pairs],
                 [gradient for _, gradient in pairs],
-                retain_graph=made.is_at_once,
+                retain_graph=made.is_at_once and self._shares_graph(made),
                 inputs=None if accumulates else wanted,
             )
         found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in wanted]
         made.add(index, found[len(given) :])
         return found[: len(given)]
+
+    def _shares_graph(self, made: Pass) -> bool:
+        """True if what is before a stage may have a graph, which the user's backward needs too."""
+        return bool(made.wanting) or any(one.requires_grad for one in self.layout.outside())
 
     def _give_back(self, made: Pass, stage: int, index: int, found: list[Tensor]) -> None:
         if stage == 0:

@@ -26,7 +26,6 @@ from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
 from core_parallel.following.microbatches import FollowedMicrobatch, refuse_other_losses
-from core_parallel.following.mode import set_aside
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import replay
@@ -335,15 +334,15 @@ class ScheduledStep:
         return found
 
     @contextmanager
-    def _following(self, run: ScheduledRun, piece: Any) -> Iterator[Callable[[Any], None]]:
-        """A context in which a microbatch is followed, if it is due; with what marks an answer."""
+    def _following(self, run: ScheduledRun, piece: Any) -> Iterator[FollowedMicrobatch | None]:
+        """A context in which what the step computes of a microbatch is followed, if it is due."""
         if not run.is_followed:
-            yield lambda answer: None
+            yield None
             return
         mode = FollowedMicrobatch(size_of(run.cut[0]) or 0)
         mode.begin(piece)
         with uncompiled(), mode:
-            yield mode.begin
+            yield mode
 
     def _compute_in_step(self, run: ScheduledRun, index: int, compute: Callable[..., Any]) -> None:
         """On the rank of the last stage: the user's step of a microbatch, in whose call of the
@@ -353,7 +352,7 @@ class ScheduledStep:
         def answer(*args: Any, **kwargs: Any) -> Any:
             arguments.refuse((args, kwargs), self._chain.layout.module)
             run.logs.is_open = False
-            with self._draws.of_stages(base=0), set_aside():
+            with self._draws.of_stages(base=0):
                 found = compute(*args, **kwargs)
             run.logs.is_open = True
             return found
@@ -379,11 +378,11 @@ class ScheduledStep:
         leaves: list[Any] = []
         is_first = run.is_followed and index == 0
         try:
-            with self._following(run, run.cut[index]) as mark, ExitStack() as until_end:
+            with self._following(run, run.cut[index]) as mode, ExitStack() as until_end:
 
                 def call(*args: Any, **kwargs: Any) -> Any:
-                    found = answer(*args, **kwargs)
-                    mark(found)
+                    found = partial(answer, *args, **kwargs)
+                    found = found() if mode is None else mode.answered(found)
                     leaves.extend(tree_leaves(found))
                     if is_first:
                         until_end.enter_context(user_step.unchanging(self._chain.layout.user))

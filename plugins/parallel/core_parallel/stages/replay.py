@@ -260,8 +260,11 @@ class Replay:
         form is unknown.
         """
         what = f"what {self._name(index)} returns"
-        first = next((one for one in tree_leaves(given) if isinstance(one, Tensor)), None)
-        samples, known = self._known.get(index, (self._samples, forms.of(first)))
+        known = self._known.get(index)
+        if known is None:
+            first = next((one for one in tree_leaves(given) if isinstance(one, Tensor)), None)
+            known = self._samples, forms.of(first)
+        samples, described = known
 
         def made(leaf: Any) -> Any:
             if not isinstance(leaf, TensorForm):
@@ -269,7 +272,7 @@ class Replay:
             form = leaf.for_samples(samples, self._samples)
             return hollow.make(form, self._device, what)
 
-        return tree_map(made, known)
+        return tree_map(made, described)
 
     def _name(self, index: int) -> str:
         return repr(self._names[id(self._parts[index])])

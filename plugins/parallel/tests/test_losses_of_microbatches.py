@@ -75,6 +75,17 @@ _RIGHT = {
 _REFUSED = {
     "a sum": (lambda x, y: x.square().sum(), "it is a sum"),
     "a sum by a number": (lambda x, y: x.square().sum() / 7.5, "it is a sum"),
+    "a mean by the number of samples": (lambda x, y: x.mean() * len(x), "mul by the number"),
+    "values by that number": (lambda x, y: (x * len(x)).mean(), "mul by the number"),
+    "a mean by a count": (lambda x, y: x.mean() * (y >= 0).sum().item(), "mul by the number"),
+    "a loss of none in some": (
+        lambda x, y: x.mean() if y[0] >= 0 else torch.zeros(()),
+        "they are computed in several ways",
+    ),
+    "several terms in some": (
+        lambda x, y: x.mean() + (x.mean() if y[0] >= 0 else 0),
+        "they are computed in several ways",
+    ),
     "a square root": (lambda x, y: x.square().mean().sqrt(), "sqrt mixes"),
     "contrasts": (lambda x, y: _CROSS_ENTROPY(x @ x.T, torch.arange(len(x))), "mm mixes"),
     "the largest": (lambda x, y: x.max(), "max mixes"),

@@ -54,8 +54,6 @@ _LINEAR = re.compile(
 _EXCHANGES = ("c10d", "_c10d_functional")
 """Operations between ranks that have the same samples, such as of parts of a sequence."""
 
-_SUMS = frozenset(("add", "sub", "rsub"))
-
 
 class FollowedMicrobatch(Following):
     """A context in which what a step computes of one microbatch is marked.
@@ -101,8 +99,11 @@ class FollowedMicrobatch(Following):
         if call.name == "index" and self._picks(*args):
             return PartAlong(0)
         found = super().result_of(func, args, kwargs, results)
-        if call.name == "mul" and any(type(one) in (int, float) and not one for one in args):
-            return None  # a term that is left out
+        if call.name == "mul" and found is not None:
+            if _has_count(call):
+                return Mixed("mul by the number")
+            if any(type(one) in (int, float) and not one for one in args):
+                return None  # a term that is left out
         return _over_samples(call, marks) or found if isinstance(found, Mixed) else found
 
     def note(self, func: Any, args: Any, result: Any) -> None:
@@ -168,29 +169,32 @@ def _over_samples(call: _Operation, marks: list[Any]) -> Any:
     return (PartAlong(0), Mean((count,)), Term())[arguments["reduction"]]
 
 
+def _has_count(call: _Operation) -> bool:
+    """True if an operation computes with a plain number that was counted of samples."""
+    return any(type(one) in (int, float) and one in call.numbers for one in call.args)
+
+
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
 def _of_sums(call: _Operation) -> Any:
     """The mark of what is computed of sums and means over the samples."""
-    arguments: list[Any] = [*call.args, *call.kwargs.values()]
-    first, others = arguments[0], arguments[1:]
+    given: list[Any] = [*call.args, *call.kwargs.values()]
+    first, others = given[0], given[1:]
     if _LINEAR.fullmatch(call.name):
-        given = tree_leaves(first)
-        found = [mark_of(one, MICROBATCH) for one in given if isinstance(one, Tensor)]
-        return _added(found, call.name)
+        return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
     one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
     if call.name == "mean" and isinstance(one, Mean):
         return one
-    if call.name in _SUMS:
+    if call.name in ("add", "sub", "rsub"):
         if isinstance(others[0], int | float) and isinstance(one, Term):
             return one if abs(others[0]) <= _LARGEST_TO_ADD else Mixed(call.name)
         return _added([one, other], call.name)
     if call.name in ("clamp", "clamp_min") and isinstance(one, Term):
         return one  # by which something is divided: none of no items
     if call.name == "mul" and (one is None or other is None):
-        return one or other
+        return Mixed("mul by the number") if _has_count(call) else one or other
     if call.name == "div":
         return _divided(call, one, other, others[0])
     return Mixed(call.name)
@@ -210,7 +214,7 @@ def _added(marks: list[Any], name: str) -> Any:
 
 def _divided(call: _Operation, one: Any, other: Any, divisor: Any) -> Any:
     if other is None:
-        if isinstance(one, Term) and not isinstance(divisor, Tensor) and divisor in call.numbers:
+        if isinstance(one, Term) and _has_count(call):
             return Mean((float(divisor),))
         return one
     if isinstance(one, Term) and isinstance(other, Term):
@@ -230,17 +234,17 @@ def refuse_other_losses(losses: list[Any], weights: list[float]) -> None:
     Raises:
         ModuleError: with what they are.
     """
-    counted = [
-        (mark_of(one, MICROBATCH), weight)
-        for one, weight in zip(losses, weights, strict=True)
-        if weight
+    marks = [
+        mark_of(one, MICROBATCH) for one, weight in zip(losses, weights, strict=True) if weight
     ]
-    for mark, _ in counted:
+    for mark in marks:
         if mark is not None and not isinstance(mark, Mean):
             raise ModuleError(_TEXT.format(len(losses), _described(mark)))
-    counts = [() if mark is None else mark.counts for mark, _ in counted]
-    given = [weight for _, weight in counted]
-    for column in zip(*counts, strict=False):
+    counts = [mark.counts for mark in marks if mark is not None]
+    if len({*map(len, counts)}) > 1 or 0 < len(counts) < len(marks):
+        raise ModuleError(_TEXT.format(len(losses), "they are computed in several ways"))
+    given = [weight for weight in weights if weight]
+    for column in zip(*counts, strict=True):
         own = [float(one) for one in column]
         shares = [one / weight for one, weight in zip(own, given, strict=True)]
         if max(shares) - min(shares) > _TOLERANCE * max(map(abs, shares)):

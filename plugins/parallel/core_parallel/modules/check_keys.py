@@ -1,4 +1,4 @@
-"""When a comparison that was made is made again: at new keys, and from time to time."""
+"""When what was looked at is looked at again: at new keys, and from time to time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EVERY = 1000
-"""After so many calls a comparison is made again, whatever the key; before that after 4, 16, 64 and
+"""After so many calls it is looked at again, whatever the key; before that after 4, 16, 64 and
 256.
 """
 
@@ -28,7 +28,7 @@ _MOST_VALUES = 20
 
 
 class CheckKeys:
-    """The keys for which something was compared.
+    """The keys for which something was looked at.
 
     A key is what the caller says, such as shapes, whether each module trains, arguments that are a
     bool, a str or None, and the attributes of modules that are one of these, an int or a float. An
@@ -37,7 +37,7 @@ class CheckKeys:
 
     Args:
         module: whose attributes count, with all in it.
-        group: of the ranks that compare together: if one has a new key, all do. None for one rank.
+        group: of the ranks that look together: if one has a new key, all do. None for one rank.
         device: of that group.
     """
 
@@ -54,11 +54,11 @@ class CheckKeys:
         self._words: set[Any] = set()
 
     def is_due(self, *further: Hashable, given: Any = ()) -> bool:
-        """All ranks of the group, once a call. True if the comparison is to be made now."""
+        """All ranks of the group, once a call. True if it is to be looked at now."""
         return agreed(self._group, self._device, self.is_new(*further, given=given))[0]
 
     def is_new(self, *further: Hashable, given: Any = ()) -> bool:
-        """This rank, once a call. True if the comparison is to be made now, as far as this rank
+        """This rank, once a call. True if it is to be looked at now, as far as this rank
         knows.
 
         Args:

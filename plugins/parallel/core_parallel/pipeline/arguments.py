@@ -43,7 +43,6 @@ def taken_from(step: Callable[[Any], Any], batch: Any, chain: Chain) -> Argument
     except _Taken as taken:
         return taken.arguments
     refuse_without_call(chain)
-    return (), {}
 
 
 def refuse(arguments: Arguments, model: nn.Module) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core_parallel.following.mode import arrive, leave
 from core_parallel.pipeline import user_step
-from core_parallel.pipeline.forward_pass import can_learn
+from core_parallel.pipeline.forward_pass import leaf_of
 from core_parallel.pipeline.stage_module import travelling
 from core_parallel.stages import forms
 
@@ -38,7 +37,7 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
         # the last stage may run the user's step, whose errors are those of all
         with user_step.agreed(line) if stage == last else nullcontext():
             module.compute_first(given, header)
-        leave(module.outputs)
+            leave(module.outputs)
         if stage == last:
             continue
         if (receiver := layout.owner(stage + 1)) != line.position:
@@ -66,7 +65,7 @@ def _taken(
     owner, line = chain.layout.owner(stage - 1), chain.line
     if owner == line.position:
         before = stages[stage - 1]
-        return tuple(map(_leaf, before.outputs)), before.header
+        return tuple(map(leaf_of, before.outputs)), before.header
     what = f"the output of stage {stage - 1} for microbatch 0"
     length, described, known = line.receive_object(owner, what)
     if sequence is not None:
@@ -74,8 +73,4 @@ def _taken(
     leaves, form = tree_flatten(chain.learn((described, known)))
     received = [line.receive(travelling(forms.like(one)), owner, what) for one in leaves]
     arrive(received)
-    return tuple(map(_leaf, received)), (form, leaves)
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(can_learn(tensor) and torch.is_grad_enabled())
+    return tuple(map(leaf_of, received)), (form, leaves)

@@ -30,7 +30,7 @@ class ScheduledRun:
         logs: what the last stage logs.
         losses, weights: of the microbatches, on the rank of the last stage.
         kinds: of what the step has returned for them.
-        marked: what it has returned as their losses.
+        marked: what it has returned as their losses, while it is followed.
         reference: the weight of a batch, as it was guessed at the first microbatch.
         is_followed: what the step computes of microbatches is followed.
         first_arguments: of the model for the first microbatch, while it is computed apart.

@@ -196,13 +196,11 @@ class ScheduledStep:
             for stage in layout.own_stages
         }
         self._begin_stages(run, stages)
-        takes = 0 in stages or (layout.needs_call and not self._is_in_step(stages))
         with self._followed(run):
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if takes:
+                if 0 in stages or (layout.needs_call and not self._is_in_step(stages)):
                     run.first_arguments = self._arguments_in(run, 0)
-            marking = nullcontext() if self._sequence is None else self._sequence.marking()
-            with marking:
+            with nullcontext() if self._sequence is None else self._sequence.marking():
                 first_microbatch.compute(chain, stages, self._sequence)
             run.first_arguments = None
             if not runner.stages:
@@ -282,15 +280,16 @@ class ScheduledStep:
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
         begins = run.is_followed or not runner.stages
-        if self._sequence is not None and not begins:
-            self._sequence.length = runner.length
         learning = [
             one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
         ]
         before = [one.grad for one in learning]
         for one in learning:
             one.grad = None
-        self._begin_stages(run, runner.stages)
+        if not begins:
+            self._begin_stages(run, runner.stages)
+            if self._sequence is not None:
+                self._sequence.length = runner.length
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
         options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
@@ -366,7 +365,7 @@ class ScheduledStep:
         run = runner.run
         assert run is not None, "torch calls it within a step"
         if index in run.made:
-            return run.made[index]
+            return run.made.pop(index)
         leaves = output if isinstance(output, tuple) else (output,)
         answer = runner.stages[self.last].answer(leaves)
         return self._loss_of(run, index, lambda *args, **kwargs: answer)
@@ -405,7 +404,8 @@ class ScheduledStep:
         if not run.reference:
             guess, peers = run.weights[-1] * len(run.cut), self._chain.peers
             run.reference = guess if peers is None else peers.reference(guess)
-        run.marked.append(loss)
+        if run.is_followed:
+            run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
             return _times(leaves[0].sum(), 0)

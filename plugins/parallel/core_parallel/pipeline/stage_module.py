@@ -47,6 +47,12 @@ class StageModule(nn.Module):
         header: the structure of these, and their shapes and dtypes in the stage.
     """
 
+    # of the step, see `begin`
+    _seeds: Seeds
+    _take: Callable[[int], Arguments]
+    _within: Within | None
+    _numbers: Iterator[int]
+
     def __init__(
         self,
         chain: Chain,
@@ -68,10 +74,6 @@ class StageModule(nn.Module):
         self._given_header: Header | None = None
         self._known: Any = None
         self.pipeline_stage: Any = None
-        self._seeds: Seeds | None = None
-        self._take: Callable[[int], Arguments] | None = None
-        self._within: Within | None = None
-        self._numbers: Iterator[int] = iter(())
 
     def begin(
         self, seeds: Seeds, take: Callable[[int], Arguments], within: Within | None = None
@@ -112,7 +114,6 @@ class StageModule(nn.Module):
         return self._compute(index, given)
 
     def _compute(self, index: int, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        assert self._take is not None
         if self._within is None:
             needs_call = self._stage == 0 or self._chain.layout.needs_call
             return self._called(index, given, self._take(index) if needs_call else None)
@@ -128,7 +129,6 @@ class StageModule(nn.Module):
     def _called(
         self, index: int, given: tuple[Tensor, ...], call: Arguments | None
     ) -> tuple[Tensor, ...]:
-        assert self._seeds is not None
         layout = self._chain.layout
         if self._known is not None:
             self._chain.learn(self._known)

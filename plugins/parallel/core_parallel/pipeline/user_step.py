@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -30,8 +30,8 @@ def unchanging(module: nn.Module) -> Iterator[None]:
         if name in now and (now[name][0] is not tensor or now[name][1] != version):
             raise ModuleError(
                 f"The training step changes {name!r} of {type(module).__name__} itself. With a "
-                "schedule the step runs once a microbatch, and on the ranks of the first and the "
-                "last stage only. Change it in on_train_batch_end, or leave schedule out."
+                "schedule the step runs once a microbatch, and to its end on the rank of the last "
+                "stage only. Change it in on_train_batch_end, or leave schedule out."
             )
 
 
@@ -88,7 +88,7 @@ def answering_once(chain: Chain, answer: Callable[..., Any]) -> Iterator[None]:
         refuse_without_call(chain)
 
 
-def refuse_without_call(chain: Chain) -> None:
+def refuse_without_call(chain: Chain) -> NoReturn:
     """Refuse a step that has returned without a call of the model."""
     raise ModuleError(
         f"The training step returned without a call of {type(chain.layout.module).__name__}, which "

@@ -112,9 +112,7 @@ class HollowTensor(Tensor):
         if not isinstance(leaf, Tensor) or isinstance(leaf, HollowTensor):
             return leaf
         with _without_modes():
-            made = leaf.as_subclass(HollowTensor)
-        made.own_device, made.what = self.own_device, self.what
-        return made
+            return _made(leaf, self.own_device, self.what)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's has an option
         return f"HollowTensor({tuple(self.shape)}, {self.dtype})"
@@ -133,7 +131,11 @@ def make(form: TensorForm, device: torch.device, what: str) -> HollowTensor:
         what: it is, in words.
     """
     with _without_modes():
-        made = forms.like(form).as_subclass(HollowTensor)
+        return _made(forms.like(form), device, what)
+
+
+def _made(on_meta: Tensor, device: torch.device, what: str) -> HollowTensor:
+    made = on_meta.as_subclass(HollowTensor)
     made.own_device, made.what = device, what
     return made
 

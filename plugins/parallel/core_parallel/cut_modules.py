@@ -13,7 +13,7 @@ from core_fsdp import wrapping
 from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh_axes import MeshAxes
 from core_parallel.microbatches import batches
-from core_parallel.modules.check_keys import CheckKeys, is_without_values
+from core_parallel.modules.followed_calls import FollowedCalls
 from core_parallel.stages import first_values
 from core_parallel.tensor import checks, layers
 
@@ -37,8 +37,7 @@ class CutModules(MeshAxes):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._modules_of_experts: list[nn.Module] = []
-        self._blocks: dict[nn.Module, tuple[dict[str, nn.Module], Any, CheckKeys]] = {}
-        self._unlike: set[nn.Module] = set()
+        self._blocks: dict[nn.Module, tuple[dict[str, nn.Module], Any, FollowedCalls]] = {}
 
     def _check_hooks(self, module: nn.Module) -> None:
         """Refuse hooks of parameters; where ranks share data alone, those that see a rank's
@@ -104,19 +103,15 @@ class CutModules(MeshAxes):
             layers.cut(module, styles, self._mesh_of("tensor"))
             blocks = checks.blocks_of(module, styles)
             checks.draw_apart(blocks, styles, self._axis("tensor"))
-            self._blocks[module] = blocks, styles, CheckKeys(module, *self._deciding())
+            self._blocks[module] = blocks, styles, FollowedCalls(module)
 
     def _followed(self, own: nn.Module, given: Any) -> AbstractContextManager[None]:
-        """All ranks. A context of a step in which what cut layers compute is followed, if
-        `CheckKeys` says so.
-        """
+        """All ranks. A context of a step in which what cut layers compute is followed."""
         if own not in self._blocks:
             return nullcontext()
-        blocks, styles, keys = self._blocks[own]
-        if not keys.is_due(batches.shapes_of(given), given=given):
+        blocks, styles, calls = self._blocks[own]
+        if not calls.has(batches.shapes_of(given), given):
             return nullcontext()
-        if torch.is_grad_enabled() and not is_without_values(own):
-            self._unlike.add(own)
         return checks.followed(own, blocks, styles)
 
     def _planned_experts(self, module: nn.Module) -> list[expert_modules.ExpertModule]:
@@ -174,4 +169,3 @@ class CutModules(MeshAxes):
         super().release()
         self._modules_of_experts.clear()
         self._blocks.clear()
-        self._unlike.clear()

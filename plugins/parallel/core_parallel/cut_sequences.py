@@ -75,7 +75,7 @@ class CutSequences(CutModules):
         if (group := self._axis("context")) is None:
             return []
         if own not in self._contexts:
-            given = (group, *self._context_options, self._draw_apart, self._deciding())
+            given = (group, *self._context_options, self._draw_apart)
             joins = "context" not in self._local_loss
             made = [Context(one, own, *given, joins=joins) for one in called]
             by_token = [*self._experts_in(own), *layers.cut_in(own)]

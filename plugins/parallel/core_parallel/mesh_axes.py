@@ -13,7 +13,6 @@ from core_parallel.mesh import device_mesh, sizes
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    import torch
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -152,13 +151,6 @@ class MeshAxes(FSDPStrategy):
     def _sharing(self) -> ProcessGroup | None:
         """The group of the ranks that have the same data as this one."""
         return self._axis("pipeline", "context", "tensor")
-
-    def _deciding(self) -> tuple[ProcessGroup | None, torch.device]:
-        """All ranks. The group of the ranks that communicate in a call of the model, and its
-        device.
-        """
-        data = ("data",) if self.sizes.expert > 1 else ()
-        return self._axis("pipeline", "shard", "context", "tensor", *data), self.root_device
 
     @property
     def _experts_mesh(self) -> DeviceMesh | None:

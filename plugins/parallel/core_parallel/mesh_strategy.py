@@ -15,7 +15,6 @@ from core_parallel.cut_sequences import CutSequences, called_in
 from core_parallel.experts import expert_modules
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.modules import compiled_parts, torch_clipping
-from core_parallel.tensor import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,10 +104,6 @@ class MeshStrategy(CutSequences):
         modules = [one for one in every if one not in self._local]
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
-        for each in modules:
-            if each in self._unlike:
-                self._unlike.discard(each)
-                checks.refuse_unlike_gradients(each, self._axis("tensor"))
         if self._experts_mesh is not None:
             parameters = expert_modules.average(parameters, self._experts_mesh)
         sharded = [one for one in parameters if "shard" in cut_axes(one)]

@@ -184,7 +184,6 @@ class StagedModules(MeshStrategy):
                 self._context,
                 self._loss_scale,
                 sequence,
-                self._deciding(),
             )
 
     def _number_of_microbatches(self, module: nn.Module, layout: Layout) -> int | None:

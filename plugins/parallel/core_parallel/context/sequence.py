@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from core import ModuleError
 from core_parallel.communication import collectives
@@ -27,8 +27,8 @@ from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following, by_row
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
-from core_parallel.modules.check_keys import CheckKeys, agreed
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.modules.followed_calls import FollowedCalls
 from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ class Context:
         attention: by which exchange attention sees the whole sequence.
         dim: of the tensors that the module is given, which is the sequence.
         draws: makes a context in which a rank draws random numbers of its own.
-        deciding: the group of all ranks that communicate in the call, and its device: they compare
-            together.
         joins: all ranks get the whole result; else each keeps the positions that it has computed.
 
     Attributes:
@@ -81,7 +79,6 @@ class Context:
         attention: Attention,
         dim: int,
         draws: Callable[[], AbstractContextManager[Any]],
-        deciding: tuple[Any, torch.device] | None = None,
         *,
         joins: bool = True,
     ) -> None:
@@ -94,9 +91,7 @@ class Context:
             draws,
         )
         self._size, self._rank = group.size(), group.rank()
-        self._is_looked_at = False
-        self._deciding = deciding or (None, None)
-        self._keys = CheckKeys(module)
+        self._calls = FollowedCalls(module)
         self._following: Following | None = None
         self._functions = TransformersFunctions(module, group, attention)
         self.apart: Apart | None = None
@@ -109,19 +104,10 @@ class Context:
         if self.is_running:
             return forward(*args, **kwargs)
         self._length((args, kwargs))
-        if self._follows and self._due(args, kwargs):
-            self._is_looked_at = False
-            with self.followed():
+        if self._follows and self._calls.has(_lengths((args, kwargs)), (args, kwargs)):
+            with self.followed(), self.said():
                 return self._run(forward, args, kwargs)
         return self._run(forward, args, kwargs)
-
-    def _due(self, args: Any, kwargs: Any) -> bool:
-        """All ranks of the group. Whether this call is to be followed."""
-        shapes = tuple(
-            leaf.shape[1:] if isinstance(leaf, Tensor) else None
-            for leaf in tree_flatten((args, kwargs))[0]
-        )
-        return agreed(*self._deciding, self._keys.is_new(shapes, given=(args, kwargs)))[0]
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -143,14 +129,6 @@ class Context:
             # first: what keeps a tensor with a graph is refused as such
             with uncompiled():
                 yield
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:  # such as one of memory
-                raise
-            raise ModuleError(
-                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
-                f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
-                "name its dim by context_dim=, or leave context out."
-            ) from error
         finally:
             self._following = None
             for handle in handles:
@@ -169,6 +147,20 @@ class Context:
                 "a statistic, a count or a cache of what forward sees. Return what it is made of "
                 "by position, and update it in the step, after the call."
             )
+
+    @contextmanager
+    def said(self) -> Iterator[None]:
+        """A context in which errors of torch say that the module is given parts."""
+        try:
+            yield
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:  # such as one of memory
+                raise
+            raise ModuleError(
+                f"{error} Each of {self._size} ranks called {type(self.module).__name__} with a "
+                f"part of dim {self._dim}, the sequence under context=. If that is no sequence, "
+                "name its dim by context_dim=, or leave context out."
+            ) from error
 
     def marking(self) -> AbstractContextManager[Any]:
         """A context for what computes with parts: within `followed` it marks the results."""
@@ -200,7 +192,7 @@ class Context:
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
-        looks = torch.is_grad_enabled() and not self._is_looked_at
+        looks = torch.is_grad_enabled() and self._following is not None
         before = graphs.kept(self._user.named_modules()) if looks else set()
         self.is_running, self.length, self.turn = True, length // self._size, next(_turns)
         try:
@@ -215,7 +207,6 @@ class Context:
         finally:
             self.is_running = False
         if looks:
-            self._is_looked_at = True
             graphs.refuse_kept(self._user.named_modules(), before)
         return tree_map(
             lambda leaf: self._whole(leaf, length, has_losses=caught.has_losses),
@@ -369,6 +360,13 @@ def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     answers = {one.module: answering(one, one.module.forward) for one in contexts}
     with forwards.replaced(answers):
         yield
+
+
+def _lengths(given: Any) -> tuple[Any, ...]:
+    """The shapes of tensors without their number of samples."""
+    return tuple(
+        leaf.shape[1:] if isinstance(leaf, Tensor) else None for leaf in tree_leaves(given)
+    )
 
 
 def _local(value: Any) -> Any:

@@ -27,6 +27,9 @@ class Length(int):
     """A size of a part, or a whole number that was computed from one."""
 
 
+_NUMBERS = frozenset((Length, Ratio))
+
+
 def _kept(name: str) -> Callable[..., Any]:
     own = getattr(int, name)
 
@@ -50,21 +53,20 @@ for _name in ("add", "sub", "mul", "floordiv", "mod", "pow", "truediv"):
         setattr(Length, f"__{_side}{_name}__", _kept(f"__{_side}{_name}__"))
 
 _SHAPE = Tensor.shape.__get__  # type: ignore[attr-defined]  # a descriptor
-_COUNTS = (Tensor.numel, Tensor.nelement)
+_COUNTS = frozenset((Tensor.numel, Tensor.nelement))
+READS = _COUNTS | {_SHAPE, Tensor.size}
+"""Functions that read sizes of a tensor."""
+
 _OPERATIONS = ("add", "sub", "mul", "div", "truediv", "pow")
 _VALUES = {f"{side}{name}" for name in _OPERATIONS for side in ("", "r", "i")} | {"true_divide"}
 
 
 def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """The result of a function of a tensor's sizes, with `Length` where it is of a part."""
-    mark = mark_of(args[0], axis) if _reads_sizes(func) else None
+    mark = mark_of(args[0], axis) if func in READS else None
     if not isinstance(mark, PartAlong):
         return result
     return _along(mark.dim, func, args, kwargs, result)
-
-
-def _reads_sizes(func: Any) -> bool:
-    return func == _SHAPE or func is Tensor.size or func in _COUNTS
 
 
 def _along(part: int, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -86,7 +88,7 @@ class SizesOfSamples(TorchFunctionMode):
         """The function's result."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not _reads_sizes(func) or not args[0].ndim or len(args[0]) != self._num_samples:
+        if func not in READS or not args[0].ndim or len(args[0]) != self._num_samples:
             return result
         return _along(0, func, args, kwargs, result)
 
@@ -109,8 +111,11 @@ def refuse_in_graph(results: Iterable[Any], why: str) -> None:
         refuse_in(node, why)
 
 
+def has_one(args: Iterable[Any]) -> bool:
+    """True if an argument was computed from a size of a part."""
+    return any(type(one) in _NUMBERS for one in args)
+
+
 def takes_one(func: Any, args: Any) -> bool:
     """True if a function computes with a `Length`, and not of that size."""
-    return getattr(func, "__name__", "").strip("_") in _VALUES and any(
-        isinstance(one, Length | Ratio) for one in args
-    )
+    return getattr(func, "__name__", "").strip("_") in _VALUES and has_one(args)

@@ -62,6 +62,8 @@ class FollowedMicrobatch(Following):
         num_samples: of the microbatch.
     """
 
+    noted = Following.noted | {Tensor.__len__, torch.arange}
+
     def __init__(self, num_samples: int) -> None:
         super().__init__(MICROBATCH, "")
         self._num_samples = num_samples

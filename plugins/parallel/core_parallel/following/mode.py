@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core_parallel.following import lengths, rules
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put, tensors_in
 from core_parallel.modules import own_draws
 from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from torch import nn
@@ -40,19 +42,37 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _is_whole_in_inference(func: Any) -> bool:
-    """True for an operation that is made of others, and that torch takes apart before a mode sees
-    it, but in inference mode.
+@dataclass(frozen=True)
+class _Kind:
+    """What is known of an operation before it is called.
+
+    Attributes:
+        is_composite: it is made of others, and torch takes it apart before a mode sees it, but in
+            inference mode.
+        makes_numbers: of tensors.
+        draws: random numbers.
+        is_view: its result is a view of its first argument.
+        writes: into an argument.
     """
-    return (
-        torch.is_inference_mode_enabled()
-        and isinstance(func, OpOverload)
-        and func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+    is_composite: bool = False
+    makes_numbers: bool = False
+    draws: bool = False
+    is_view: bool = False
+    writes: bool = False
+
+
+@cache
+def _kind_of(func: Any) -> _Kind:
+    if not isinstance(func, OpOverload):
+        return _Kind()
+    return _Kind(
+        is_composite=func.has_kernel_for_dispatch_key(_COMPOSITE),
+        makes_numbers=func.overloadpacket in _TO_NUMBERS,
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        is_view=func.is_view,
+        writes=func._schema.is_mutable,
     )
-
-
-def _draws(func: Any) -> bool:
-    return isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags
 
 
 class _Reads(TorchFunctionMode):
@@ -64,18 +84,20 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
-        kwargs, axis = kwargs or {}, self._following.axis
-        if self._following.depth:
+        kwargs, following = kwargs or {}, self._following
+        is_plain = func not in following.noted and not lengths.has_one(args)
+        if is_plain or following.depth:
             return func(*args, **kwargs)
+        axis = following.axis
         if func in _AROUND:
-            self._following.refuse_numbers(args[:1])
+            following.refuse_numbers(args[:1])
         # which looks at numbers, to see that they are in bounds
         with set_aside() if func is _ONE_HOT else nullcontext():
             result = func(*args, **kwargs)
         if func is _ONE_HOT or func == _DATA:
             put([result], axis, mark_of(args[0], axis))
         else:
-            self._following.note(func, args, result)
+            following.note(func, args, result)
         return lengths.of(axis, func, args, kwargs, result)
 
 
@@ -89,9 +111,11 @@ class Following(TorchDispatchMode):
 
     Attributes:
         depth: number of functions under way of which it is known otherwise how their results lie.
+        noted: functions that read a tensor without an operation, or its sizes.
     """
 
     supports_higher_order_operators = True
+    noted = lengths.READS | _AROUND | {_ONE_HOT, _DATA}
 
     def __init__(
         self, axis: str, why: str, arrived: Callable[[Tensor], Mark] = lambda tensor: None
@@ -116,25 +140,34 @@ class Following(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.depth or is_in_backward():
             return func(*args, **kwargs)
-        if _is_whole_in_inference(func):
+        kind, infers = _kind_of(func), torch.is_inference_mode_enabled()
+        if kind.is_composite and infers:
             return self._in_parts(func, args, kwargs)
-        if getattr(func, "overloadpacket", None) in _TO_NUMBERS:
+        if kind.makes_numbers:
             self.refuse_numbers(args)
         result = func(*args, **kwargs)
-        is_written = isinstance(func, OpOverload) and func._schema.is_mutable
-        # some return nothing, and have written into their first argument
-        written = args if is_written and result is None else result
-        results = [one for one in tree_leaves(written) if isinstance(one, Tensor)]
-        mark = self.result_of(func, args, kwargs, results)
-        if mark is None and self.axis == "tensor" and own_draws.is_open() and _draws(func):
-            mark = Mixed(str(func), draws=True)
-        put(results, self.axis, mark)
-        if isinstance(func, OpOverload) and func.is_view and torch.is_inference_mode_enabled():
-            for one in results:  # for which torch knows no base then
-                one._core_parallel_base = getattr(args[0], "_core_parallel_base", args[0])  # type: ignore[attr-defined]  # ours
-        if mark is not None and is_written:
-            self._mark_bases(results, mark)
+        mark: Any = None
+        given = tensors_in((*args, *kwargs.values()))
+        if any(mark_of(one, self.axis) is not None for one in given):
+            mark = self._put_marks(kind, func, args, kwargs, result)
+        if mark is None and kind.draws and self.axis == "tensor" and own_draws.is_open():
+            put(tensors_in([result]), self.axis, Mixed(str(func), draws=True))
+        if kind.is_view and infers:  # for which torch knows no base then
+            base = getattr(args[0], "_core_parallel_base", args[0])
+            for one in tensors_in([result]):
+                one._core_parallel_base = base  # type: ignore[attr-defined]  # ours
         return result
+
+    def _put_marks(self, kind: _Kind, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Mark the results of an operation with marked arguments."""
+        # some return nothing, and have written into their first argument
+        written = args if kind.writes and result is None else [result]
+        results = tensors_in(written)
+        mark = self.result_of(func, args, kwargs, results)
+        put(results, self.axis, mark)
+        if mark is not None and kind.writes:
+            self._mark_bases(results, mark)
+        return mark
 
     def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
         """How the results of an operation lie; see `rules.result_of`."""
@@ -183,26 +216,31 @@ def _modes() -> list[Following]:
     return found
 
 
+def _at_work() -> list[Following]:
+    """Those that don't know otherwise how the results lie of what runs."""
+    return [one for one in _modes() if not one.depth]
+
+
 def is_followed(axis: str) -> bool:
     """True within a `Following` along that axis, in this thread."""
     return any(one.axis == axis for one in _modes())
 
 
-def arrive(tensors: Iterable[Any]) -> None:
+def arrive(tensors: Sequence[Any]) -> None:
     """Mark what another rank has sent, as it passed `leave`."""
-    for mode in _modes():
+    for mode in _at_work():
         for one in tensors:
             if isinstance(one, Tensor):
                 put([one], mode.axis, mode.arrived(one))
 
 
-def leave(tensors: Iterable[Any]) -> None:
+def leave(tensors: Sequence[Any]) -> None:
     """Before tensors go to another rank.
 
     Raises:
         ModuleError: one of them doesn't lie as the other rank takes it to.
     """
-    for mode in _modes():
+    for mode in _at_work():
         for one in tensors:
             mark = mark_of(one, mode.axis)
             if mark is not None and mark != mode.arrived(one):
@@ -232,15 +270,18 @@ def set_aside() -> Iterator[None]:
 
 def by_row(module: nn.Module, axis: str) -> Iterator[RemovableHandle]:
     """Hooks of a module that treats each row by itself: its result lies as its first argument."""
-    calls: list[tuple[Following, Mark]] = []
+    calls: list[tuple[Following | None, Mark]] = []
 
     def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
-        mode = next(one for one in _modes() if one.axis == axis)
-        mode.depth += 1
+        mode = next((one for one in _modes() if one.axis == axis), None)
         calls.append((mode, mark_of([*args, *kwargs.values()][0], axis)))
+        if mode is not None:
+            mode.depth += 1
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         mode, mark = calls.pop()
+        if mode is None:
+            return
         mode.depth -= 1
         while isinstance(output, PartedTensor):
             output = output.local()

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
-from torch.utils._pytree import tree_leaves
 
-from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
+from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -70,7 +70,7 @@ def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor
         kwargs: its named arguments.
         results: the tensors that it returned.
     """
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    tensors = tensors_in((*args, *kwargs.values()))
     if isinstance(func, HigherOrderOperator):
         if func.__name__ == "flex_attention":
             return of_attention(axis, tensors[:3], results[0])
@@ -86,9 +86,16 @@ def result_of(axis: str, func: Any, args: Any, kwargs: Any, results: list[Tensor
 
 def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an operation by name, with those that it takes by default."""
+    names, given = _parameters_of(func)
+    return {**given, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+@cache
+def _parameters_of(func: Any) -> tuple[list[str], dict[str, Any]]:
+    """The names of an operation's arguments, and what some are by default."""
     known = func._schema.arguments
     given = {one.name: one.default_value for one in known if one.has_default_value()}
-    return {**given, **dict(zip([one.name for one in known], args, strict=False)), **kwargs}
+    return [one.name for one in known], given
 
 
 def of_attention(axis: str, given: Sequence[Tensor], result: Tensor) -> Mark:

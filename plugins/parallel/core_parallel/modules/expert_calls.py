@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from core import ModuleError
-from core_parallel.modules.check_keys import is_without_values
+from core_parallel.modules.followed_calls import is_without_values
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core_parallel.following.marks import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,18 +41,25 @@ from before a fork isn't seen.
 
 
 class MadeTensors(TorchFunctionMode):
-    """Notes the results of torch's functions while they run as ever."""
+    """Notes the results of torch's functions while they run as ever.
 
-    def __init__(self) -> None:
+    Args:
+        known: which results of other calls were kept for backward, by their places among all. It is
+            added to; who has what takes long to find.
+    """
+
+    def __init__(self, known: set[tuple[int, ...]]) -> None:
         super().__init__()
-        self._made: list[weakref.ref[Tensor]] = []
+        self._known, self._made = known, list[weakref.ref[Tensor]]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
         result = func(*args, **(kwargs or {}))
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        made = tensors_in([result])
+        if not made:
+            return result
+        given = tensors_in([*args, *(kwargs or {}).values()])
         known = set(map(id, given))  # some return what they are given
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
         if all(hasattr(one, _TABLE) for one in given):
             for one in made:
                 setattr(one, _TABLE, True)
@@ -71,10 +79,13 @@ class MadeTensors(TorchFunctionMode):
         Raises:
             ModuleError: with the shape of the first one.
         """
-        known = {id(leaf) for leaf in tree_leaves([results, *map(vars, modules)])}
-        alive = {id(one): one for one in (ref() for ref in self._made) if one is not None}
-        held = _held([alive.pop(key) for key in alive.keys() - known])
-        del alive
+        places: dict[int, int] = {}
+        held = _held(self._alive(set(map(id, tree_leaves(results))), places))
+        pattern = (len(self._made), *[places[id(one)] for one in held])
+        if not held or pattern in self._known:
+            return
+        seen = {id(leaf) for leaf in tree_leaves(list(map(vars, modules)))}
+        held = [one for one in held if id(one) not in seen]
         if held and (kept := _kept(held)):
             raise ModuleError(
                 f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "
@@ -82,6 +93,17 @@ class MadeTensors(TorchFunctionMode):
                 "own parts, of one microbatch after the other. Return it with the result, through "
                 "the parts behind; or keep numbers."
             )
+        self._known.add(pattern)
+
+    def _alive(self, known: set[int], places: dict[int, int]) -> list[Tensor]:
+        """Those that are still there, but for known ones; their places are noted by identity."""
+        found = []
+        for place, ref in enumerate(self._made):
+            one = ref()
+            if one is not None and id(one) not in known and id(one) not in places:
+                places[id(one)] = place
+                found.append(one)
+        return found
 
 
 def _held(tensors: list[Any]) -> list[Any]:

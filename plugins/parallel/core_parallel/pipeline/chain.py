@@ -9,7 +9,6 @@ between.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,8 @@ from core_parallel.following.mode import arrive, leave
 from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import own_state
-from core_parallel.modules.check_keys import is_in_turn, is_without_values
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.modules.followed_calls import compiles, is_without_values
 from core_parallel.pipeline.backward_pass import RunsBackward
 from core_parallel.pipeline.forward_pass import Computed, Pass, leaf_of, wanting
 from core_parallel.pipeline.result_graph import Answer, Given
@@ -74,7 +73,7 @@ class Chain(RunsBackward):
         self.layout, self.line, self.draws = layout, line, draws
         self._microbatches, self.context = microbatches, context
         self._headers: dict[Any, Any] = {}
-        self._num_calls: Counter[tuple[int, bool]] = Counter()
+        self._looked: dict[tuple[int, bool], set[Any]] = {}
         self._compared: set[int] = set()
         self._has_warned = False
         self.num_samples: int | None = None
@@ -225,22 +224,17 @@ class Chain(RunsBackward):
             ModuleError: its parts change themselves with each microbatch, which one device does
                 once a batch; or a Function has kept the size of one.
         """
-        if index == 0 and (look := self.look(stage)) is not None:
-            with look.noting():
-                result = self.layout.run(stage, call, arrived)
-            look.refuse_kept(result)
-            return result
         if (
             index != 1
             or stage in self._compared
             or not (self.layout.module.training and torch.is_grad_enabled())
         ):
-            return self.layout.run(stage, call, arrived)
+            return self._looked_at(stage, call, arrived)
         self._compared.add(stage)
         named = [*self.layout.named_modules_of(stage), *self.layout.modules_around()]
         before = own_state.state_of(named)
         with uncompiled(), lengths.SizesOfSamples(pieces.num_samples((call, arrived))):
-            result = self.layout.run(stage, call, arrived)
+            result = self._looked_at(stage, call, arrived)
         lengths.refuse_in_graph(tree_leaves(result), "of which a microbatch has a part")
         if places := own_state.changed(before, own_state.state_of(named)):
             shown = ", ".join(map(repr, own_state.names_of(places)))
@@ -251,12 +245,20 @@ class Chain(RunsBackward):
             )
         return result
 
+    def _looked_at(self, stage: int, call: Any, arrived: Any) -> Any:
+        if (look := self.look(stage)) is None:
+            return self.layout.run(stage, call, arrived)
+        with look.noting():
+            result = self.layout.run(stage, call, arrived)
+        look.refuse_kept(result)
+        return result
+
     def look(self, stage: int) -> StageLook | None:
-        """A look at a call of a stage, if it is due: at the first ones, and from time to time."""
+        """A look at a call of a stage: at each, or the first ones of a stage that is compiled."""
         key = stage, torch.is_grad_enabled()
-        self._num_calls[key] += 1
-        is_due = is_in_turn(self._num_calls[key]) and not is_without_values(self.layout.user)
-        return StageLook(self.layout, stage) if is_due else None
+        if is_without_values(self.layout.user) or (compiles() and key in self._looked):
+            return None
+        return StageLook(self.layout, stage, self._looked.setdefault(key, set()))
 
     def take(self, made: Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
         """The outputs of the stage before for one microbatch, apart from the graph before them, and

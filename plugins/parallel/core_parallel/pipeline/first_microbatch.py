@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from core_parallel.following.mode import arrive, leave
 from core_parallel.pipeline import user_step
 from core_parallel.pipeline.forward_pass import leaf_of
 from core_parallel.pipeline.stage_module import travelling
@@ -37,7 +36,6 @@ def compute(chain: Chain, stages: Mapping[int, StageModule], sequence: Context |
         # the last stage may run the user's step, whose errors are those of all
         with user_step.agreed(line) if stage == last else nullcontext():
             module.compute_first(given, header)
-            leave(module.outputs)
         if stage == last:
             continue
         if (receiver := layout.owner(stage + 1)) != line.position:
@@ -72,5 +70,4 @@ def _taken(
         sequence.length = length
     leaves, form = tree_flatten(chain.learn((described, known)))
     received = [line.receive(travelling(forms.like(one)), owner, what) for one in leaves]
-    arrive(received)
     return tuple(map(leaf_of, received)), (form, leaves)

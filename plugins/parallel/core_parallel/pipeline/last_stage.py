@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from core import ModuleError
+from core_parallel.following.microbatches import refuse_other_losses
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,12 +27,14 @@ class Described:
         dtype: of the loss.
         logged: names, options and dtypes of the logged values.
         counted: names of the numbers that the step has counted, and whether they are whole.
+        refusal: why the losses of microbatches aren't that of their batch; empty if they are.
     """
 
     kind: str
     dtype: torch.dtype
     logged: tuple[Header, ...]
     counted: tuple[tuple[str, bool], ...]
+    refusal: str = ""
 
     @property
     def size(self) -> int:
@@ -47,6 +52,9 @@ def share(
         chain: of the model.
         run: the step.
         before: the description of the step before.
+
+    Raises:
+        ModuleError: the losses of microbatches don't make up that of their batch.
     """
     line = chain.line
     owner = chain.layout.owner(chain.layout.num_stages - 1)
@@ -65,6 +73,8 @@ def share(
             return before, list(message[1:])
     described = line.share_object(described, owner)
     assert described is not None
+    if described.refusal:
+        raise ModuleError(described.refusal)
     return described, list(
         line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner)
     )
@@ -85,6 +95,13 @@ def _summarized(run: ScheduledRun, like: Tensor) -> tuple[Described, Tensor]:
     )
     logged = run.logs.values(run.weights, like)
     counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
-    described = Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
+    refusal = ""
+    try:
+        if run.is_followed:
+            refuse_other_losses(run.marked, run.weights)
+    except ModuleError as error:
+        refusal = str(error)
+    dtype, logged_as = run.losses[-1].dtype, tuple(run.logs.header())
+    described = Described(kind, dtype, logged_as, counted, refusal)
     numbers = torch.tensor(list(run.counters.counted.values())).to(like)
     return described, torch.cat([torch.stack([loss, total, factor, *logged]), numbers])

@@ -25,13 +25,13 @@ from core import ModuleError
 from core.data import size_of
 from core_parallel.communication import averages
 from core_parallel.experts.expert_modules import is_expert
-from core_parallel.following.microbatches import FollowedMicrobatch, refuse_other_losses
+from core_parallel.following.microbatches import FollowedMicrobatch
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import replay
 from core_parallel.modules.absent import is_absent
-from core_parallel.modules.check_keys import CheckKeys
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.modules.followed_calls import FollowedCalls
 from core_parallel.pipeline import (
     arguments,
     first_microbatch,
@@ -88,8 +88,6 @@ class ScheduledStep:
         context: makes what stages and the user's step compute in, such as autocast.
         scale: gives the number by which the precision multiplies losses before backward.
         sequence: the call of the model on a part of the sequence; None if it is whole.
-        deciding: the group of all ranks that communicate in a step, and its device: they follow
-            together.
 
     Attributes:
         last: number of the last stage.
@@ -104,7 +102,6 @@ class ScheduledStep:
         context: Callable[[], AbstractContextManager[Any]],
         scale: Callable[[], float],
         sequence: Context | None,
-        deciding: tuple[Any, torch.device],
     ) -> None:
         self._chain = chain
         self._schedule = schedule
@@ -115,7 +112,7 @@ class ScheduledStep:
         self._sequence = sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
-        self._keys = CheckKeys(chain.layout.user, *deciding)
+        self._calls = FollowedCalls(chain.layout.user)
         self._is_plain = False
         self.last = chain.layout.num_stages - 1
 
@@ -162,20 +159,21 @@ class ScheduledStep:
         if number is None or size is None or batches.has_mask(batch, size):
             return step(batch)
         key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
-        is_due = self._keys.is_due(key, batches.are_even(batch, size, number))
         runner = self._runners.pop(key, None) or _Runner({})
         with self._draws.of_stages() as seeds, self._unfollowed():
             cut = batches.cut_batch(batch, size, number)
             run = ScheduledRun(
-                step, cut, seeds, self._scale(), Counters(module), is_followed=is_due
+                step,
+                cut,
+                seeds,
+                self._scale(),
+                Counters(module),
+                is_followed=self._calls.has(key, batch),
             )
             runner.run = run
             try:
                 with run.logs.instead_of(module):
                     gradients = self._run(runner, run)
-                if is_due:
-                    with user_step.agreed(self._chain.line):
-                        refuse_other_losses(run.marked, run.weights)
             finally:
                 runner.run = None
         self._runners[key] = runner
@@ -189,27 +187,24 @@ class ScheduledStep:
         """
         chain = self._chain
         layout = chain.layout
-        stages = runner.stages or {
-            stage: StageModule(
-                chain, stage, self._stage_context, splits=self._schedule.splits_backward
-            )
+        splits = self._schedule.splits_backward
+        stages = {
+            stage: StageModule(chain, stage, self._stage_context, splits=splits)
             for stage in layout.own_stages
         }
         self._begin_stages(run, stages)
-        with self._followed(run):
-            with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if 0 in stages or (layout.needs_call and not self._is_in_step(stages)):
-                    run.first_arguments = self._arguments_in(run, 0)
-            with nullcontext() if self._sequence is None else self._sequence.marking():
-                first_microbatch.compute(chain, stages, self._sequence)
-            run.first_arguments = None
-            if not runner.stages:
-                self._set_up(runner, stages, len(run.cut))
-            with user_step.agreed(chain.line):
-                if self.last in stages:
-                    run.made[0] = self._loss(runner, stages[self.last].outputs, 0)
-            for number, stage in stages.items():
-                stage.look_at(stage.outputs if number < self.last else [run.made[0]])
+        with user_step.agreed(chain.line), user_step.unchanging(layout.user):
+            if 0 in stages or (layout.needs_call and not self._is_in_step(stages)):
+                run.first_arguments = self._arguments_in(run, 0)
+        with nullcontext() if self._sequence is None else self._sequence.said():
+            first_microbatch.compute(chain, stages, self._sequence)
+        run.first_arguments = None
+        self._set_up(runner, stages, len(run.cut))
+        with user_step.agreed(chain.line):
+            if self.last in stages:
+                run.made[0] = self._loss(runner, stages[self.last].outputs, 0)
+        for number, stage in stages.items():
+            stage.look_at(stage.outputs if number < self.last else [run.made[0]])
 
     def _begin_stages(self, run: ScheduledRun, stages: dict[int, StageModule]) -> None:
         for number, stage in stages.items():
@@ -225,7 +220,7 @@ class ScheduledStep:
         return self.last in stages and self._chain.layout.needs_call and self._sequence is None
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
-        """A context in which a call in parts of the sequence is followed, if it is due."""
+        """A context in which calls in parts of the sequence are followed, if this step is."""
         if self._sequence is None or not run.is_followed:
             return nullcontext()
         return self._sequence.followed()
@@ -253,7 +248,8 @@ class ScheduledStep:
 
     @contextmanager
     def _both_contexts(self) -> Iterator[None]:
-        with self._context(), self._caught():
+        following = nullcontext() if self._sequence is None else self._sequence.marking()
+        with self._context(), self._caught(), following:
             yield
 
     def _unfollowed(self) -> AbstractContextManager[None]:
@@ -279,7 +275,7 @@ class ScheduledStep:
         assert shards is not None, "the set-up has found them"
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
-        begins = run.is_followed or not runner.stages
+        begins = not runner.stages
         learning = [
             one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
         ]
@@ -296,6 +292,7 @@ class ScheduledStep:
         try:
             # Autocast is for forward, and the schedule runs backward too.
             with (
+                self._followed(run),
                 shards.held(),
                 chain.added_up(),
                 schedule_errors.quiet(),
@@ -334,7 +331,7 @@ class ScheduledStep:
 
     @contextmanager
     def _following(self, run: ScheduledRun, piece: Any) -> Iterator[FollowedMicrobatch | None]:
-        """A context in which what the step computes of a microbatch is followed, if it is due."""
+        """A context in which what the step computes of a microbatch is followed, if it is."""
         if not run.is_followed:
             yield None
             return

@@ -21,10 +21,11 @@ class StageLook:
     Args:
         layout: of the model.
         stage: its number.
+        known: of earlier looks, see `MadeTensors`.
     """
 
-    def __init__(self, layout: Layout, stage: int) -> None:
-        self._layout, self._stage, self._made = layout, stage, MadeTensors()
+    def __init__(self, layout: Layout, stage: int, known: set[Any]) -> None:
+        self._layout, self._stage, self._made = layout, stage, MadeTensors(known)
         self._before = graphs.kept(layout.modules_around())
 
     @contextmanager

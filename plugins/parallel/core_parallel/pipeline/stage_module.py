@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from core import ModuleError
+from core_parallel.following.mode import arrive, leave
 from core_parallel.modules import graphs
 from core_parallel.pipeline.forward_pass import can_learn
 from core_parallel.stages import forms
@@ -129,14 +130,19 @@ class StageModule(nn.Module):
     def _called(
         self, index: int, given: tuple[Tensor, ...], call: Arguments | None
     ) -> tuple[Tensor, ...]:
-        layout = self._chain.layout
         if self._known is not None:
             self._chain.learn(self._known)
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
         with self._context():
-            result = self._chain.run(self._stage, index, call, arrived)
+            arrive(tree_leaves(arrived))
+            return self._results(index, self._chain.run(self._stage, index, call, arrived))
+
+    def _results(self, index: int, result: Any) -> tuple[Tensor, ...]:
+        """A result as it goes to the next stage, or to the loss."""
+        layout = self._chain.layout
         leaves, form = tree_flatten(result)
+        leave(leaves)
         self._chain.check_outputs(self._stage, leaves)
         header = form, [forms.of(one) for one in leaves]
         if self.header is not None and header != self.header:

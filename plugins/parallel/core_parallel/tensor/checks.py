@@ -1,5 +1,5 @@
-"""A plan of cut layers, checked: what is computed between them, and gradients of parameters that
-every rank has whole.
+"""A plan of cut layers, checked: what is computed between them, and gradients of what all ranks
+have whole.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put, tensors_in
 from core_parallel.following.mode import Following, is_in_backward
-from core_parallel.mesh.placements import cut_axes, own_part
+from core_parallel.mesh.placements import cut_axes
+from core_parallel.modules import graphs
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.modules.own_draws import OwnDraws
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _AXIS = "tensor"
-_OF_GRADIENTS = {torch.float64: 1e-7, torch.float32: 1e-2}
 _CURE = (
     "Between a layer that is cut by columns and one by rows each rank has a part of the values: "
     "only what treats each of them alone may stand there. "
@@ -118,6 +117,71 @@ def _keeps_whole(style: ParallelStyle) -> bool:
     return getattr(style, "keeps_whole", False)
 
 
+class _FollowedParts(Following):
+    """Following along a tensor group, on whose ranks what is whole has the same gradient.
+
+    Args:
+        module: the user's.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(_AXIS, _CURE)
+        self._module = module
+
+    def result_of(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> Any:
+        """The mark of an operation's results.
+
+        Raises:
+            ModuleError: it computes with a part and with what is whole and learns, whose gradient
+                would be a term on each rank.
+        """
+        mark = super().result_of(func, args, kwargs, results)
+        learns = torch.is_grad_enabled() and bool(results) and results[0].is_floating_point()
+        if learns and isinstance(mark, PartAlong):
+            for one in tensors_in((*args, *kwargs.values())):
+                if one.requires_grad and mark_of(one, _AXIS) is None:
+                    self._refuse_terms(one)
+        return mark
+
+    def _refuse_terms(self, whole: Tensor) -> None:
+        leaf = _unsummed_leaf(whole)
+        if leaf is None:
+            return
+        named = self._module.named_parameters()
+        name = next((name for name, one in named if one is leaf), None)
+        if name is None:
+            what, cure = "a tensor", "Leave the layers around this out of the plan."
+        else:
+            owner, what = name.rpartition(".")[0], repr(name)
+            cure = (
+                "Give its module 'replicated_with_grad_allreduce' in the plan: "
+                f"{{{owner!r}: 'replicated_with_grad_allreduce'}}."
+            )
+        raise ModuleError(
+            f"Ranks of a tensor group would have other gradients of {what}, which all of them have "
+            f"whole: it meets a part of the values on each, and they would go apart. {cure}"
+        )
+
+
+def _unsummed_leaf(whole: Tensor) -> Tensor | None:
+    """A leaf behind a tensor whose gradient isn't added up over ranks on its way there."""
+    if whole.grad_fn is None:
+        return whole
+    waiting, seen = [whole.grad_fn], {whole.grad_fn}
+    while waiting:
+        node: Any = waiting.pop()
+        if graphs.is_of_leaf(node):
+            leaf: Tensor = node.variable
+            return leaf
+        # of a DTensor that becomes local
+        if any(isinstance(one, Partial) for one in getattr(node, "grad_placements", None) or ()):
+            continue
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        waiting += following
+    return None
+
+
 @contextmanager
 def followed(
     module: nn.Module, blocks: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle]
@@ -135,7 +199,7 @@ def followed(
             returns, or a buffer gets, what is no part of the whole.
     """
     handles: list[RemovableHandle] = []
-    following = Following(_AXIS, _CURE)
+    following = _FollowedParts(module)
     for name, one in blocks.items():
         inside = {
             layer: style
@@ -227,43 +291,3 @@ def _said(mark: Mark) -> str:
     if mark is None:
         return "A layer that is cut by rows is given what all ranks have whole. "
     return f"A layer is given what is cut along its dim {mark.dim}. "
-
-
-def refuse_unlike_gradients(module: nn.Module, group: Any) -> None:
-    """All ranks of a tensor group, after backward. Refuse gradients that must be alike, and aren't.
-
-    Raises:
-        ModuleError: with the parameter.
-    """
-    named = [
-        (name, own_part(one.grad.detach()))
-        for name, one in module.named_parameters()
-        if one.grad is not None
-        and not one.is_meta
-        and "tensor" not in cut_axes(one)
-        and "expert" not in cut_axes(one)
-    ]
-    if not named:
-        return
-    numbers = torch.stack([_described(one) for _, one in named])
-    largest, least = numbers.clone(), numbers.clone()
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
-    spread = (largest - least).abs().amax(1).tolist()
-    scales = torch.maximum(largest[:, 0], numbers.new_tensor(1e-30)).tolist()
-    for (name, gradient), differs, scale in zip(named, spread, scales, strict=True):
-        if differs > _OF_GRADIENTS.get(gradient.dtype, 1e-1) * scale:
-            raise ModuleError(
-                f"Ranks of a tensor group have other gradients of {name!r}, which all of them have "
-                "whole: it is applied to a part of the values on each, and they would go apart. "
-                "Give its module 'replicated_with_grad_allreduce' in the plan: "
-                f"{{{name.rpartition('.')[0]!r}: "
-                "'replicated_with_grad_allreduce'}."
-            )
-
-
-def _described(gradient: Tensor) -> Tensor:
-    """The norm of a gradient, and a sum of at most that size."""
-    wide = gradient.to(torch.float32 if gradient.device.type == "mps" else torch.float64)
-    total = wide.sum() / max(1, gradient.numel()) ** 0.5
-    return torch.stack([wide.norm(), total])

@@ -1,0 +1,62 @@
+"""Which calls are followed from operation to operation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import nn
+
+_WORDS = frozenset({bool, str, type(None)})
+
+
+class FollowedCalls:
+    """All calls of a module are followed, unless the program compiles something: of that no
+    operation is seen, so a followed call runs uncompiled. Then they are the first ones of each key,
+    as torch's compiler makes a graph for each: shapes, arguments that are a bool, a str or None,
+    and whether the module trains.
+
+    Args:
+        module: the user's.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._seen: set[Hashable] = set()
+
+    def has(self, shapes: Hashable, given: Any = ()) -> bool:
+        """Once a call. True if it is followed: on all ranks that are given the same.
+
+        Args:
+            shapes: of the call's arguments.
+            given: these.
+        """
+        if not compiles():
+            return True
+        words = tuple(leaf for leaf in tree_leaves(given) if type(leaf) in _WORDS)
+        key = shapes, words, self._module.training, torch.is_grad_enabled()
+        is_new = key not in self._seen
+        self._seen.add(key)
+        return is_new
+
+
+def compiles() -> bool:
+    """True if something in this process was given to `torch.compile`."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    backends: dict[int, Any] = getattr(frames, "cached_backends", {})
+    return any(one is not None for one in backends.values())
+
+
+def is_without_values(module: nn.Module) -> bool:
+    """True for a module of fake tensors, by which a run is planned."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    first = next(module.parameters(), None)
+    return fakes is not None and isinstance(
+        getattr(first, "_local_tensor", first), fakes.FakeTensor
+    )

@@ -11,10 +11,8 @@ beside its median is an interval in which the true one lies in 95 of 100 cases. 
 torch's own API: `torch.distributed.pipelining`, `parallelize_module`, `fully_shard`,
 `DistributedDataParallel`. Both must reach the same loss. All checks are at their default.
 
-Contests begin after 17 steps, of which the 1st, 4th and 16th are compared with plain ones, as the
-64th, the 256th and every 1000th are. The second table has the CPU of each check in a step that
-makes it: whether to compare is decided in each step, and batches are hashed in every 100th. Its
-shares are those of all checks, at these rates.
+Contests begin after 17 steps. The second table has the CPU of a step that isn't followed, and of
+each check: a step is followed always, and batches are hashed in every 100th.
 """
 
 from __future__ import annotations
@@ -366,7 +364,7 @@ def main() -> None:
         "ratio",
         "95 %",
     )
-    of_checks = Table("", "ms CPU", "decides", "hashes", "compares", "share", "of the first 1,000")
+    of_checks = Table("", "ms CPU", "is followed", "hashes", "share")
     before = os.getloadavg()[0]
     for name, contest in contests().items():
         if arguments.only and not any(part in name for part in arguments.only):

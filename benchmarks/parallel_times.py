@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 
 from core_fsdp import same_batches
-from core_parallel.context import sequence
-from core_parallel.modules import check_keys
+from core_parallel.modules import followed_calls
 
 Step = Callable[[], float | None]
 
@@ -56,66 +55,55 @@ def compare(ours: Step, theirs: Step, num_steps: int, num_rounds: int) -> list[s
 
 
 @contextmanager
-def checking(*, compares: bool = False, hashes: bool = False) -> Iterator[None]:
-    """A context in which steps are compared, or batches hashed, each time or never."""
+def checking(*, follows: bool = True, hashes: bool = False) -> Iterator[None]:
+    """A context in which steps are followed or not, and batches hashed each time or never."""
     with (
-        patch.object(check_keys, "_EARLY", frozenset()),
-        patch.object(check_keys, "EVERY", 1 if compares else 10**9),
+        patch.object(followed_calls.FollowedCalls, "has", lambda *given: follows),
         patch.object(same_batches, "EVERY", 1 if hashes else 10**9),
     ):
         yield
 
 
 @contextmanager
-def timed(*functions: tuple[Any, str]) -> Iterator[list[float]]:
-    """A context in which the seconds of CPU that functions take are noted; they are given as owners
-    and names.
-    """
+def timed(owner: Any, name: str) -> Iterator[list[float]]:
+    """A context in which the seconds of CPU that a method takes are noted."""
     found: list[float] = []
+    function = getattr(owner, name)
 
-    def around(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **options: Any) -> Any:
-            began = time.process_time()
-            try:
-                return function(*args, **options)
-            finally:
-                found.append(time.process_time() - began)
+    def run(*args: Any, **options: Any) -> Any:
+        began = time.process_time()
+        try:
+            return function(*args, **options)
+        finally:
+            found.append(time.process_time() - began)
 
-        return run
-
-    with ExitStack() as stack:
-        for owner, name in functions:
-            stack.enter_context(patch.object(owner, name, around(getattr(owner, name))))
+    with patch.object(owner, name, run):
         yield found
 
 
 def cost_of_checks(step: Step, num_rounds: int) -> list[str]:
-    """Milliseconds of a step, and of each check in one that makes it; their shares of steps after
-    the first 1,000.
+    """Milliseconds of a step that isn't followed, of following it, and of hashing its batch, which
+    is done in every 100th; their share of a step.
     """
-    decides = (check_keys.CheckKeys, "is_new"), (check_keys, "agreed"), (sequence, "agreed")
-    own = {"decides": 0.0, "hashes": 0.0}
-    plain, compared = [], []
+    plain, followed = [], []
+    seconds = 0.0
     for _ in range(num_rounds):
-        with checking(), timed(*decides) as found:
+        with checking(follows=False):
             plain.append(cpu_ms(step, 1))
-        own["decides"] += sum(found)
-        with checking(compares=True):
-            compared.append(cpu_ms(step, 1))
-        with checking(hashes=True), timed((same_batches.SameBatches, "check")) as found:
+        with checking():
+            followed.append(cpu_ms(step, 1))
+        with checking(hashes=True), timed(same_batches.SameBatches, "check") as found:
             cpu_ms(step, 1)
-        own["hashes"] += sum(found)
-    total = torch.tensor([*own.values()])
+        seconds += sum(found)
+    total = torch.tensor(seconds)
     dist.all_reduce(total)
-    decide, hashed = (1e3 * total / num_rounds).tolist()
+    hashed = 1e3 * float(total) / num_rounds
     usual = statistics.median(plain)
-    compare = max(0.0, statistics.median(compared) - usual)
-    shares = [decide / usual, hashed / 100 / usual, compare / 1000 / usual]
-    of_first = decide / usual + hashed / 100 / usual + 6 * compare / 1000 / usual
-    return [f"{one:.2f}" for one in (usual, decide, hashed, compare)] + [
-        f"{sum(shares):.2%}",
-        f"{of_first:.2%}",
-    ]
+    follow = max(
+        0.0, statistics.median(one - other for one, other in zip(followed, plain, strict=True))
+    )
+    share = (follow + hashed / 100) / usual
+    return [f"{one:.2f}" for one in (usual, follow, hashed)] + [f"{share:.2%}"]
 
 
 def interval(number: int) -> tuple[int, int]:

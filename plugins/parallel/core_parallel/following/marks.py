@@ -57,17 +57,6 @@ def mark_of(value: Any, axis: str) -> Any:
     return marks.get(axis)
 
 
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among an operation's arguments or results, and those in lists of them."""
-    found: list[Tensor] = []
-    for one in values:
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, list | tuple):
-            found += tensors_in(one)
-    return found
-
-
 def put(values: Iterable[Any], axis: str, mark: object) -> None:
     """Mark the tensors among some values, in the place of earlier marks along that axis."""
     for one in values:

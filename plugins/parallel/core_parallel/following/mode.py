@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
 from core_parallel.following import lengths, rules
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put, tensors_in
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.modules import own_draws
+from core_parallel.modules.given_tensors import tensors_in
 from core_parallel.modules.parted_tensor import PartedTensor
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def is_in_backward() -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is known of an operation before it is called.
+    """The kind of an operation, which is known before it is called.
 
     Attributes:
         is_composite: it is made of others, and torch takes it apart before a mode sees it, but in

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of, tensors_in
+from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
+from core_parallel.modules.given_tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import tensors_in
+from core_parallel.modules.given_tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

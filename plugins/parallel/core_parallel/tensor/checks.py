@@ -15,12 +15,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put, tensors_in
+from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following, is_in_backward
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.modules import graphs
 from core_parallel.modules.absent import is_absent
 from core_parallel.modules.compiled_parts import uncompiled
+from core_parallel.modules.given_tensors import tensors_in
 from core_parallel.modules.own_draws import OwnDraws
 from core_parallel.modules.parted_tensor import PartedTensor
 from core_parallel.tensor import adapters

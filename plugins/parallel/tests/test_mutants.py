@@ -1,6 +1,7 @@
 """The kit sees what each axis may do wrong: a fault of each fails the test that is there for it."""
 
 from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -89,9 +90,12 @@ def _local_positions(self, query, key, value, mask, options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def _enlarged_gradient(ctx, *gradients):
-    own = gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()]
-    return own * ctx.group.size(), None, None
+def _enlarged_gradient(part, dim, group):
+    def enlarged(whole, group):
+        return collectives._own(dim, whole, group) * group.size()
+
+    gathered = partial(collectives._gathered, dim)
+    return collectives._exchange(part, group, gathered, enlarged, True)
 
 
 def _nothing(*_, **__):
@@ -136,8 +140,8 @@ def run(suite, test):
         (
             conformance.TestContext,
             "sgd_momentum",
-            collectives._Join,
-            "backward",
+            collectives,
+            "join",
             _enlarged_gradient,
         ),
         (conformance.TestShards, "sgd_momentum", mesh_strategy, "cut_axes", lambda _: frozenset()),

@@ -154,20 +154,16 @@ class CutModules(MeshAxes):
             )
         super().configure_sharding(module)
 
-    def _gathering(self, module: nn.Module, layout: Any) -> dict[str, Any]:
-        """The fields of `PlacedModel` about shards."""
-        if self.sizes.shard == 1:
-            return {}
-        units = []
-        if layout is None:  # else parts are gathered once a step
-            wrapping.check_parameters(module)
-            chosen = wrapping.choose_modules(
-                module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
-            )
-            if self.sharding.reshard_after_forward is not False:
-                units = wrapping.units_of(module, chosen)
-        policy = self._policy()
-        return {"units": units, "gathers_as": policy.param_dtype, "reduces_as": policy.reduce_dtype}
+    def _check_sharding(self, module: nn.Module) -> None:
+        """Refuse what can't be sharded in units, before a run.
+
+        Raises:
+            ModuleError: with the name of the parameter or the module.
+        """
+        wrapping.check_parameters(module)
+        wrapping.choose_modules(
+            module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
+        )
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""

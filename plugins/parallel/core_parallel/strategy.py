@@ -177,10 +177,8 @@ class MeshParallelStrategy(StagedStates):
     # before a run ---------------------------------------------------------------------------------
 
     def explain_layout(self, module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
-        """One process, without a group. Rows about the mesh, a model on it, and what is sent; see
-        `ExplainsLayout`.
-        """
-        from core_parallel.explained import mesh_rows, model_rows, sent  # only `core explain` asks
+        """One process, without a group. Rows about the mesh and a model; see `ExplainsLayout`."""
+        from core_parallel.explained import mesh_rows, model_rows  # only `core explain` asks
 
         one = self.sizes
         yield from mesh_rows.rows(
@@ -193,9 +191,7 @@ class MeshParallelStrategy(StagedStates):
                     "parameters",
                     "balance='time' is measured when a run begins, and may cut elsewhere",
                 )
-            placed = self._placed_model(module)
-            yield from model_rows.rows(placed)
-            yield from sent.rows(placed)
+            yield from model_rows.rows(self._placed_model(module))
 
     def _placed_model(self, module: nn.Module) -> PlacedModel:
         """One process, without a group. The module as `setup_module` would lay it out, with the
@@ -216,17 +212,13 @@ class MeshParallelStrategy(StagedStates):
             layout = self._layout_of(module, one.pipeline, 0, balance)
             self._number_of_microbatches(module, layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
-            if one.shard > 1:
+        if one.shard > 1:
+            if layout is None:
+                self._check_sharding(module)
+            else:
                 shards.check(layout)
-        return PlacedModel(
-            self.precision_plugin.convert_module(module),
-            one,
-            self.precision_plugin.formats,
-            layout,
-            styles=self._planned(module, found),
-            experts=found,
-            **self._gathering(module, layout),
-        )
+        styles = self._planned(module, found)
+        return PlacedModel(self.precision_plugin.convert_module(module), one, layout, styles, found)
 
     # optimizers -----------------------------------------------------------------------------------
 

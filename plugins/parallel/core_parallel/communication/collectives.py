@@ -86,10 +86,10 @@ def _exchange(
     back: Callable[[Tensor, Any], Tensor],
     leads: bool | None = None,
 ) -> Tensor:
-    """All ranks. What comes of a tensor.
+    """All ranks. The result of an exchange.
 
     Args:
-        tensor: of this rank.
+        tensor: that this rank gives.
         group: of the ranks.
         there: the exchange.
         back: that of its gradient, whose own gradient goes there again.
@@ -149,7 +149,7 @@ def _swapped(cut_dim: int, joined_dim: int, tensor: Tensor, group: Any) -> Tenso
 
 
 def _parts_of_all(tensor: Tensor, dim: int, group: Any) -> Tensor:
-    """What each rank has of this one's part, which is sent the others'."""
+    """All ranks. Each rank's piece along a dim that is this rank's to have."""
     sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), dim)])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)

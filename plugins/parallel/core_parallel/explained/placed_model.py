@@ -17,11 +17,9 @@ from core_parallel.tensor.shared_experts import SharedExperts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
     from torch import Tensor
     from torch.distributed.tensor.parallel import ParallelStyle
 
-    from core import NumberFormats
     from core_parallel.experts.expert_modules import ExpertModule
     from core_parallel.mesh.sizes import Sizes
     from core_parallel.stages.layout import Layout
@@ -34,32 +32,28 @@ class PlacedModel:
     Attributes:
         module: the user's, perhaps on meta.
         sizes: of the mesh.
-        formats: of the precision.
         layout: the stages; None without a pipeline.
         styles: of the layers that are cut over `tensor`, by name.
         experts: that are distributed over `expert`.
-        units: modules in shards whose parameters are gathered again in backward.
-        gathers_as, reduces_as: formats in which shards are gathered, and gradients reduced; None as
-            they are.
     """
 
     module: nn.Module
     sizes: Sizes
-    formats: NumberFormats
     layout: Layout | None = None
     styles: Mapping[str, ParallelStyle] = field(default_factory=dict)
     experts: Sequence[ExpertModule] = ()
-    units: Sequence[nn.Module] = ()
-    gathers_as: torch.dtype | None = None
-    reduces_as: torch.dtype | None = None
 
     @cached_property
-    def experts_in(self) -> set[int]:
-        """The parameters of experts, by identity."""
+    def outside(self) -> set[int]:
+        """The parameters that no stage has for itself, by identity."""
+        return set() if self.layout is None else set(map(id, self.layout.outside()))
+
+    @cached_property
+    def _of_experts(self) -> set[int]:
         return {id(parameter) for one in self.experts for parameter in one.parameters.values()}
 
     @cached_property
-    def cut(self) -> dict[int, int]:
+    def _cut(self) -> dict[int, int]:
         """The dim along which the ranks of a tensor group have a part each of a parameter, by its
         identity.
         """
@@ -67,14 +61,10 @@ class PlacedModel:
         for name, style in self.styles.items():
             part = self.module.get_submodule(name)
             for key, parameter in part.named_parameters():
-                if (dim := _cut_dim(part, key, style)) is not None:
+                dim = _cut_dim(part, key, style)
+                if dim is not None:
                     found[id(parameter)] = dim
         return found
-
-    @cached_property
-    def outside(self) -> set[int]:
-        """The parameters that no stage has for itself, by identity."""
-        return set() if self.layout is None else set(map(id, self.layout.outside()))
 
     def ranks_at(self, position: int) -> list[int]:
         """The ranks in one place of their pipelines."""
@@ -91,34 +81,19 @@ class PlacedModel:
             one for one in self.module.parameters() if owners.get(id(one), position) == position
         ]
 
-    def num_shards(self, parameter: Tensor) -> int:
-        """Over how many ranks a parameter is sharded, beside what else it is cut by."""
-        if id(parameter) in self.experts_in:
-            return self.sizes.of_experts[1] if self.sizes.shard > 1 else 1
-        return 1 if id(parameter) in self.outside else self.sizes.shard
-
-    def held(self, parameter: Tensor) -> int:
-        """The number of elements that a rank has of a parameter while it is gathered."""
-        return prod(self._shape(parameter))
-
     def kept(self, parameter: Tensor) -> int:
         """The number of elements of a parameter that the first rank of its group has between
         steps.
         """
-        shards, shape = self.num_shards(parameter), self._shape(parameter)
-        if shards == 1:
-            return prod(shape)
-        if id(parameter) in self.experts_in:
-            return prod(shape) // shards
-        return -(-shape[0] // shards) * prod(shape[1:])
-
-    def _shape(self, parameter: Tensor) -> list[int]:
-        shape = list(parameter.shape)
-        if id(parameter) in self.experts_in:
-            shape[0] //= self.sizes.expert
-        if (dim := self.cut.get(id(parameter))) is not None:
-            shape[dim] //= self.sizes.tensor
-        return shape
+        key, sizes, shape = id(parameter), self.sizes, list(parameter.shape)
+        if key in self._of_experts:
+            num_shards = sizes.of_experts[1] if sizes.shard > 1 else 1
+            return prod(shape) // (sizes.expert * num_shards)
+        if key in self._cut:
+            shape[self._cut[key]] //= sizes.tensor
+        if sizes.shard > 1 and key not in self.outside:
+            shape[0] = -(-shape[0] // sizes.shard)
+        return prod(shape)
 
 
 def _cut_dim(part: nn.Module, key: str, style: ParallelStyle) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from core_parallel.explained.mesh_rows import groups
+from core_parallel.mesh.device_mesh import groups_along
 from core_parallel.mesh.sizes import AXES
 from core_parallel.tensor.shared_experts import SharedExperts
 
@@ -68,7 +68,8 @@ class PlacedModel:
 
     def ranks_at(self, position: int) -> list[int]:
         """The ranks in one place of their pipelines."""
-        return [group[position] for group in groups(self.sizes.shape, AXES.index("pipeline"))]
+        of_pipelines = groups_along(self.sizes.shape, [AXES.index("pipeline")])
+        return [ranks[position] for ranks in of_pipelines]
 
     def parameters_of(self, position: int) -> list[Tensor]:
         """The parameters, whole, of which a rank has at least a part.

@@ -18,13 +18,13 @@ Row = tuple[str, str, str]
 def listed(items: Iterable[str], most: int = 4) -> str:
     """The items, the last of many after an ellipsis."""
     found = [*items]
-    return ", ".join(found if len(found) <= most else [*found[: most - 1], "...", found[-1]])
+    if len(found) > most:
+        found[most - 1 : -1] = ["..."]
+    return ", ".join(found)
 
 
-def count_text(parameters: Iterable[Tensor]) -> str:
-    """A number of parameters, with their bytes."""
-    own = [*parameters]
-    return (
-        f"{sum(one.numel() for one in own):,} parameters, "
-        f"{size_text(sum(one.nbytes for one in own))}"
-    )
+def count_text(numbers: Iterable[tuple[Tensor, int]]) -> str:
+    """A number of parameters, with their bytes: of each tensor, so many elements."""
+    own = [*numbers]
+    size_bytes = sum(one.element_size() * number for one, number in own)
+    return f"{sum(number for _, number in own):,} parameters, {size_text(size_bytes)}"

@@ -13,6 +13,8 @@ from core_fsdp import forget_left_groups
 from core_parallel.mesh.sizes import AXES, EXPERT_AXES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -62,20 +64,22 @@ class Mesh:
         """
         names = tuple(name for name in AXES if name in names and getattr(self.sizes, name) > 1)
         if names not in self._groups:
-            self._groups[names] = (
-                dist.new_subgroups_by_enumeration(self._rows(names))[0] if names else None
-            )
+            rows = groups_along(self.sizes.shape, [AXES.index(name) for name in names])
+            self._groups[names] = dist.new_subgroups_by_enumeration(rows)[0] if names else None
         return self._groups[names]
 
-    def _rows(self, names: tuple[str, ...]) -> list[list[int]]:
-        kept = [AXES.index(name) for name in names]
-        others = [position for position in range(len(AXES)) if position not in kept]
-        shape = self.sizes.shape
-        ranks = torch.arange(dist.get_world_size()).reshape(shape).permute(*others, *kept)
-        rows: list[list[int]] = ranks.reshape(
-            -1, prod(shape[position] for position in kept)
-        ).tolist()
-        return rows
+
+def groups_along(shape: Sequence[int], axes: Sequence[int]) -> list[list[int]]:
+    """The ranks that differ along some axes of a mesh only, for each place along the others.
+
+    Args:
+        shape: of the mesh.
+        axes: positions in the shape.
+    """
+    others = [axis for axis in range(len(shape)) if axis not in axes]
+    ranks = torch.arange(prod(shape)).reshape(*shape).permute(*others, *axes)
+    rows: list[list[int]] = ranks.reshape(-1, prod(shape[axis] for axis in axes)).tolist()
+    return rows
 
 
 def _lay_out_experts(device_type: str, sizes: Sizes) -> DeviceMesh:

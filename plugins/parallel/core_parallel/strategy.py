@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from core import GradientClipping
     from core.contract import Awaited
     from core.session import ModuleHandle
-    from core_parallel.explained.placed_model import PlacedModel
     from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 
@@ -178,7 +177,7 @@ class MeshParallelStrategy(StagedStates):
 
     def explain_layout(self, module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
         """One process, without a group. Rows about the mesh and a model; see `ExplainsLayout`."""
-        from core_parallel.explained import mesh_rows, model_rows  # only `core explain` asks
+        from core_parallel.explained import mesh_rows  # only `core explain` asks
 
         one = self.sizes
         yield from mesh_rows.rows(
@@ -191,13 +190,13 @@ class MeshParallelStrategy(StagedStates):
                     "parameters",
                     "balance='time' is measured when a run begins, and may cut elsewhere",
                 )
-            yield from model_rows.rows(self._placed_model(module))
+            yield from self._model_rows(module)
 
-    def _placed_model(self, module: nn.Module) -> PlacedModel:
-        """One process, without a group. The module as `setup_module` would lay it out, with the
-        same refusals.
+    def _model_rows(self, module: nn.Module) -> Iterator[tuple[str, str, str]]:
+        """One process, without a group. Rows about the module as `setup_module` would lay it out,
+        with the same refusals.
         """
-        from core_parallel.explained.placed_model import PlacedModel
+        from core_parallel.explained import model_rows
 
         one = self.sizes
         self._refuse_uncuttable(module)
@@ -212,13 +211,11 @@ class MeshParallelStrategy(StagedStates):
             layout = self._layout_of(module, one.pipeline, 0, balance)
             self._number_of_microbatches(module, layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
-        if one.shard > 1:
-            if layout is None:
-                self._check_sharding(module)
-            else:
+            if one.shard > 1:
                 shards.check(layout)
-        styles = self._planned(module, found)
-        return PlacedModel(self.precision_plugin.convert_module(module), one, layout, styles, found)
+        elif one.shard > 1:
+            self._check_sharding(module)
+        yield from model_rows.rows(one, layout, self._planned(module, found), found)
 
     # optimizers -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from core.cli import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from torch import Tensor
 
@@ -23,8 +23,7 @@ def listed(items: Iterable[str], most: int = 4) -> str:
     return ", ".join(found)
 
 
-def count_text(numbers: Iterable[tuple[Tensor, int]]) -> str:
-    """A number of parameters, with their bytes: of each tensor, so many elements."""
-    own = [*numbers]
-    size_bytes = sum(one.element_size() * number for one, number in own)
-    return f"{sum(number for _, number in own):,} parameters, {size_text(size_bytes)}"
+def count_text(parameters: Collection[Tensor]) -> str:
+    """A number of parameters, with their bytes."""
+    count = sum(one.numel() for one in parameters)
+    return f"{count:,} parameters, {size_text(sum(one.nbytes for one in parameters))}"

@@ -13,7 +13,7 @@ from core_parallel import conformance, mesh_strategy
 from core_parallel.communication import averages, collectives
 from core_parallel.context.attention import Caught
 from core_parallel.context.sequence import Context
-from core_parallel.experts import dispatch
+from core_parallel.experts import expert_modules
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline import backward_pass, scheduled_step
 from core_testing import StrategyConformance
@@ -156,7 +156,7 @@ def run(suite, test):
         (
             conformance.TestExpert,
             "sgd_momentum",
-            dispatch,
+            expert_modules,
             "local_part",
             lambda one: one.to_local(),
         ),

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from core import ConfigurationError, ModuleError
 from core_parallel.communication import averages
-from core_parallel.experts.dispatch import Dispatch
+from core_parallel.experts.dispatch import Dispatch, local_part
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.mesh.sizes import EXPERT_AXES
 from core_parallel.modules import plans
@@ -214,7 +214,7 @@ def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: boo
                 )
                 part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
                 experts.module.get_submodule(owner).register_parameter(last, part)
-        Dispatch(experts.name, experts.module, experts.count, mesh).attach()
+        Dispatch(experts.name, experts.module, experts.count, mesh).attach(local_part)
 
 
 def _placed(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from core import Capability, ConfigurationError
 from core.data import size_of
@@ -23,7 +24,7 @@ from core_parallel.communication import averages
 from core_parallel.context.sequence import in_parts, newest_turn
 from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh import combinations, sizes
-from core_parallel.modules import forwards
+from core_parallel.modules import forwards, torch_clipping
 from core_parallel.pipeline import schedules, state
 from core_parallel.pipeline.chain import Chain
 from core_parallel.staged_states import StagedStates
@@ -302,12 +303,13 @@ class MeshParallelStrategy(StagedStates):
             return super().clip_gradients(module, optimizer, clipping)
         self._unscale(optimizer)
         self._reshard()
-        chain = self._chains[self.session.handle_of(module).module]
         learning = parameters_of(optimizer)
-        owners = chain.layout.owners()
-        # What every rank has is counted by the first.
-        counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
-        return averages.clip_by_norm(learning, counted, clipping, chain.line)
+        norm_type, gradients = clipping.norm_type, [one.grad for one in learning]
+        norm = self.norm_of([one for one in gradients if one is not None], norm_type)
+        assert norm is not None, "torch leaves out what other stages have"
+        total = get_total_norm([norm], norm_type, clipping.error_if_nonfinite)
+        torch_clipping.clip(learning, clipping.value, total)
+        return total
 
     def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
         """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages
@@ -324,6 +326,7 @@ class MeshParallelStrategy(StagedStates):
         if not chains or (gradients and own.keys().isdisjoint(map(id, gradients))):
             return super().norm_of(gradients, norm_type)
         line = next(iter(chains.values())).line
+        # What every rank has is counted by the first.
         counted = [one for one in gradients if own.get(id(one), 0) == line.position]
         return averages.norm_of(counted, norm_type, line)
 

@@ -45,7 +45,7 @@ class Tensors(StrategyConformance):
 
 
 _cut, _prepare = backward_pass._cut, ColwiseParallel._prepare_input_fn
-_clip, _average, _norm = averages.clip_by_norm, averages.average, averages.get_total_norm
+_norm_of, _average, _norm = averages.norm_of, averages.average, averages.get_total_norm
 
 
 def first_gradient_twice(gradient, sizes):
@@ -71,8 +71,8 @@ def halved_input_gradient(layouts, desired, module, inputs, mesh):
     return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
 
 
-def _own_norm(parameters, counted, clipping, line):
-    return _clip(parameters, counted, clipping, None)
+def _own_norm(counted, norm_type, line):
+    return _norm_of(counted, norm_type, None)
 
 
 def _twice_averaged(parameters, group):
@@ -136,7 +136,7 @@ def run(suite, test):
     [
         *_OWN,
         (conformance.TestPipeline, "adamw", backward_pass, "_cut", first_gradient_twice),
-        (conformance.TestPipeline, "clipped_by_norm", averages, "clip_by_norm", _own_norm),
+        (conformance.TestPipeline, "clipped_by_norm", averages, "norm_of", _own_norm),
         (
             conformance.TestContext,
             "sgd_momentum",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from core import ConfigurationError, ModuleError
+from core import ModuleError
 from core_parallel.communication import averages
 from core_parallel.experts.dispatch import Dispatch, local_part
 from core_parallel.mesh.placements import cut_axes
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _OF_MODULES = (None, "ep_dispatch_experts")
 _OF_PARAMETERS = (None, "grouped_gemm")
-_OF_TENSORS = ("colwise", "rowwise", "replicated_with_grad_allreduce")
 _EXAMPLE = '["blocks.*.experts"]'
 
 
@@ -83,7 +82,6 @@ def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
         if not planned:  # an empty plan
             return []
     modules = dict(module.named_modules())
-    _check_words(planned, modules)
     names = [name for name, word in planned.items() if name in modules and word in _OF_MODULES]
     if not names:
         raise ModuleError(
@@ -107,17 +105,6 @@ def _recognized(module: nn.Module) -> Iterator[str]:
             fits = all(len(shape) and shape[0] == count for shape in shapes)
             if fits and len(signature(part.forward).parameters) == 3:
                 yield name
-
-
-def _check_words(planned: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-    for name, word in planned.items():
-        known = _OF_MODULES if name in modules else _OF_PARAMETERS
-        if word not in known and word not in _OF_TENSORS:
-            raise ConfigurationError(
-                f"The plan of experts for {name!r} is {word!r}; expected {known[1]!r} for a "
-                f"{'module' if name in modules else 'parameter'}, or its name alone, as in "
-                f"{_EXAMPLE}."
-            )
 
 
 def _parameters_of(
@@ -155,8 +142,7 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
     if already := [one for one in module.parameters() if is_expert(one)]:
         _refuse_other(already[0], mesh)
         return []
-    found = divided(module, given, mesh["expert"].size())
-    return found
+    return divided(module, given, mesh["expert"].size())
 
 
 def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:

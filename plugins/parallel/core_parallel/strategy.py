@@ -27,7 +27,7 @@ from core_parallel.mesh import combinations, sizes
 from core_parallel.modules import forwards, torch_clipping
 from core_parallel.pipeline import schedules, state
 from core_parallel.pipeline.chain import Chain
-from core_parallel.staged_states import StagedStates
+from core_parallel.staged_modules import StagedModules
 from core_parallel.stages import balance as balances
 from core_parallel.stages import named_parts, shards
 from core_parallel.stages.layout import stage_owners
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 
-class MeshParallelStrategy(StagedStates):
+class MeshParallelStrategy(StagedModules):
     """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes
     multiply to the processes.
 

@@ -19,7 +19,7 @@ from core_parallel.communication import averages
 from core_parallel.experts.dispatch import Dispatch, local_part
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.mesh.sizes import EXPERT_AXES
-from core_parallel.modules import plans
+from core_parallel.modules import expert_pairs, plans
 from core_parallel.modules.absent import is_absent
 
 if TYPE_CHECKING:
@@ -115,15 +115,7 @@ def _parameters_of(
         key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS
     }
     chosen = named or own
-    counts = {key: tuple(one.shape) for key, one in chosen.items()}
-    if not chosen or len({shape[:1] for shape in counts.values()}) > 1 or () in counts.values():
-        shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in counts.items()) or "nothing"
-        raise ModuleError(
-            f"The parameters of the experts {name!r} must have the number of experts as their "
-            f"first dim, and it has {shown}. Name those that belong to experts in the plan too, "
-            f"such as '{name}.weight'; or make one module of a list of experts by "
-            "core_parallel.ExpertList."
-        )
+    expert_pairs.refuse_unlike(name, chosen)
     return chosen
 
 
@@ -150,11 +142,7 @@ def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:
     found = find(module, given)
     _refuse_tied(module, found)
     for experts in found:
-        if experts.count % size:
-            raise ModuleError(
-                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide "
-                "that. Choose a size that does."
-            )
+        expert_pairs.refuse_uneven(experts.name, experts.count, "expert", size)
     return found
 
 

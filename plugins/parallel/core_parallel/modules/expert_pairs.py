@@ -7,13 +7,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from core import ModuleError
 from core_parallel.modules.expert_calls import ExpertCalls
 from core_parallel.modules.local_parameters import use_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
+
+
+def refuse_unlike(name: str, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that aren't of as many experts each.
+
+    Args:
+        name: of the module.
+        parameters: of its experts, whole, by name in it.
+
+    Raises:
+        ModuleError: with their shapes.
+    """
+    shapes = {key: tuple(one.shape) for key, one in parameters.items()}
+    if () in shapes.values() or len({shape[0] for shape in shapes.values()}) != 1:
+        shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in shapes.items())
+        raise ModuleError(
+            f"The parameters of the experts {name!r} must have the number of experts as their "
+            f"first dim, and it has {shown or 'nothing'}. Name those that belong to experts in the "
+            f"plan too, such as '{name}.weight'; leave the module out; or make one module of a "
+            "list of experts by core_parallel.ExpertList."
+        )
+
+
+def refuse_uneven(name: str, count: int, axis: str, size: int) -> None:
+    """Refuse a number of experts of which ranks can't have equally many.
+
+    Raises:
+        ModuleError: with both numbers.
+    """
+    if count % size:
+        raise ModuleError(
+            f"{name!r} has {count} experts, and {axis}={size} doesn't divide that. Choose a size "
+            "that does."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from core import ModuleError
+from core_parallel.modules import expert_pairs
 from core_parallel.modules.expert_pairs import ExpertPairs, Routes
 from core_parallel.modules.own_draws import OwnDraws
 
@@ -41,21 +41,10 @@ class SharedExperts(ParallelStyle):
         Raises:
             ModuleError: with the numbers.
         """
-        shapes = {name: tuple(one.shape) for name, one in module.named_parameters()}
-        if len({shape[:1] for shape in shapes.values()}) != 1 or () in shapes.values():
-            shown = (
-                ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items())
-                or "nothing"
-            )
-            raise ModuleError(
-                f"The parameters of the experts {self._name!r} must have the number of experts as "
-                f"their first dim, and it has {shown}. Leave it out of the plan."
-            )
-        if (count := next(iter(shapes.values()))[0]) % size:
-            raise ModuleError(
-                f"{self._name!r} has {count} experts, and tensor={size} doesn't divide that. "
-                "Choose a size that does, or leave the experts out of the plan."
-            )
+        parameters = dict(module.named_parameters())
+        expert_pairs.refuse_unlike(self._name, parameters)
+        count = next(iter(parameters.values())).shape[0]
+        expert_pairs.refuse_uneven(self._name, count, "tensor", size)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         count = next(module.parameters()).shape[0]

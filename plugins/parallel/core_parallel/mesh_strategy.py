@@ -213,12 +213,12 @@ class MeshStrategy(CutModules):
                 checks.refuse_unlike_gradients(each, self._axis("tensor"))
         if self._experts_mesh is not None:
             parameters = expert_modules.average(parameters, self._experts_mesh)
-        sharded = [one for one in parameters if "shard" in cut_axes(one)]
-        known = set(map(id, sharded))
-        others = [one for one in parameters if id(one) not in known]
-        # fully_shard averages over its axis itself.
-        for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
-            if (group := self._axis(*axes)) is not None:
+        for axes in (("data", "context"), ("data", "shard", "context")):
+            group = self._axis(*axes)
+            if group is not None:
+                # fully_shard averages over its axis itself
+                sums = "shard" in axes
+                own = [one for one in parameters if ("shard" in cut_axes(one)) != sums]
                 averages.average(own, group)
         if terms is not None:
             terms.end(modules)

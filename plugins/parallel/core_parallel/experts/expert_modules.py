@@ -6,6 +6,7 @@ Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _OF_MODULES = (None, "ep_dispatch_experts")
 _OF_PARAMETERS = (None, "grouped_gemm")
+_EXPERTS = frozenset(("expert", "expert_shard"))
 _EXAMPLE = '["blocks.*.experts"]'
 
 
@@ -202,12 +204,12 @@ def _placed(
     own = parameter.detach()
     if placement.is_shard():
         own = own.chunk(mesh["expert"].size())[mesh["expert"].get_local_rank()]
-    copies = ("expert_copies",) if has_copies and mesh["expert_copies"].size() > 1 else ()
-    tensor = ("expert_tensor",) if mesh["expert_tensor"].size() > 1 else ()
-    placements = [*(Replicate() for _ in copies), placement, *(Replicate() for _ in tensor)]
-    return DTensor.from_local(
-        own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False
-    )
+    axes = {"expert": placement}
+    if has_copies and mesh["expert_copies"].size() > 1:
+        axes = {"expert_copies": Replicate(), **axes}
+    if mesh["expert_tensor"].size() > 1:
+        axes["expert_tensor"] = Replicate()
+    return DTensor.from_local(own.clone(), mesh[tuple(axes)], [*axes.values()], run_check=False)
 
 
 def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
@@ -249,19 +251,14 @@ def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
     Returns:
         The other parameters.
     """
-    others: list[Tensor] = []
-    own: list[Tensor] = []
-    common: list[Tensor] = []
+    # By the axes over which it is cut; fully_shard averages experts in shards over copies itself.
+    by_axes: dict[frozenset[str], list[Tensor]] = defaultdict(list)
     for one in parameters:
-        axes = cut_axes(one)
-        if "expert_shard" not in axes:  # else fully_shard has averaged over copies itself
-            (own if "expert" in axes else others).append(one)
-        elif "expert" not in axes:
-            common.append(one)
-    for known, axis in ((own, "expert_copies"), (common, "expert")):
+        by_axes[_EXPERTS.intersection(cut_axes(one))].append(one)
+    for cut, axis in (("expert", "expert_copies"), ("expert_shard", "expert")):
         if mesh[axis].size() > 1:
-            averages.average(known, mesh.get_group(axis))
-    return others
+            averages.average(by_axes[frozenset([cut])], mesh.get_group(axis))
+    return by_axes[frozenset()]
 
 
 def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
@@ -283,7 +280,7 @@ def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
         tensors: the same ones in the same order on all ranks.
         mesh: of the experts.
     """
-    placed = [one for one in tensors if {"expert", "expert_shard"}.intersection(cut_axes(one))]
+    placed = [one for one in tensors if _EXPERTS.intersection(cut_axes(one))]
     for axis in ("expert_copies", "expert_shard", "expert", "expert_tensor"):
         if mesh[axis].size() > 1:
             averages.copy_from_first(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from core_parallel.communication import collectives
 from core_parallel.modules import expert_pairs
 from core_parallel.modules.expert_pairs import ExpertPairs, Routes
 from core_parallel.modules.own_draws import OwnDraws
@@ -88,9 +89,7 @@ class _Share(ExpertPairs):
 
     def leave(self, sums: Tensor) -> Tensor:
         """All ranks. The sums over all ranks."""
-        placed = DTensor.from_local(sums, self._mesh, [Partial()], run_check=False)
-        local: Tensor = placed.redistribute(placements=[Replicate()]).to_local()
-        return local
+        return collectives.add_up(sums, self._mesh.get_group())
 
 
 def _as_it_is(rows: Tensor) -> Tensor:
@@ -101,6 +100,4 @@ def summed_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     """A tensor that all ranks have, and each uses for its part: its gradient is the sum of
     theirs.
     """
-    placed = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
-    local: Tensor = placed.to_local(grad_placements=[Partial()])
-    return local
+    return collectives.enter(tensor, mesh.get_group())

@@ -71,12 +71,19 @@ def send_rows(rows: Tensor, sent: list[int], received: list[int], group: Any) ->
     return _exchange(rows, group, there, back)
 
 
-def leads_into_parts(node: Node, group: Any) -> bool | None:
+def leads_into_parts(node: Node, group: Any, is_part: bool) -> bool:
     """Within a graph of gradients: whether what is behind a node is done by each rank of a group
-    with its own part (True), or by all alike (False). None: it is as the node.
+    with its own part, or by all alike.
+
+    Args:
+        node: of the graph.
+        group: of the ranks.
+        is_part: the same of the node itself.
     """
     own, leads = getattr(node, "border", (None, None))
-    return leads if own is group else None
+    if own is not group or leads is None:
+        return is_part
+    return bool(leads)
 
 
 def _exchange(

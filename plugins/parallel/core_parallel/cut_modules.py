@@ -121,7 +121,8 @@ class CutModules(MeshAxes):
 
     def _planned_experts(self, module: nn.Module) -> list[expert_modules.ExpertModule]:
         """The experts of a whole module that are to be distributed."""
-        if (own := self._experts_mesh) is None:
+        own = self._experts_mesh
+        if own is None:
             return []
         found = expert_modules.plan(module, self._expert_plan, own)
         expert_shards.check(found, own["expert"].size(), own["expert_shard"].size())
@@ -129,8 +130,8 @@ class CutModules(MeshAxes):
 
     def _distribute(self, found: Sequence[expert_modules.ExpertModule]) -> None:
         """All ranks, with the same values. Keep this rank's experts."""
-        if (own := self._experts_mesh) is not None:
-            expert_modules.distribute(found, own, in_units=self.sizes.shard > 1)
+        if self._experts_mesh is not None:
+            expert_modules.distribute(found, self._experts_mesh, in_units=self.sizes.shard > 1)
             self._modules_of_experts += [one.module for one in found]
 
     def _experts_in(self, module: nn.Module) -> list[nn.Module]:

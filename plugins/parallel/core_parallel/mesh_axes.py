@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core import Capability
 from core_fsdp import FSDPStrategy
@@ -65,8 +65,9 @@ class MeshAxes(FSDPStrategy):
         # no rank may end before the others
         if self._given["shard"] != 1 or self._given["expert"] != 1:
             own &= ~Capability.INFERENCE_MODE
-        has_all = self._given["pipeline"] == self._given["expert"] == 1
-        return own if has_all else own | Capability.OWNS_GRADIENTS
+        if not self._given["pipeline"] == self._given["expert"] == 1:
+            own |= Capability.OWNS_GRADIENTS
+        return own
 
     def replicas_of(
         self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
@@ -74,14 +75,18 @@ class MeshAxes(FSDPStrategy):
         """All ranks. Those at the same place along the axes over which no data is split, and with
         the same parts.
         """
+        if tensor is None:
+            return ()
         one = self.sizes
         share = one.context * one.tensor
         stage = self.global_rank // (share * one.data * one.shard)
-        return () if tensor is None else (stage, self.global_rank % share)
+        return stage, self.global_rank % share
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
-        return super().configure_precision(name) if self._given["shard"] != 1 else None
+        if self._given["shard"] == 1:
+            return None
+        return super().configure_precision(name)
 
     @property
     def takes_policies(self) -> bool:  # type: ignore[override]  # it depends on the sizes
@@ -96,8 +101,10 @@ class MeshAxes(FSDPStrategy):
         Raises:
             ConfigurationError: with what fits.
         """
-        owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
-        owner.check()
+        if self._is_in_parts:
+            super().check()
+        else:
+            super(FSDPStrategy, self).check()
         _ = self.sizes
 
     # environment ----------------------------------------------------------------------------------
@@ -157,8 +164,10 @@ class MeshAxes(FSDPStrategy):
         """All ranks. The group of the ranks that communicate in a call of the model, and its
         device.
         """
-        data = ("data",) if self.sizes.expert > 1 else ()
-        return self._axis("pipeline", "shard", "context", "tensor", *data), self.root_device
+        axes = ["pipeline", "shard", "context", "tensor"]
+        if self.sizes.expert > 1:
+            axes.append("data")
+        return self._axis(*axes), self.root_device
 
     @property
     def _experts_mesh(self) -> DeviceMesh | None:

@@ -94,7 +94,8 @@ class MeshStrategy(CutModules):
         """All ranks. Share a random state among the ranks that have the same data, which run the
         user's step alike.
         """
-        if (group := self._sharing) is not None:
+        group = self._sharing
+        if group is not None:
             states = [collect_random_state(self.accelerator, self.root_device)]
             dist.broadcast_object_list(states, group=group, group_src=0)
             restore_random_state(states[0], self.accelerator, self.root_device)
@@ -103,7 +104,9 @@ class MeshStrategy(CutModules):
         """All ranks. Replace the optimizer's parameters by their parts; see
         `FSDPStrategy.setup_optimizer`.
         """
-        return super().setup_optimizer(optimizer) if self._is_in_parts else optimizer
+        if not self._is_in_parts:
+            return optimizer
+        return super().setup_optimizer(optimizer)
 
     # steps ----------------------------------------------------------------------------------------
 
@@ -141,7 +144,8 @@ class MeshStrategy(CutModules):
         """All ranks. The calls that see a part of the sequence, of a user's module; none without
         that axis.
         """
-        if (group := self._axis("context")) is None:
+        group = self._axis("context")
+        if group is None:
             return []
         if own not in self._contexts:
             given = (group, *self._context_options, self._draw_apart, self._deciding())
@@ -183,7 +187,8 @@ class MeshStrategy(CutModules):
 
     def _terms(self) -> Terms | None:
         """All ranks. The gradients that are added up over a context group; None without one."""
-        if self._gradient_terms is None and (group := self._axis("context")) is not None:
+        group = self._axis("context")
+        if self._gradient_terms is None and group is not None:
             self._gradient_terms = Terms(group)
         return self._gradient_terms
 
@@ -247,7 +252,8 @@ class MeshStrategy(CutModules):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer, unless gradients of any rank overflowed."""
-        if (stand_in := self._stand_in(optimizer)) is None:
+        stand_in = self._stand_in(optimizer)
+        if stand_in is None:
             return super().optimizer_step(optimizer, closure)
         if self.precision_plugin.optimizer_step(stand_in):
             optimizer.step()
@@ -283,8 +289,9 @@ class MeshStrategy(CutModules):
         """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given; None if torch
         can take it.
         """
-        has_meshes = len(torch_clipping.by_mesh(gradients)) > 1
-        return averages.norm_of(gradients, norm_type, None) if has_meshes else None
+        if len(torch_clipping.by_mesh(gradients)) <= 1:
+            return None
+        return averages.norm_of(gradients, norm_type, None)
 
     # end ------------------------------------------------------------------------------------------
 

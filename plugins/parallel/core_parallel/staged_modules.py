@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
+    from torch.distributed.tensor.parallel import ParallelStyle
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
@@ -138,9 +139,12 @@ class StagedModules(MeshStrategy):
         if self.sizes.shard > 1:
             shards.check(layout)
         is_cut = any(isinstance(one, absent.AbsentTensor) for one in module.parameters())
-        found = [] if is_cut else self._planned_experts(module)
-        expert_modules.check_owners(found, owners)
-        styles = {} if is_cut else self._planned(module, found)
+        found: list[expert_modules.ExpertModule] = []
+        styles: dict[str, ParallelStyle] = {}
+        if not is_cut:
+            found = self._planned_experts(module)
+            expert_modules.check_owners(found, owners)
+            styles = self._planned(module, found)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(
                 module, lambda one: owners.get(id(one), line.position) == line.position
@@ -229,7 +233,8 @@ class StagedModules(MeshStrategy):
         each rank's part.
         """
         own = self.session.handle_of(module).module
-        if (chain := self._chains.get(own)) is None:
+        chain = self._chains.get(own)
+        if chain is None:
             return super().get_module_state_dict(module, layout=layout)
         layout = layout or self.checkpoint_io.layout
         self._reshard()
@@ -258,7 +263,8 @@ class StagedModules(MeshStrategy):
         """All ranks. Copy what one rank has read to those that have the same part."""
         for axes in COPIES:
             cut = {"shard", "tensor"}.difference(axes)
-            if (group := self._axis(*axes)) is not None:
+            group = self._axis(*axes)
+            if group is not None:
                 averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
         if self._experts_mesh is not None:
             expert_modules.copy_to_others(tensors, self._experts_mesh)

@@ -165,9 +165,10 @@ class MeshParallelStrategy(StagedModules):
         """The capabilities of every parallel strategy, accumulation without communication, and
         state in parts.
         """
-        return super().capabilities | (
-            Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS
-        )
+        own = super().capabilities
+        if self._schedule is not None:
+            own |= Capability.COMPUTES_LOSS
+        return own
 
     @property
     def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
@@ -250,16 +251,19 @@ class MeshParallelStrategy(StagedModules):
         """
         handle = self.session.handle_of(module)
         chain = self._chains.get(handle.module)
-        call = (
-            super().step_callable(name, module)
-            if chain is None
-            else self._through_stages(name, handle, chain)
-        )
-        followed = self._same_batches.around(name, call, self._sharing, self.root_device)
         if chain is None:
-            return followed
-        # Within a schedule a call is of one microbatch, and not all ranks make it.
-        return lambda *args, **kwargs: (followed if chain.answer is None else call)(*args, **kwargs)
+            call = super().step_callable(name, module)
+            return self._same_batches.around(name, call, self._sharing, self.root_device)
+        call = self._through_stages(name, handle, chain)
+        compared = self._same_batches.around(name, call, self._sharing, self.root_device)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if chain.answer is None:
+                return compared(*args, **kwargs)
+            # within a schedule: of one microbatch, and not all ranks make it
+            return call(*args, **kwargs)
+
+        return step
 
     def _through_stages(self, name: str, handle: ModuleHandle, chain: Chain) -> Callable[..., Any]:
         self._check_hooks(handle.module)
@@ -334,9 +338,8 @@ class MeshParallelStrategy(StagedModules):
         """Any thread. The messages for which this rank waits along its pipeline; see
         `AwaitsRanks`.
         """
-        return next(
-            filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None
-        )
+        found = [chain.line.awaited() for chain in [*self._chains.values()]]
+        return next(filter(None, found), None)
 
 
 def _refuse_manual(module: nn.Module) -> None:

@@ -88,12 +88,12 @@ class Dispatch(ExpertPairs):
         # of each token: sums over all are alike by chance
         sizes = tokens.detach().float().abs().flatten(1).sum(1)
         picked = sizes[:: max(1, len(sizes) // _MARKED)][:_MARKED]
-        mark = torch.cat(
-            [sizes.new_tensor([len(sizes)]), picked, sizes.new_zeros(_MARKED - len(picked))]
-        )
-        marks = [torch.empty_like(mark) for _ in range(group.size())]
-        dist.all_gather(marks, mark, group=group)
-        if not torch.allclose(torch.stack(marks), mark, rtol=1e-3):
+        mark = sizes.new_zeros(_MARKED + 1)
+        mark[0], mark[1 : len(picked) + 1] = len(sizes), picked
+        least, largest = mark.clone(), mark.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        if not torch.allclose(least, largest, rtol=1e-3):
             raise ModuleError(
                 f"{type(self._module).__name__} {self._name!r} was called with other tokens on "
                 "each rank of a tensor group. The plan of tensor= must leave them whole before "

@@ -133,7 +133,8 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
         ModuleError: there are no experts, or they can't be distributed.
         ConfigurationError: a plan names what isn't there.
     """
-    if already := [one for one in module.parameters() if is_expert(one)]:
+    already = [one for one in module.parameters() if is_expert(one)]
+    if already:
         _refuse_other(already[0], mesh)
         return []
     return divided(module, given, mesh["expert"].size())
@@ -216,7 +217,8 @@ def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
     parts = {id(one) for experts in found for one in experts.parameters.values()}
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in parts and (first := seen.setdefault(id(parameter), name)) != name:
+        first = seen.setdefault(id(parameter), name)
+        if id(parameter) in parts and first != name:
             raise ModuleError(
                 f"{first!r} and {name!r} share a parameter of experts: they would go apart when it "
                 "is distributed. Untie them."

@@ -11,6 +11,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from core_fsdp.gradients import add_up
 from core_parallel.mesh.placements import own_part
 from core_parallel.modules.torch_clipping import by_mesh
 
@@ -56,11 +57,8 @@ def add_up_terms(parameters: Iterable[Tensor]) -> None:
     sequence are terms.
     """
     for parameter in parameters:
-        gradient: Any = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != getattr(
-            parameter, "placements", None
-        ):
-            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]  # has them
+        if isinstance(parameter, DTensor):
+            add_up(parameter)
 
 
 def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
@@ -106,7 +104,9 @@ def norm_of(counted: Sequence[Tensor], norm_type: float, line: Line | None) -> T
     norms = []
     for group in by_mesh(counted):
         norm = get_total_norm(group, norm_type)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        norms.append(norm)
     own = get_total_norm(norms, norm_type)
     if line is not None:
         norms = [line.share(own.double(), position) for position in range(line.size)]

@@ -204,8 +204,7 @@ class StagedModules(MeshStrategy):
         return batch_norms.microbatches_for(module, self._microbatches, self._schedule, repeated)
 
     def _context(self) -> AbstractContextManager[Any]:
-        context = self.forward_context()
-        return nullcontext() if context is None else context
+        return self.forward_context() or nullcontext()
 
     def _loss_scale(self) -> float:
         """The number by which losses are multiplied so that small gradients survive."""
@@ -244,7 +243,7 @@ class StagedModules(MeshStrategy):
             chain.layout.owners(),
             self._leaf_converter(layout, chain),
         )
-        return named if layout == "sharded" or self.is_global_zero else {}
+        return self._handed_over(named, layout)
 
     def load_module_state_dict(
         self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True
@@ -289,6 +288,10 @@ class StagedModules(MeshStrategy):
             chain.line,
             self._leaf_converter(layout, chain),
         )
+        return self._handed_over(named, layout)
+
+    def _handed_over(self, named: dict[str, Any], layout: str) -> dict[str, Any]:
+        """A state in parts, of each rank; a whole one, of rank 0."""
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(

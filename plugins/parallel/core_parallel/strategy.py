@@ -209,7 +209,9 @@ class MeshParallelStrategy(StagedModules):
         expert_shards.check(found, one.expert, one.of_experts[1])
         layout = None
         if one.pipeline > 1:
-            balance = "parameters" if self._balance == "time" else self._balance
+            balance = self._balance
+            if balance == "time":
+                balance = "parameters"
             layout = self._layout_of(module, one.pipeline, 0, balance)
             self._number_of_microbatches(module, layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
@@ -268,14 +270,17 @@ class MeshParallelStrategy(StagedModules):
     def _through_stages(self, name: str, handle: ModuleHandle, chain: Chain) -> Callable[..., Any]:
         self._check_hooks(handle.module)
         method = handle.user_callable(name)
-        scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
-        if scheduled is not None:
+        scheduled = None
+        if name == "training_step" and handle.module in self._scheduled:
+            scheduled = self._scheduled[handle.module]
             _refuse_manual(handle.module)
         contexts = self._contexts_of(handle.module, [chain.layout.module])
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._began = newest_turn(contexts) if scheduled is None else -1
-            chain.num_samples = size_of(args[0]) if args and name != "forward" else None
+            chain.num_samples = None
+            if args and name != "forward":
+                chain.num_samples = size_of(args[0])
             followed: AbstractContextManager[None] = nullcontext()
             if chain.answer is None:
                 followed = self._followed(handle.module, (args, kwargs))

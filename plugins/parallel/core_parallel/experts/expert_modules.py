@@ -183,12 +183,10 @@ def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: boo
         for name, parameter in list(experts.module.named_parameters()):
             owner, _, last = name.rpartition(".")
             if name in own or in_units:
-                placed = _placed(
-                    parameter,
-                    mesh,
-                    Shard(0) if name in own else Replicate(),
-                    has_copies=not in_units,
-                )
+                placement: Placement = Replicate()
+                if name in own:
+                    placement = Shard(0)
+                placed = _placed(parameter, mesh, placement, has_copies=not in_units)
                 part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
                 experts.module.get_submodule(owner).register_parameter(last, part)
         Dispatch(experts.name, experts.module, experts.count, mesh).attach(local_part)

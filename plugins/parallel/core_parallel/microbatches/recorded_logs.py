@@ -99,7 +99,9 @@ class RecordedLogs:
         size = options.pop("batch_size", None)
         logged = self._logged.setdefault(name, _Logged(options))
         logged.options = options
-        logged.values.append(value.detach() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            value = value.detach()
+        logged.values.append(value)
         logged.microbatches.append(self.microbatch)
         if size is not None:
             logged.sizes.append(float(size))
@@ -149,6 +151,8 @@ def _reduced(logged: _Logged, weights: Sequence[float], like: Tensor) -> Tensor:
     kind = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "mean")
     if kind in ("min", "amin", "max", "amax", "sum"):
         return getattr(values, kind)()  # type: ignore[no-any-return]  # a method of torch's
-    shares = logged.sizes if len(logged.sizes) == len(own) else own
+    shares = own
+    if len(logged.sizes) == len(own):
+        shares = logged.sizes
     of_counted = [shares[position] for position in counted]
     return torch.dot(values, torch.tensor(of_counted).to(like)) / sum(of_counted)

@@ -21,7 +21,6 @@ from core_parallel.context.sequence import (
     in_parts,
     newest_turn,
 )
-from core_parallel.context.uncompiled_attention import Apart
 from core_parallel.cut_modules import CutModules
 from core_parallel.experts import expert_modules, uncompiled
 from core_parallel.mesh.placements import cut_axes
@@ -168,7 +167,7 @@ class MeshStrategy(CutModules):
         if not (compiles or self.session.compiles) or self.sizes.context == self.sizes.expert == 1:
             return
         for one in self._contexts_of(module, called):
-            one.apart = Apart()
+            one.attention.leave_out_of_graphs()
         self._undo.append(uncompiled.leave_out(self._experts_in(module)))
 
     @contextmanager

@@ -44,7 +44,7 @@ class SpanRecorder:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._origin_s = time.perf_counter()
-        self._running: list[tuple[Any, ...]] = []
+        self._running: list[Any] = []
         self._since_s = 0.0
 
     @property

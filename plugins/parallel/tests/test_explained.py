@@ -103,7 +103,7 @@ def test_experts():
 def test_what_a_run_would_refuse():
     with pytest.raises(
         ConfigurationError,
-        match="pipeline=2 and tensor=2 make 4 processes, and there are 2",
+        match="context=1, tensor=2 are 4 processes, and there are 2",
     ):
         explained(None, 2, pipeline=2, data=1, tensor=2)
     with pytest.raises(ModuleError, match="doesn't say what its parts are"):

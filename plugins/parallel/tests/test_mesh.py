@@ -46,11 +46,11 @@ def test_data_is_what_the_other_axes_leave_over():
 @pytest.mark.parametrize(
     ("options", "devices", "expected"),
     [
-        ({"pipeline": 3}, 4, "pipeline=3 makes 3 processes, and there are 4"),
+        ({"pipeline": 3}, 4, r"pipeline=3, data=1, .* are 3 processes, and there are 4"),
         (
             {"tensor": 3, "shard": 2},
             4,
-            "shard=2 and tensor=3 make 6 processes, and there are 4",
+            "shard=2, context=1, tensor=3 are 6 processes, and there are 4",
         ),
         (
             {"expert": 3},

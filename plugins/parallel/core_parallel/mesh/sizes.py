@@ -82,12 +82,11 @@ def derive(given: Mapping[str, int | None], world_size: int) -> Sizes:
         chosen = next((axis for axis in derived if axis != "data"), "data")
         sizes[chosen] = max(1, world_size // prod(sizes.values()))
     if prod(sizes.values()) != world_size:
-        *first, last = [f"{axis}={size}" for axis, size in sizes.items() if size > 1] or ["data=1"]
-        shown = f"{', '.join(first)} and {last} make" if first else f"{last} makes"
+        shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         raise ConfigurationError(
-            f"{shown} {prod(sizes.values())} processes, and there are {world_size}. Choose sizes "
-            "that multiply to a divisor of that, and leave data out: it is what the others leave "
-            "over."
+            f"{shown} are {prod(sizes.values())} processes, and there are {world_size}. Choose "
+            "sizes that multiply to a divisor of that, and leave data out: it is what the others "
+            "leave over."
         )
     across = sizes["data"] * sizes["shard"] * sizes["context"]
     expert = given["expert"] or across

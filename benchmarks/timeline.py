@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module, Trainer
 from core_parallel import MeshParallelStrategy, Timeline
-from core_parallel.profiling.timeline import bubble
 
 WIDTH, FORWARD_S = 32, 0.015
 
@@ -75,7 +74,10 @@ def main() -> None:
         Net(arguments.parts), DataLoader(TensorDataset(torch.randn(160, WIDTH)), batch_size=32)
     )
     trainer.print(timeline.describe(arguments.width))
-    trainer.print(f"{arguments.schedule}: bubble {bubble(timeline.rows, timeline.duration_s):.1%}")
+    spans = [span for row in timeline.rows.values() for span in row]
+    computing = sum(span.end_s - span.begin_s for span in spans)
+    bubble = 1 - computing / (timeline.duration_s * len(timeline.rows))
+    trainer.print(f"{arguments.schedule}: bubble {bubble:.1%}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
     cut: list[Any] = [
         one for one in module.parameters() if isinstance(one, DTensor) and one.requires_grad
     ]
-    return [parameter.register_post_accumulate_grad_hook(_add_up) for parameter in cut]
+    return [parameter.register_post_accumulate_grad_hook(add_up) for parameter in cut]
 
 
 def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
@@ -66,9 +66,10 @@ def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
     vars(optimizer)["zero_grad"] = clear
 
 
-def _add_up(parameter: Tensor) -> None:
+def add_up(parameter: Tensor) -> None:
+    """All ranks. Lay the gradient of a DTensor out as it is."""
     gradient = parameter.grad
-    assert isinstance(parameter, DTensor), "others have no hook"
+    assert isinstance(parameter, DTensor), "others have no placements"
     if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 

@@ -2,8 +2,9 @@
 `Trainer(strategy=MeshParallelStrategy(pipeline=2), devices=4)`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from core.lazy_exports import lazy_exports
 from core_parallel._version import __version__
 from core_parallel.presets import pipeline
 from core_parallel.strategy import MeshParallelStrategy
@@ -29,18 +30,4 @@ base class.
 """
 
 
-def __getattr__(name: str) -> Any:
-    # Few use them.
-    if name == "ExpertList":
-        from core_parallel.experts.expert_list import ExpertList
-
-        return ExpertList
-    if name == "ExpertLoad":
-        from core_parallel.experts.expert_load import ExpertLoad
-
-        return ExpertLoad
-    if name == "Timeline":
-        from core_parallel.profiling.timeline import Timeline
-
-        return Timeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -116,7 +116,8 @@ class CutModules(MeshAxes):
 
     def _planned_experts(self, module: nn.Module) -> list[expert_modules.ExpertModule]:
         """The experts of a whole module that are to be distributed."""
-        if (own := self._experts_mesh) is None:
+        own = self._experts_mesh
+        if own is None:
             return []
         found = expert_modules.plan(module, self._expert_plan, own)
         expert_shards.check(found, own["expert"].size(), own["expert_shard"].size())
@@ -124,8 +125,8 @@ class CutModules(MeshAxes):
 
     def _distribute(self, found: Sequence[expert_modules.ExpertModule]) -> None:
         """All ranks, with the same values. Keep this rank's experts."""
-        if (own := self._experts_mesh) is not None:
-            expert_modules.distribute(found, own, in_units=self.sizes.shard > 1)
+        if self._experts_mesh is not None:
+            expert_modules.distribute(found, self._experts_mesh, in_units=self.sizes.shard > 1)
             self._modules_of_experts += [one.module for one in found]
 
     def _experts_in(self, module: nn.Module) -> list[nn.Module]:
@@ -149,20 +150,16 @@ class CutModules(MeshAxes):
             )
         super().configure_sharding(module)
 
-    def _gathering(self, module: nn.Module, layout: Any) -> dict[str, Any]:
-        """The fields of `PlacedModel` about shards."""
-        if self.sizes.shard == 1:
-            return {}
-        units = []
-        if layout is None:  # else parts are gathered once a step
-            wrapping.check_parameters(module)
-            chosen = wrapping.choose_modules(
-                module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
-            )
-            if self.sharding.reshard_after_forward is not False:
-                units = wrapping.units_of(module, chosen)
-        policy = self._policy()
-        return {"units": units, "gathers_as": policy.param_dtype, "reduces_as": policy.reduce_dtype}
+    def _check_sharding(self, module: nn.Module) -> None:
+        """Refuse what can't be sharded in units, before a run.
+
+        Raises:
+            ModuleError: with the name of the parameter or the module.
+        """
+        wrapping.check_parameters(module)
+        wrapping.choose_modules(
+            module, self.configure_fsdp_auto_wrap_policy(module), "auto_wrap_policy"
+        )
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core import Capability
 from core_fsdp import FSDPStrategy
@@ -64,8 +64,9 @@ class MeshAxes(FSDPStrategy):
         # no rank may end before the others
         if self._given["shard"] != 1 or self._given["expert"] != 1:
             own &= ~Capability.INFERENCE_MODE
-        has_all = self._given["pipeline"] == self._given["expert"] == 1
-        return own if has_all else own | Capability.OWNS_GRADIENTS
+        if not self._given["pipeline"] == self._given["expert"] == 1:
+            own |= Capability.OWNS_GRADIENTS
+        return own
 
     def replicas_of(
         self, tensor: Tensor | None = None, name: str = "", module: nn.Module | None = None
@@ -73,14 +74,18 @@ class MeshAxes(FSDPStrategy):
         """All ranks. Those at the same place along the axes over which no data is split, and with
         the same parts.
         """
+        if tensor is None:
+            return ()
         one = self.sizes
         share = one.context * one.tensor
         stage = self.global_rank // (share * one.data * one.shard)
-        return () if tensor is None else (stage, self.global_rank % share)
+        return stage, self.global_rank % share
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
-        return super().configure_precision(name) if self._given["shard"] != 1 else None
+        if self._given["shard"] == 1:
+            return None
+        return super().configure_precision(name)
 
     @property
     def takes_policies(self) -> bool:  # type: ignore[override]  # it depends on the sizes
@@ -95,8 +100,10 @@ class MeshAxes(FSDPStrategy):
         Raises:
             ConfigurationError: with what fits.
         """
-        owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
-        owner.check()
+        if self._is_in_parts:
+            super().check()
+        else:
+            super(FSDPStrategy, self).check()
         _ = self.sizes
 
     # environment ----------------------------------------------------------------------------------

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+import random
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
+from core import ModuleError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_parallel.communication import averages, overflow
-from core_parallel.context.sequence import computed_again
-from core_parallel.cut_sequences import CutSequences, called_in
-from core_parallel.experts import expert_modules
+from core_parallel.context.gradient_terms import Terms
+from core_parallel.context.sequence import (
+    Context,
+    check_whole_batches,
+    computed_again,
+    in_parts,
+    newest_turn,
+)
+from core_parallel.cut_modules import CutModules
+from core_parallel.experts import expert_modules, uncompiled
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.modules import compiled_parts, torch_clipping
+from core_parallel.tensor import layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +34,25 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core import GradientClipping
+    from core_parallel.context.attention import Attention
 
 
-class MeshStrategy(CutSequences):
-    """Training on a mesh without stages, which `MeshParallelStrategy` adds.
+class MeshStrategy(CutModules):
+    """Training on a mesh without stages, which `MeshParallelStrategy` adds. Calls of the model are
+    run on a part of the sequence, along `context`.
 
     Gradients are averaged over the axes along which ranks have the same parameters.
     """
 
+    _context_options: tuple[Attention, int]
+    """How attention sees the whole sequence, and the dimension of tensors that is the sequence."""
+    _gradient_terms: Terms | None = None
+    _began = 0
+
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
+        self._contexts: dict[nn.Module, list[Context]] = {}
+        self._undo: list[Callable[[], None]] = []
         self._local: list[nn.Module] = []
         self._stand_ins: dict[Optimizer, Optimizer] = {}
 
@@ -73,7 +93,8 @@ class MeshStrategy(CutSequences):
         """All ranks. Share a random state among the ranks that have the same data, which run the
         user's step alike.
         """
-        if (group := self._sharing) is not None:
+        group = self._sharing
+        if group is not None:
             states = [collect_random_state(self.accelerator, self.root_device)]
             dist.broadcast_object_list(states, group=group, group_src=0)
             restore_random_state(states[0], self.accelerator, self.root_device)
@@ -82,7 +103,93 @@ class MeshStrategy(CutSequences):
         """All ranks. Replace the optimizer's parameters by their parts; see
         `FSDPStrategy.setup_optimizer`.
         """
-        return super().setup_optimizer(optimizer) if self._is_in_parts else optimizer
+        if not self._is_in_parts:
+            return optimizer
+        return super().setup_optimizer(optimizer)
+
+    # steps ----------------------------------------------------------------------------------------
+
+    def _refuse_uncuttable(self, module: nn.Module) -> None:
+        """Refuse hooks that would see parts, and what needs whole batches where sequences are cut.
+
+        Raises:
+            ModuleError: with the name of the parameter or the module.
+        """
+        self._check_hooks(module)
+        if self.sizes.context > 1:
+            check_whole_batches(module)
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. The user's method, in which calls of the model see a part of the
+        sequence.
+        """
+        method = super().step_callable(name, module)
+        own = self.session.handle_of(module).module
+        contexts = self._contexts_of(own, called_in(own))
+        if not contexts and own not in self._blocks:
+            return method
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._followed(own, (args, kwargs)):
+                if contexts and name == "forward":
+                    return contexts[0](method, args, kwargs)
+                self._began = newest_turn(contexts)
+                with in_parts(contexts):
+                    return method(*args, **kwargs)
+
+        return call
+
+    def _contexts_of(self, own: nn.Module, called: Sequence[nn.Module]) -> list[Context]:
+        """All ranks. The calls that see a part of the sequence, of a user's module; none without
+        that axis.
+        """
+        group = self._axis("context")
+        if group is None:
+            return []
+        if own not in self._contexts:
+            given = (group, *self._context_options, self._draw_apart)
+            joins = "context" not in self._local_loss
+            made = [Context(one, own, *given, joins=joins) for one in called]
+            by_token = [*self._experts_in(own), *layers.cut_in(own)]
+            with suppress(ModuleError):  # there are none
+                by_token += [one.module for one in expert_modules.find(own, self._expert_plan)]
+            for one in made:
+                one.by_token = list(dict.fromkeys(by_token))
+            self._contexts[own] = made
+        return self._contexts[own]
+
+    def _leave_out_of_graphs(
+        self, module: nn.Module, called: Sequence[nn.Module], *, compiles: bool
+    ) -> None:
+        """Leave exchanges out of what is compiled, of sequences in attention, and of tokens around
+        experts.
+        """
+        if not (compiles or self.session.compiles) or self.sizes.context == self.sizes.expert == 1:
+            return
+        for one in self._contexts_of(module, called):
+            one.attention.leave_out_of_graphs()
+        self._undo.append(uncompiled.leave_out(self._experts_in(module)))
+
+    @contextmanager
+    def _draw_apart(self) -> Iterator[None]:
+        """A context in which each rank of a context group draws its own numbers; what they share
+        goes on afterwards.
+        """
+        # of Python's generator, so that torch's draws in a step are those of one device
+        base = random.getrandbits(62)
+        before = collect_random_state(self.accelerator, self.root_device)
+        try:
+            torch.manual_seed(base + self.global_rank // self.sizes.tensor)
+            yield
+        finally:
+            restore_random_state(before, self.accelerator, self.root_device)
+
+    def _terms(self) -> Terms | None:
+        """All ranks. The gradients that are added up over a context group; None without one."""
+        group = self._axis("context")
+        if self._gradient_terms is None and group is not None:
+            self._gradient_terms = Terms(group)
+        return self._gradient_terms
 
     # gradients ------------------------------------------------------------------------------------
 
@@ -106,12 +213,12 @@ class MeshStrategy(CutSequences):
         averages.add_up_terms(parameters)
         if self._experts_mesh is not None:
             parameters = expert_modules.average(parameters, self._experts_mesh)
-        sharded = [one for one in parameters if "shard" in cut_axes(one)]
-        known = set(map(id, sharded))
-        others = [one for one in parameters if id(one) not in known]
-        # fully_shard averages over its axis itself.
-        for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
-            if (group := self._axis(*axes)) is not None:
+        for axes in (("data", "context"), ("data", "shard", "context")):
+            group = self._axis(*axes)
+            if group is not None:
+                # fully_shard averages over its axis itself
+                sums = "shard" in axes
+                own = [one for one in parameters if ("shard" in cut_axes(one)) != sums]
                 averages.average(own, group)
         if terms is not None:
             terms.end(modules)
@@ -140,7 +247,8 @@ class MeshStrategy(CutSequences):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer, unless gradients of any rank overflowed."""
-        if (stand_in := self._stand_in(optimizer)) is None:
+        stand_in = self._stand_in(optimizer)
+        if stand_in is None:
             return super().optimizer_step(optimizer, closure)
         if self.precision_plugin.optimizer_step(stand_in):
             optimizer.step()
@@ -176,8 +284,9 @@ class MeshStrategy(CutSequences):
         """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given; None if torch
         can take it.
         """
-        has_meshes = len(torch_clipping.by_mesh(gradients)) > 1
-        return averages.norm_of(gradients, norm_type, None) if has_meshes else None
+        if len(torch_clipping.by_mesh(gradients)) <= 1:
+            return None
+        return averages.norm_of(gradients, norm_type, None)
 
     # end ------------------------------------------------------------------------------------------
 
@@ -186,3 +295,15 @@ class MeshStrategy(CutSequences):
         super().release()
         torch_clipping.leave(self)
         self._stand_ins.clear()
+        self._contexts.clear()
+        self._gradient_terms = None
+        while self._undo:
+            self._undo.pop()()
+
+
+def called_in(user: nn.Module) -> list[nn.Module]:
+    """The modules that a step may call with a sequence: the user's own, and those in it."""
+    return [
+        user,
+        *(child for child in user.children() if next(child.parameters(), None) is not None),
+    ]

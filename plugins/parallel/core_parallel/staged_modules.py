@@ -1,20 +1,25 @@
-"""Set-up of a model that is cut into stages, over the ranks of a pipeline."""
+"""Set-up of a model that is cut into stages, over the ranks of a pipeline, and its state."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.distributed.tensor import DTensor
 
+from core import ShardedLeaf
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
+from core_fsdp.gradients import parameters_of
+from core_parallel.communication import averages
 from core_parallel.communication.point_to_point import Line
 from core_parallel.experts import expert_modules
+from core_parallel.mesh import sizes
+from core_parallel.mesh.placements import cut_axes
 from core_parallel.mesh_strategy import MeshStrategy
 from core_parallel.modules import absent, compiled_parts, torch_clipping
-from core_parallel.pipeline import batch_norms, schedules
+from core_parallel.pipeline import batch_norms, schedules, state
 from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.draws import Draws
 from core_parallel.pipeline.peers import Peers
@@ -23,10 +28,12 @@ from core_parallel.stages.layout import Layout
 from core_parallel.stages.shards import Shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.distributed.tensor.parallel import ParallelStyle
+    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from core_parallel.pipeline.scheduled_step import ScheduledStep
@@ -47,7 +54,9 @@ COPIES = (
 
 
 class StagedModules(MeshStrategy):
-    """Cuts modules into stages, and lets go of those that other ranks have."""
+    """Cuts modules into stages, and lets go of those that other ranks have. Hands over and restores
+    the state of these modules and of their optimizers: whole on rank 0, or in parts.
+    """
 
     _parts: Sequence[str | Callable[..., Any]] | str | None
     _balance: balances.Balance
@@ -130,9 +139,12 @@ class StagedModules(MeshStrategy):
         if self.sizes.shard > 1:
             shards.check(layout)
         is_cut = any(isinstance(one, absent.AbsentTensor) for one in module.parameters())
-        found = [] if is_cut else self._planned_experts(module)
-        expert_modules.check_owners(found, owners)
-        styles = {} if is_cut else self._planned(module, found)
+        found: list[expert_modules.ExpertModule] = []
+        styles: dict[str, ParallelStyle] = {}
+        if not is_cut:
+            found = self._planned_experts(module)
+            expert_modules.check_owners(found, owners)
+            styles = self._planned(module, found)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(
                 module, lambda one: owners.get(id(one), line.position) == line.position
@@ -191,8 +203,7 @@ class StagedModules(MeshStrategy):
         return batch_norms.microbatches_for(module, self._microbatches, self._schedule, repeated)
 
     def _context(self) -> AbstractContextManager[Any]:
-        context = self.forward_context()
-        return nullcontext() if context is None else context
+        return self.forward_context() or nullcontext()
 
     def _loss_scale(self) -> float:
         """The number by which losses are multiplied so that small gradients survive."""
@@ -210,6 +221,119 @@ class StagedModules(MeshStrategy):
         for one in (*module.parameters(), *module.buffers()):
             if not one.is_meta and not isinstance(one, DTensor):  # those are where they have to be
                 one.data = one.data.to(self.root_device)
+
+    # state ----------------------------------------------------------------------------------------
+
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or
+        each rank's part.
+        """
+        own = self.session.handle_of(module).module
+        chain = self._chains.get(own)
+        if chain is None:
+            return super().get_module_state_dict(module, layout=layout)
+        layout = layout or self.checkpoint_io.layout
+        self._reshard()
+        named = state.module_state(
+            self.session.module_state(module),
+            list(own.state_dict(keep_vars=True).values()),
+            chain.layout.owners(),
+            self._leaf_converter(layout, chain),
+        )
+        return self._handed_over(named, layout)
+
+    def load_module_state_dict(
+        self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True
+    ) -> None:
+        """All ranks. Restore a state, whole or in parts; each rank copies what it has."""
+        own = self.session.handle_of(module).module
+        is_parted = any(isinstance(leaf, ShardedLeaf) for leaf in state_dict.values())
+        if own in self._chains:
+            self._reshard()
+            state_dict = state.for_module(self.session.module_state(module), state_dict)
+        super().load_module_state_dict(module, state_dict, strict=strict)
+        if is_parted and own in self._chains:
+            self._copy_to_others([*own.parameters(), *own.buffers()])
+
+    def _copy_to_others(self, tensors: Sequence[Tensor]) -> None:
+        """All ranks. Copy what one rank has read to those that have the same part."""
+        for axes in COPIES:
+            cut = {"shard", "tensor"}.difference(axes)
+            group = self._axis(*axes)
+            if group is not None:
+                averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
+        if self._experts_mesh is not None:
+            expert_modules.copy_to_others(tensors, self._experts_mesh)
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each
+        rank's part.
+        """
+        if not self._chains:
+            return super().get_optimizer_state_dict(optimizer)
+        layout = self.checkpoint_io.layout
+        self._reshard()
+        chain = next(iter(self._chains.values()))
+        owners = self._owners()
+        of_names = {
+            name: owners.get(id(parameter))
+            for name, parameter in self._named_parameters(optimizer).items()
+        }
+        named = state.optimizer_state(
+            self.session.optimizer_state(optimizer),
+            of_names,
+            chain.line,
+            self._leaf_converter(layout, chain),
+        )
+        return self._handed_over(named, layout)
+
+    def _handed_over(self, named: dict[str, Any], layout: str) -> dict[str, Any]:
+        """A state in parts, of each rank; a whole one, of rank 0."""
+        return named if layout == "sharded" or self.is_global_zero else {}
+
+    def load_optimizer_state_dict(
+        self, optimizer: Optimizer, state_dict: Mapping[str, Any]
+    ) -> None:
+        """All ranks. Restore a state, whole or in parts; each rank keeps what belongs to its
+        parameters.
+        """
+        if self._chains:
+            state_dict = state.for_optimizer(state_dict, self._named_parameters(optimizer))
+        super().load_optimizer_state_dict(optimizer, state_dict)
+
+    def optimizer_targets(
+        self, optimizer: Optimizer, described: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """All ranks. The places for an optimizer's tensors while a checkpoint is read; none for
+        another stage's.
+        """
+        targets = super().optimizer_targets(optimizer, described)
+        if targets is None or not self._chains:
+            return targets
+        return state.optimizer_targets(targets, self._named_parameters(optimizer))
+
+    def _leaf_converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
+        position = place.pop("pipeline")
+        if layout == "sharded":
+            return state.PartedState(
+                position, place, expert_modules.coordinates(self._experts_mesh)
+            ).leaf
+        return state.WholeState(chain.line, not any(place.values())).leaf
+
+    def _owners(self) -> dict[int, int]:
+        return {
+            key: owner
+            for chain in self._chains.values()
+            for key, owner in chain.layout.owners().items()
+        }
+
+    def _named_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        names = self.parameter_names(optimizer)
+        return dict(zip(names, parameters_of(optimizer), strict=True))
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules, and let absent parts be called again."""

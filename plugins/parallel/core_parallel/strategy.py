@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from core import Capability, ConfigurationError
 from core.data import size_of
@@ -23,10 +24,10 @@ from core_parallel.communication import averages
 from core_parallel.context.sequence import in_parts, newest_turn
 from core_parallel.experts import expert_modules, expert_shards
 from core_parallel.mesh import combinations, sizes
-from core_parallel.modules import forwards
+from core_parallel.modules import forwards, torch_clipping
 from core_parallel.pipeline import schedules, state
 from core_parallel.pipeline.chain import Chain
-from core_parallel.staged_states import StagedStates
+from core_parallel.staged_modules import StagedModules
 from core_parallel.stages import balance as balances
 from core_parallel.stages import named_parts, shards
 from core_parallel.stages.layout import stage_owners
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
     from core import GradientClipping
     from core.contract import Awaited
     from core.session import ModuleHandle
-    from core_parallel.explained.placed_model import PlacedModel
     from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 
-class MeshParallelStrategy(StagedStates):
+class MeshParallelStrategy(StagedModules):
     """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes
     multiply to the processes.
 
@@ -165,9 +165,10 @@ class MeshParallelStrategy(StagedStates):
         """The capabilities of every parallel strategy, accumulation without communication, and
         state in parts.
         """
-        return super().capabilities | (
-            Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS
-        )
+        own = super().capabilities
+        if self._schedule is not None:
+            own |= Capability.COMPUTES_LOSS
+        return own
 
     @property
     def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
@@ -177,10 +178,8 @@ class MeshParallelStrategy(StagedStates):
     # before a run ---------------------------------------------------------------------------------
 
     def explain_layout(self, module: nn.Module | None) -> Iterator[tuple[str, str, str]]:
-        """One process, without a group. Rows about the mesh, a model on it, and what is sent; see
-        `ExplainsLayout`.
-        """
-        from core_parallel.explained import mesh_rows, model_rows, sent  # only `core explain` asks
+        """One process, without a group. Rows about the mesh and a model; see `ExplainsLayout`."""
+        from core_parallel.explained import mesh_rows  # only `core explain` asks
 
         one = self.sizes
         yield from mesh_rows.rows(
@@ -193,15 +192,13 @@ class MeshParallelStrategy(StagedStates):
                     "parameters",
                     "balance='time' is measured when a run begins, and may cut elsewhere",
                 )
-            placed = self._placed_model(module)
-            yield from model_rows.rows(placed)
-            yield from sent.rows(placed)
+            yield from self._model_rows(module)
 
-    def _placed_model(self, module: nn.Module) -> PlacedModel:
-        """One process, without a group. The module as `setup_module` would lay it out, with the
-        same refusals.
+    def _model_rows(self, module: nn.Module) -> Iterator[tuple[str, str, str]]:
+        """One process, without a group. Rows about the module as `setup_module` would lay it out,
+        with the same refusals.
         """
-        from core_parallel.explained.placed_model import PlacedModel
+        from core_parallel.explained import model_rows
 
         one = self.sizes
         self._refuse_uncuttable(module)
@@ -212,21 +209,17 @@ class MeshParallelStrategy(StagedStates):
         expert_shards.check(found, one.expert, one.of_experts[1])
         layout = None
         if one.pipeline > 1:
-            balance = "parameters" if self._balance == "time" else self._balance
+            balance = self._balance
+            if balance == "time":
+                balance = "parameters"
             layout = self._layout_of(module, one.pipeline, 0, balance)
             self._number_of_microbatches(module, layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
             if one.shard > 1:
                 shards.check(layout)
-        return PlacedModel(
-            self.precision_plugin.convert_module(module),
-            one,
-            self.precision_plugin.formats,
-            layout,
-            styles=self._planned(module, found),
-            experts=found,
-            **self._gathering(module, layout),
-        )
+        elif one.shard > 1:
+            self._check_sharding(module)
+        yield from model_rows.rows(one, layout, self._planned(module, found), found)
 
     # optimizers -----------------------------------------------------------------------------------
 
@@ -260,28 +253,34 @@ class MeshParallelStrategy(StagedStates):
         """
         handle = self.session.handle_of(module)
         chain = self._chains.get(handle.module)
-        call = (
-            super().step_callable(name, module)
-            if chain is None
-            else self._through_stages(name, handle, chain)
-        )
-        followed = self._same_batches.around(name, call, self._sharing, self.root_device)
         if chain is None:
-            return followed
-        # Within a schedule a call is of one microbatch, and not all ranks make it.
-        return lambda *args, **kwargs: (followed if chain.answer is None else call)(*args, **kwargs)
+            call = super().step_callable(name, module)
+            return self._same_batches.around(name, call, self._sharing, self.root_device)
+        call = self._through_stages(name, handle, chain)
+        compared = self._same_batches.around(name, call, self._sharing, self.root_device)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if chain.answer is None:
+                return compared(*args, **kwargs)
+            # within a schedule: of one microbatch, and not all ranks make it
+            return call(*args, **kwargs)
+
+        return step
 
     def _through_stages(self, name: str, handle: ModuleHandle, chain: Chain) -> Callable[..., Any]:
         self._check_hooks(handle.module)
         method = handle.user_callable(name)
-        scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
-        if scheduled is not None:
+        scheduled = None
+        if name == "training_step" and handle.module in self._scheduled:
+            scheduled = self._scheduled[handle.module]
             _refuse_manual(handle.module)
         contexts = self._contexts_of(handle.module, [chain.layout.module])
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._began = newest_turn(contexts) if scheduled is None else -1
-            chain.num_samples = size_of(args[0]) if args and name != "forward" else None
+            chain.num_samples = None
+            if args and name != "forward":
+                chain.num_samples = size_of(args[0])
             followed: AbstractContextManager[None] = nullcontext()
             if chain.answer is None:
                 followed = self._followed(handle.module, (args, kwargs))
@@ -313,12 +312,13 @@ class MeshParallelStrategy(StagedStates):
             return super().clip_gradients(module, optimizer, clipping)
         self._unscale(optimizer)
         self._reshard()
-        chain = self._chains[self.session.handle_of(module).module]
         learning = parameters_of(optimizer)
-        owners = chain.layout.owners()
-        # What every rank has is counted by the first.
-        counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
-        return averages.clip_by_norm(learning, counted, clipping, chain.line)
+        norm_type, gradients = clipping.norm_type, [one.grad for one in learning]
+        norm = self.norm_of([one for one in gradients if one is not None], norm_type)
+        assert norm is not None, "torch leaves out what other stages have"
+        total = get_total_norm([norm], norm_type, clipping.error_if_nonfinite)
+        torch_clipping.clip(learning, clipping.value, total)
+        return total
 
     def norm_of(self, gradients: Sequence[Tensor], norm_type: float) -> Tensor | None:
         """All ranks. The norm of gradients that torch's `clip_grad_norm_` is given, over the stages
@@ -335,6 +335,7 @@ class MeshParallelStrategy(StagedStates):
         if not chains or (gradients and own.keys().isdisjoint(map(id, gradients))):
             return super().norm_of(gradients, norm_type)
         line = next(iter(chains.values())).line
+        # What every rank has is counted by the first.
         counted = [one for one in gradients if own.get(id(one), 0) == line.position]
         return averages.norm_of(counted, norm_type, line)
 
@@ -342,9 +343,8 @@ class MeshParallelStrategy(StagedStates):
         """Any thread. The messages for which this rank waits along its pipeline; see
         `AwaitsRanks`.
         """
-        return next(
-            filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None
-        )
+        found = [chain.line.awaited() for chain in [*self._chains.values()]]
+        return next(filter(None, found), None)
 
 
 def _refuse_manual(module: nn.Module) -> None:

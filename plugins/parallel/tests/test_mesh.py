@@ -46,17 +46,16 @@ def test_data_is_what_the_other_axes_leave_over():
 @pytest.mark.parametrize(
     ("options", "devices", "expected"),
     [
-        ({"pipeline": 3}, 4, r"there are 4\. The nearest .* are pipeline=4 and data=1\."),
+        ({"pipeline": 3}, 4, r"pipeline=3, data=1, .* are 3 processes, and there are 4"),
         (
             {"tensor": 3, "shard": 2},
             4,
-            r"data=1, shard=2 and tensor=3 make 6 processes, and there are 4\. The nearest sizes "
-            r"that multiply to that are data=1, shard=2 and tensor=2\.",
+            "shard=2, context=1, tensor=3 are 6 processes, and there are 4",
         ),
         (
             {"expert": 3},
             4,
-            r"expert=3: .* which are 4 \(4 \* 1 \* 1\)\. Sizes that divide that: 1, 2, 4\.",
+            r"expert=3: .* which are 4 \(4 \* 1 \* 1\)\. Choose a size that divides that",
         ),
         ({"tensor": 0}, 4, "tensor=0: expected a positive number, or 'auto'"),
         ({"cpu_offload": True}, 4, "is about parameters in shards, and shard=1 has none"),

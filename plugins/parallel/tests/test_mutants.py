@@ -1,6 +1,7 @@
 """The kit sees what each axis may do wrong: a fault of each fails the test that is there for it."""
 
 from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ from core_parallel import conformance, mesh_strategy
 from core_parallel.communication import averages, collectives
 from core_parallel.context.attention import Caught
 from core_parallel.context.sequence import Context
-from core_parallel.experts import dispatch
+from core_parallel.experts import expert_modules
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline import backward_pass, scheduled_step
 from core_testing import StrategyConformance
@@ -44,7 +45,7 @@ class Tensors(StrategyConformance):
 
 
 _cut, _prepare = backward_pass._cut, ColwiseParallel._prepare_input_fn
-_clip, _average, _norm = averages.clip_by_norm, averages.average, averages.get_total_norm
+_norm_of, _average, _norm = averages.norm_of, averages.average, averages.get_total_norm
 
 
 def first_gradient_twice(gradient, sizes):
@@ -70,8 +71,8 @@ def halved_input_gradient(layouts, desired, module, inputs, mesh):
     return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
 
 
-def _own_norm(parameters, counted, clipping, line):
-    return _clip(parameters, counted, clipping, None)
+def _own_norm(counted, norm_type, line):
+    return _norm_of(counted, norm_type, None)
 
 
 def _twice_averaged(parameters, group):
@@ -89,9 +90,12 @@ def _local_positions(self, query, key, value, mask, options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
-def _enlarged_gradient(ctx, *gradients):
-    own = gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()]
-    return own * ctx.group.size(), None, None
+def _enlarged_gradient(part, dim, group):
+    def enlarged(whole, group):
+        return collectives._own(dim, whole, group) * group.size()
+
+    gathered = partial(collectives._gathered, dim)
+    return collectives._exchange(part, group, gathered, enlarged, True)
 
 
 def _nothing(*_, **__):
@@ -132,12 +136,12 @@ def run(suite, test):
     [
         *_OWN,
         (conformance.TestPipeline, "adamw", backward_pass, "_cut", first_gradient_twice),
-        (conformance.TestPipeline, "clipped_by_norm", averages, "clip_by_norm", _own_norm),
+        (conformance.TestPipeline, "clipped_by_norm", averages, "norm_of", _own_norm),
         (
             conformance.TestContext,
             "sgd_momentum",
-            collectives._Join,
-            "backward",
+            collectives,
+            "join",
             _enlarged_gradient,
         ),
         (conformance.TestShards, "sgd_momentum", mesh_strategy, "cut_axes", lambda _: frozenset()),
@@ -152,7 +156,7 @@ def run(suite, test):
         (
             conformance.TestExpert,
             "sgd_momentum",
-            dispatch,
+            expert_modules,
             "local_part",
             lambda one: one.to_local(),
         ),

@@ -3,6 +3,7 @@ recording.
 """
 
 import json
+from itertools import pairwise
 
 import pytest
 from language import on
@@ -11,7 +12,6 @@ from pipelines import Net, loader
 from core import ConfigurationError
 from core_parallel import Timeline
 from core_parallel.profiling.recorder import Span
-from core_parallel.profiling.timeline import TimelineRow, as_text, bubble
 
 
 def _train(rank, folder, **options):
@@ -37,28 +37,23 @@ def test_every_stage_computes_each_microbatch_once(schedule, tmp_path):
     (rows, duration_s, text, left), *_ = backend.run(_train, tmp_path)
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2
     every = {(stage, index) for stage in range(num_stages) for index in range(4)}
-    spans = [span for row in rows for span in row.spans]
+    spans = [span for row in rows.values() for span in row]
     for kind in ("forward", "backward"):
         assert {(span.stage, span.microbatch) for span in spans if span.kind == kind} == every
     losses = {(span.stage, span.microbatch) for span in spans if span.kind == "loss"}
     assert losses == ({(num_stages - 1, index) for index in range(4)} if schedule else set())
-    for row in rows:
-        assert any(span.kind == "update" for span in row.spans)
-        assert all(a.end_s <= b.begin_s for a, b in zip(row.spans, row.spans[1:], strict=False)), (
-            "none overlap"
-        )
-        assert row.spans[-1].end_s <= duration_s
-    assert 0 < bubble(rows, duration_s) < 1
+    for row in rows.values():
+        assert any(span.kind == "update" for span in row)
+        assert all(a.end_s <= b.begin_s for a, b in pairwise(row)), "none overlap"
+        assert row[-1].end_s <= duration_s
     assert not any(left)
     stages = ["stages 0 and 3", "stages 1 and 2"] if num_stages == 4 else ["stage 0", "stage 1"]
-    assert [row.name for row in rows] == [
-        f"rank {rank}, {text}" for rank, text in enumerate(stages)
-    ]
-    assert [line.partition("  ")[0] for line in text.splitlines()] == [row.name for row in rows]
+    assert [*rows] == [f"rank {rank}, {text}" for rank, text in enumerate(stages)]
+    assert [line.partition("  ")[0] for line in text.splitlines()] == [*rows]
     [path] = tmp_path.rglob("timeline.json")
     assert path.parent.name == "0", "one rank writes it"
     written = json.loads(path.read_text())
-    assert [row["name"] for row in written["rows"]] == [row.name for row in rows]
+    assert [row["name"] for row in written["rows"]] == [*rows]
     assert written["rows"][0]["spans"][0]["detail"] == "forward of microbatch 0 in stage 0"
 
 
@@ -81,9 +76,10 @@ def test_a_row_as_text():
         Span("forward", 0, 1, 0.2, 0.4),
         Span("backward", 0, 0, 0.6, 1.0),
     ]
-    rows = [TimelineRow("rank 0", spans), TimelineRow("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
-    assert as_text(rows, 1.0, width=10) == "rank 0  0011..aaaa\nrank 1  .........="
-    assert bubble(rows, 1.0) == pytest.approx(0.55)
+    timeline = Timeline()
+    timeline.rows = {"rank 0": spans, "rank 1": [Span("update", -1, -1, 0.9, 1.0)]}
+    timeline.duration_s = 1.0
+    assert timeline.describe(width=10) == "rank 0  0011..aaaa\nrank 1  .........="
 
 
 def test_the_first_batch_is_refused():

@@ -11,13 +11,13 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from core_fsdp.gradients import add_up
 from core_parallel.mesh.placements import own_part
-from core_parallel.modules.torch_clipping import by_mesh, clip
+from core_parallel.modules.torch_clipping import by_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from core import GradientClipping
     from core_parallel.communication.point_to_point import Line
 
 _BUCKET_BYTES = 25 << 20
@@ -57,11 +57,8 @@ def add_up_terms(parameters: Iterable[Tensor]) -> None:
     sequence are terms.
     """
     for parameter in parameters:
-        gradient: Any = parameter.grad
-        if isinstance(gradient, DTensor) and gradient.placements != getattr(
-            parameter, "placements", None
-        ):
-            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]  # has them
+        if isinstance(parameter, DTensor):
+            add_up(parameter)
 
 
 def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
@@ -93,47 +90,25 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             yield bucket
 
 
-def clip_by_norm(
-    parameters: Sequence[Tensor],
-    counted: Sequence[Tensor],
-    clipping: GradientClipping,
-    line: Line | None,
-) -> Tensor:
-    """All ranks. Scale gradients in place so that their norm over all stages is at most
-    `clipping.value`.
+def norm_of(counted: Sequence[Tensor], norm_type: float, line: Line | None) -> Tensor:
+    """All ranks. The norm of gradients that lie over any meshes, over all stages.
 
     Args:
-        parameters: to clip.
-        counted: those of them whose norm this rank adds: each parameter belongs to one rank of the
-            pipeline.
-        clipping: norm and limit.
+        counted: the gradients that this rank adds: each belongs to one rank of the pipeline.
+        norm_type: of the norm.
         line: to the other stages, None if there are none.
 
     Returns:
-        The norm before, a scalar tensor, the same on all ranks.
+        A scalar tensor, the same on all ranks.
     """
-    own = [one.grad for one in counted if one.grad is not None]
-    total = get_total_norm(
-        [norm_of(own, clipping.norm_type, line)], clipping.norm_type, clipping.error_if_nonfinite
-    )
-    clip(parameters, clipping.value, total)
-    return total
-
-
-def norm_of(counted: Sequence[Tensor], norm_type: float, line: Line | None) -> Tensor:
-    """All ranks. The norm of gradients that lie over any meshes, over all stages; see
-    `clip_by_norm`.
-    """
-    own = get_total_norm(
-        [_whole(get_total_norm(group, norm_type)) for group in by_mesh(counted)], norm_type
-    )
-    norms = (
-        [own]
-        if line is None
-        else [line.share(own.double(), position) for position in range(line.size)]
-    )
-    return get_total_norm(norms, norm_type)
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norms = []
+    for group in by_mesh(counted):
+        norm = get_total_norm(group, norm_type)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        norms.append(norm)
+    own = get_total_norm(norms, norm_type)
+    if line is not None:
+        norms = [line.share(own.double(), position) for position in range(line.size)]
+        own = get_total_norm(norms, norm_type)
+    return own

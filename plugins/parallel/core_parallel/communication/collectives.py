@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.autograd.graph import Node
 
 
@@ -16,56 +19,43 @@ def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks, with the same tensor. This rank's part of it; the gradient is joined from those of
     all parts.
     """
-    part: Tensor = _Cut.apply(tensor, dim, group)  # type: ignore[no-untyped-call]  # torch's
-    return part
+    return _exchange(tensor, group, partial(_own, dim), partial(_gathered, dim), False)
 
 
 def join(part: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks. The whole of all parts, with which all do the same; the gradient is the part's
     own.
     """
-    whole: Tensor = _Join.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
-    return whole
+    return _exchange(part, group, partial(_gathered, dim), partial(_own, dim), True)
 
 
 def enter(tensor: Tensor, group: Any) -> Tensor:
     """All ranks, with the same tensor. The tensor, with which each does what is its own; gradients
     are added up.
     """
-    entered: Tensor = _Enter.apply(tensor, group)  # type: ignore[no-untyped-call]  # torch's
-    return entered
-
-
-def gather(part: Tensor, dim: int, group: Any) -> Tensor:
-    """All ranks. The whole of all parts, with which each does what is its own; gradients are added
-    up.
-    """
-    whole: Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
-    return whole
+    return _exchange(tensor, group, _same, _added_up, False)
 
 
 def add_up(term: Tensor, group: Any) -> Tensor:
     """All ranks. The sum of all terms, with which all do the same; the gradient is the term's
     own.
     """
-    total: Tensor = _AddUp.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
-    return total
+    return _exchange(term, group, _added_up, _same, True)
 
 
-def leads_into_parts(node: Node, group: Any) -> bool | None:
-    """Within a graph of gradients: whether what is behind a node is done by each rank of a group
-    with its own part (True), or by all alike (False). None: it is as the node.
+def gather(part: Tensor, dim: int, group: Any) -> Tensor:
+    """All ranks. The whole of all parts, with which each does what is its own; gradients are added
+    up.
     """
-    own, leads = getattr(node, "border", (None, None))
-    return leads if own is group else None
+    return _exchange(part, group, partial(_gathered, dim), partial(_sum_of_parts, dim))
 
 
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes
     the way back.
     """
-    swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
-    return swapped
+    there, back = partial(_swapped, cut_dim, joined_dim), partial(_swapped, joined_dim, cut_dim)
+    return _exchange(tensor, group, there, back)
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
@@ -77,128 +67,103 @@ def send_rows(rows: Tensor, sent: list[int], received: list[int], group: Any) ->
         received: how many from each.
         group: of the ranks.
     """
-    arrived: Tensor = _SendRows.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]  # torch's
-    return arrived
+    there, back = partial(_arrived, sent, received), partial(_arrived, received, sent)
+    return _exchange(rows, group, there, back)
 
 
-class _Cut(torch.autograd.Function):
+def leads_into_parts(node: Node, group: Any, is_part: bool) -> bool:
+    """Within a graph of gradients: whether what is behind a node is done by each rank of a group
+    with its own part, or by all alike.
+
+    Args:
+        node: of the graph.
+        group: of the ranks.
+        is_part: the same of the node itself.
+    """
+    own, leads = getattr(node, "border", (None, None))
+    if own is not group or leads is None:
+        return is_part
+    return bool(leads)
+
+
+def _exchange(
+    tensor: Tensor,
+    group: Any,
+    there: Callable[[Tensor, Any], Tensor],
+    back: Callable[[Tensor, Any], Tensor],
+    leads: bool | None = None,
+) -> Tensor:
+    """All ranks. The result of an exchange.
+
+    Args:
+        tensor: that this rank gives.
+        group: of the ranks.
+        there: the exchange.
+        back: that of its gradient, whose own gradient goes there again.
+        leads: see `leads_into_parts`.
+    """
+    found: Tensor = _Exchange.apply(tensor, group, there, back, leads)  # type: ignore[no-untyped-call]  # torch's
+    return found
+
+
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dim: int, group: Any) -> Tensor:
-        """Cut."""
-        ctx.dim, ctx.group, ctx.border = dim, group, (group, False)
-        part: Tensor = tensor.chunk(group.size(), dim)[group.rank()].clone()
-        return part
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The whole gradient."""
-        return join(gradients[0], ctx.dim, ctx.group), None, None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
-        """Gather."""
-        ctx.dim, ctx.group, ctx.border = dim, group, (group, True)
-        return _gathered(part, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The own part: every rank has the gradient of the whole."""
-        return cut(gradients[0], ctx.dim, ctx.group), None, None
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:
-        """The same."""
-        ctx.group, ctx.border = group, (group, False)
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The sum of what all ranks give to it."""
-        return add_up(gradients[0], ctx.group), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
-        """Gather."""
-        ctx.dim, ctx.group = dim, group
-        return _gathered(part, dim, group)
+    def forward(
+        ctx: Any, tensor: Tensor, group: Any, there: Any, back: Any, leads: bool | None
+    ) -> Tensor:
+        """There."""
+        ctx.ways, ctx.border = (there, back), (group, leads)
+        result: Tensor = there(tensor, group)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The sum of what all ranks give to this part."""
-        return _SumOfParts.apply(gradients[0], ctx.dim, ctx.group), None, None  # type: ignore[no-untyped-call]  # torch's
+        """Back, by an exchange that leads the other way."""
+        (there, back), (group, leads) = ctx.ways, ctx.border
+        opposite = {True: False, False: True}.get(leads)
+        return _exchange(gradients[0], group, back, there, opposite), None, None, None, None
 
 
-class _SumOfParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, group: Any) -> Tensor:
-        """Send each rank what this one has of its part, and add up what comes."""
-        ctx.dim, ctx.group = dim, group
-        parts = torch.stack([part.contiguous() for part in whole.chunk(group.size(), dim)])
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=group)
-        return received.sum(0)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """The gradients of all parts."""
-        return gather(gradients[0], ctx.dim, ctx.group), None, None
+def _own(dim: int, tensor: Tensor, group: Any) -> Tensor:
+    part: Tensor = tensor.chunk(group.size(), dim)[group.rank()].clone()
+    return part
 
 
-class _AddUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, term: Tensor, group: Any) -> Tensor:
-        """Add up."""
-        ctx.group, ctx.border = group, (group, True)
-        total = term.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """As it is: every rank has the gradient of the whole."""
-        return enter(gradients[0], ctx.group), None
-
-
-class _Swap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
-        """Swap."""
-        ctx.cut_dim, ctx.joined_dim, ctx.group = cut_dim, joined_dim, group
-        sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), cut_dim)])
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        return torch.cat(list(received), joined_dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Swap back."""
-        return swap(gradients[0], ctx.joined_dim, ctx.cut_dim, ctx.group), None, None, None
-
-
-class _SendRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
-        """Send."""
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Send back."""
-        return send_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:
+def _gathered(dim: int, part: Tensor, group: Any) -> Tensor:
     parts = [
         torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())
     ]
     dist.all_gather(parts, part.contiguous(), group=group)
     return torch.cat(parts, dim)
+
+
+def _same(tensor: Tensor, group: Any) -> Tensor:
+    return tensor.clone()
+
+
+def _added_up(term: Tensor, group: Any) -> Tensor:
+    total = term.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def _sum_of_parts(dim: int, whole: Tensor, group: Any) -> Tensor:
+    return _parts_of_all(whole, dim, group).sum(0)
+
+
+def _swapped(cut_dim: int, joined_dim: int, tensor: Tensor, group: Any) -> Tensor:
+    return torch.cat(list(_parts_of_all(tensor, cut_dim, group)), joined_dim)
+
+
+def _parts_of_all(tensor: Tensor, dim: int, group: Any) -> Tensor:
+    """All ranks. Each rank's piece along a dim that is this rank's to have."""
+    sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), dim)])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
+
+
+def _arrived(sent: list[int], received: list[int], rows: Tensor, group: Any) -> Tensor:
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived

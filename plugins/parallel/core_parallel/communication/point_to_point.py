@@ -118,12 +118,10 @@ class Line:
             position: of the rank that has it.
             what: it is, in words.
         """
-        sends = self.position == position
-        shared = (
-            tensor.detach().to(self.device).contiguous()
-            if sends
-            else _empty_like(tensor, self.device)
-        )
+        if self.position == position:
+            shared = tensor.detach().to(self.device).contiguous()
+        else:
+            shared = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
         if shared.numel():
             with self._awaiting(what, position):
                 dist.broadcast(
@@ -143,7 +141,3 @@ class Line:
         with self._awaiting("the sum over all"):
             dist.all_reduce(tensor, group=self.group)
         return tensor
-
-
-def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)

@@ -4,6 +4,7 @@ the whole.
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +24,7 @@ from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
+    from collections.abc import Iterator, Sequence
 
 Attention = Literal["ulysses", "gather"]
 AXIS = "context"
@@ -45,36 +45,51 @@ _DRAWS = frozenset(
 
 
 class Caught(TorchFunctionMode):
-    """A context in which attention sees the whole sequence, and a loss is that of the whole
-    sequence.
+    """Attention that sees the whole sequence, and losses of the whole sequence.
 
     It is a mode, for functions under any name, and stands in the place of torch's functions as
     well: a mode sees nothing of what backward computes again.
 
+    Args:
+        group: of the ranks.
+        attention: by which exchange attention sees the whole.
+
     Attributes:
         length: of this rank's part.
-        has_losses: a loss was computed.
+        has_losses: a loss was computed since a context was entered.
     """
 
-    def __init__(self, group: Any, attention: Attention, length: int) -> None:
+    def __init__(self, group: Any, attention: Attention) -> None:
         super().__init__()
-        self._group, self._attention, self.length = group, attention, length
-        self._learns = torch.is_grad_enabled()
-        self._is_attending = False
+        self._group, self._attention = group, attention
+        self.length, self._learns, self._is_attending = 0, False, False
         self.has_losses, self._is_losing = False, False
-        self._replaced: list[dict[str, Any]] = []
+        self._answers: dict[str, Any] = {"scaled_dot_product_attention": self.attend}
+        self._answers |= {one.__name__: partial(self._lose, one) for one in losses.BY_POSITION}
+        self._is_compiled = False
 
-    def __enter__(self) -> Self:
-        answers = {"scaled_dot_product_attention": self.attend}
-        answers |= {one.__name__: partial(self._lose, one) for one in losses.BY_POSITION}
-        self._replaced.append({name: getattr(functional, name) for name in answers})
-        vars(functional).update(answers)
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
-        return self
+    def leave_out_of_graphs(self) -> None:
+        """Attend in eager mode between graphs, by one function for which they are compiled: a mode
+        would be traced with all of the model.
+        """
+        self._is_compiled = True
+        self._answers = {"scaled_dot_product_attention": torch.compiler.disable(self.attend)}
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
-        vars(functional).update(self._replaced.pop())
+    @contextmanager
+    def of(self, length: int) -> Iterator[None]:
+        """A context in which attention and losses are those of the whole.
+
+        Args:
+            length: of this rank's part.
+        """
+        self.length, self._learns, self.has_losses = length, torch.is_grad_enabled(), False
+        replaced = {name: getattr(functional, name) for name in self._answers}
+        vars(functional).update(self._answers)
+        try:
+            with nullcontext() if self._is_compiled else self:
+                yield
+        finally:
+            vars(functional).update(replaced)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
@@ -126,9 +141,10 @@ class Caught(TorchFunctionMode):
             mark = mark_of(given["input"], AXIS)
             if mark is None:
                 mark = Mixed(f"{loss.__name__} of what all ranks have whole")
+            elif isinstance(mark, PartAlong) and given.get("reduction") == "none":
+                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer)
             elif isinstance(mark, PartAlong):
-                is_apart = given.get("reduction") == "none"
-                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer) if is_apart else None
+                mark = None
             put([found], AXIS, mark)
         return found
 
@@ -155,12 +171,13 @@ class Caught(TorchFunctionMode):
                 "part of the sequence under context=. Checkpoint by use_reentrant=False, or by "
                 "activation_checkpointing='units'."
             )
-        mask = (
-            None if attn_mask is None else masks.of_whole_keys(attn_mask, self.length, self._group)
-        )
+        mask = attn_mask
+        if mask is not None:
+            mask = masks.of_whole_keys(mask, self.length, self._group)
         options = {"dropout_p": dropout_p, "is_causal": is_causal, **others}
-        exchange = self._by_heads if self._attention == "ulysses" else self._by_keys
-        return exchange(query, key, value, mask, options)
+        if self._attention == "ulysses":
+            return self._by_heads(query, key, value, mask, options)
+        return self._by_keys(query, key, value, mask, options)
 
     def _by_heads(
         self,

@@ -47,23 +47,22 @@ def share(loss: Tensor, group: Any) -> list[RemovableHandle]:
             term nor a whole.
     """
     in_parts: dict[Node, bool] = {}
-    waiting: list[tuple[Any, bool]] = [] if loss.grad_fn is None else [(loss.grad_fn, False)]
+    waiting: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
     handles: list[RemovableHandle] = []
     while waiting:
         node, is_part = waiting.pop()
+        if node is None:
+            continue
         if node in in_parts:
             if in_parts[node] != is_part:
                 raise ModuleError(_USED_TWICE.format(node.name(), group.size()))
             continue
         in_parts[node] = is_part
         lengths.refuse_in(node, f"of which each of {group.size()} ranks has a part under context=")
-        leads = collectives.leads_into_parts(node, group)
-        is_part = is_part if leads is None else leads
+        is_part = collectives.leads_into_parts(node, group, is_part)
         whole: list[int] = []
         for place, (following, _) in enumerate(node.next_functions):
-            if following is None:
-                continue
-            if not is_of_leaf(following):
+            if following is None or not is_of_leaf(following):
                 waiting.append((following, is_part))
             elif not is_part and isinstance(following.variable, nn.Parameter):
                 whole.append(place)
@@ -81,10 +80,11 @@ _USED_TWICE = (
 
 def _shared(size: int, places: list[int], gradients: Any, incoming: Any) -> Any:
     """The gradients that a node gives, those at some places divided."""
-    return tuple(
-        one / size if place in places and one is not None else one
-        for place, one in enumerate(gradients)
-    )
+    shared = list(gradients)
+    for place in places:
+        if shared[place] is not None:
+            shared[place] = shared[place] / size
+    return tuple(shared)
 
 
 class Terms:

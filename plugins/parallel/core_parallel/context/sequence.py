@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from core_parallel.context.uncompiled_attention import Apart
 
 _turns = itertools.count(1)
 _CURE = (
@@ -64,7 +63,7 @@ class Context:
 
     Attributes:
         is_running: a call is under way.
-        apart: keeps attention out of graphs, if the module is compiled.
+        attention: sees the whole sequence within a call.
         by_token: parts that treat each token by itself, whatever they do for it: experts, and
             layers that are cut.
         length: of this rank's part, in the newest call.
@@ -83,18 +82,12 @@ class Context:
         joins: bool = True,
     ) -> None:
         self._user = user
-        self.module, self._group, self._attention, self._dim, self._draws = (
-            module,
-            group,
-            attention,
-            dim,
-            draws,
-        )
+        self.module, self._group, self._dim, self._draws = module, group, dim, draws
         self._size, self._rank = group.size(), group.rank()
         self._calls = FollowedCalls(module)
         self._following: Following | None = None
         self._functions = TransformersFunctions(module, group, attention)
-        self.apart: Apart | None = None
+        self.attention = Caught(group, attention)
         self.by_token: Sequence[nn.Module] = ()
         self.is_running, self.length, self.turn = False, 0, 0
         self._follows, self._joins = True, joins
@@ -180,14 +173,10 @@ class Context:
             self._follows = True
 
     @contextmanager
-    def caught(self) -> Iterator[Caught]:
+    def caught(self) -> Iterator[None]:
         """A context in which attention sees the whole sequence, as in the newest call."""
-        caught = Caught(self._group, self._attention, self.length)
-        with (
-            self._functions.of(self.length),
-            caught if self.apart is None else self.apart.around(caught),
-        ):
-            yield caught
+        with self._functions.of(self.length), self.attention.of(self.length):
+            yield
 
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
@@ -198,7 +187,7 @@ class Context:
         try:
             draws = self._draws() if self.module.training else nullcontext()
             with (
-                self.caught() as caught,
+                self.caught(),
                 draws,
                 RecordedLogs().instead_of(self.module),
                 self.marking(),
@@ -208,10 +197,7 @@ class Context:
             self.is_running = False
         if looks:
             graphs.refuse_kept(self._user.named_modules(), before)
-        return tree_map(
-            lambda leaf: self._whole(leaf, length, has_losses=caught.has_losses),
-            result,
-        )
+        return tree_map(lambda leaf: self._whole(leaf, length), result)
 
     def _length(self, given: Any) -> int:
         """The length of the sequence: of the first tensor that has that dim."""
@@ -253,10 +239,10 @@ class Context:
 
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
-    def _whole(self, leaf: Any, length: int, *, has_losses: bool) -> Any:
-        own = _local(leaf)
+    def _whole(self, leaf: Any, length: int) -> Any:
+        own, has_losses = _local(leaf), self.attention.has_losses
         if self._following is not None:
-            self._refuse_no_part(own, has_losses=has_losses)
+            self._refuse_no_part(own)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
             own.register_hook(partial(gradient_terms.refuse_terms, self.module, self._size))
         if not isinstance(leaf, Tensor) or (has_losses and leaf.ndim == 0):
@@ -274,9 +260,9 @@ class Context:
             leaf, Positions(self._dim, self._rank * self.length, length), self._group
         )
 
-    def _refuse_no_part(self, own: Any, *, has_losses: bool) -> None:
+    def _refuse_no_part(self, own: Any) -> None:
         """Refuse a result that was computed of this rank's positions otherwise than by position."""
-        mark = mark_of(own, AXIS)
+        mark, has_losses = mark_of(own, AXIS), self.attention.has_losses
         is_loss = mark is None and has_losses
         if (
             not isinstance(own, Tensor)

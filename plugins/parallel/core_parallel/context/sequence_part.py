@@ -83,11 +83,11 @@ class SequencePart(PartedTensor):
     def _with(self, part: Tensor, span: Positions) -> Self:
         return type(self)(part, span, self._group)
 
-    def _softmax(self, dim: int, *_: Any, **kwargs: Any) -> Self:
-        return self._like(self._part.softmax(self._of_classes(dim), dtype=kwargs.get("dtype")))
+    def _softmax(self, dim: int, *_: Any, dtype: Any = None, **__: Any) -> Self:
+        return self._like(self._part.softmax(self._of_classes(dim), dtype=dtype))
 
-    def _log_softmax(self, dim: int, *_: Any, **kwargs: Any) -> Self:
-        return self._like(self._part.log_softmax(self._of_classes(dim), dtype=kwargs.get("dtype")))
+    def _log_softmax(self, dim: int, *_: Any, dtype: Any = None, **__: Any) -> Self:
+        return self._like(self._part.log_softmax(self._of_classes(dim), dtype=dtype))
 
     def _argmax(self, dim: int) -> Tensor:
         """All ranks of the group. The largest classes of all positions."""
@@ -135,11 +135,14 @@ class SequencePart(PartedTensor):
 
     def _lose(self, loss: Any, given: dict[str, Any]) -> Tensor:
         span, target = self._span, given["target"]
-        is_last = loss is losses.LINEAR_CROSS_ENTROPY and loss is not losses.CROSS_ENTROPY
-        classes = self.ndim - 1 if is_last else min(1, self.ndim - 1)
+        classes = min(1, self.ndim - 1)
+        if loss is losses.LINEAR_CROSS_ENTROPY and loss is not losses.CROSS_ENTROPY:
+            classes = self.ndim - 1
         if span.dim == classes or given.get("reduction") == "none":
             raise refused(self, loss)
-        dim = span.dim if target.ndim == self.ndim else span.dim - (classes < span.dim)
+        dim = span.dim
+        if target.ndim < self.ndim:
+            dim -= classes < span.dim
         expected = span.num_samples * span.length
         if dim >= target.ndim or target.shape[dim] != expected:
             raise ModuleError(

@@ -98,17 +98,14 @@ def _draw_each(part: nn.Module, name: str) -> None:
 
 
 def _refuse_unlike(members: list[nn.Module]) -> None:
-    forms = [
-        (
-            type(member).__name__,
-            [(name, tuple(one.shape)) for name, one in member.named_parameters()],
-        )
-        for member in members
-    ]
-    if not members or not forms[0][1] or any(form != forms[0] for form in forms):
-        got = "; ".join(dict.fromkeys(map(str, forms))) or "none"
+    forms = {
+        (type(one).__name__, *((name, *own.shape) for name, own in one.named_parameters()))
+        for one in members
+    }
+    has_buffers = any(next(one.buffers(), None) is not None for one in members)
+    if len(forms) != 1 or has_buffers:
+        shown = "; ".join(map(str, forms)) or "none"
         raise ModuleError(
-            f"ExpertList takes experts of one class with the same parameters, and got {got}."
+            "ExpertList takes experts of one class with the same parameters and without buffers, "
+            f"and got {shown}."
         )
-    if any(next(member.buffers(), None) is not None for member in members):
-        raise ModuleError(f"ExpertList takes experts without buffers, and {forms[0][0]} has some.")

@@ -76,10 +76,9 @@ class ExpertLoad(Callback):
             if not load.sum():
                 continue
             shares = load / load.sum()
-            values = (
-                {str(number): share for number, share in enumerate(shares)} if self._each else {}
-            )
-            values["max_violation"] = shares.max() * len(shares) - 1
+            values = {"max_violation": shares.max() * len(shares) - 1}
+            if self._each:
+                values |= {str(number): share for number, share in enumerate(shares)}
             for key, value in values.items():
                 module.log(f"expert_load/{name}/{key}", value, on_step=True, on_epoch=False)
 

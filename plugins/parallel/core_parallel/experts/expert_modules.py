@@ -6,6 +6,7 @@ Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from core import ConfigurationError, ModuleError
+from core import ModuleError
 from core_parallel.communication import averages
-from core_parallel.experts.dispatch import Dispatch
+from core_parallel.experts.dispatch import Dispatch, local_part
 from core_parallel.mesh.placements import cut_axes
 from core_parallel.mesh.sizes import EXPERT_AXES
-from core_parallel.modules import plans
+from core_parallel.modules import expert_pairs, plans
 from core_parallel.modules.absent import is_absent
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _OF_MODULES = (None, "ep_dispatch_experts")
 _OF_PARAMETERS = (None, "grouped_gemm")
-_OF_TENSORS = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+_EXPERTS = frozenset(("expert", "expert_shard"))
 _EXAMPLE = '["blocks.*.experts"]'
 
 
@@ -83,7 +84,6 @@ def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
         if not planned:  # an empty plan
             return []
     modules = dict(module.named_modules())
-    _check_words(planned, modules)
     names = [name for name, word in planned.items() if name in modules and word in _OF_MODULES]
     if not names:
         raise ModuleError(
@@ -109,17 +109,6 @@ def _recognized(module: nn.Module) -> Iterator[str]:
                 yield name
 
 
-def _check_words(planned: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-    for name, word in planned.items():
-        known = _OF_MODULES if name in modules else _OF_PARAMETERS
-        if word not in known and word not in _OF_TENSORS:
-            raise ConfigurationError(
-                f"The plan of experts for {name!r} is {word!r}; expected {known[1]!r} for a "
-                f"{'module' if name in modules else 'parameter'}, or its name alone, as in "
-                f"{_EXAMPLE}."
-            )
-
-
 def _parameters_of(
     name: str, module: nn.Module, planned: Mapping[str, Any]
 ) -> Mapping[str, Tensor]:
@@ -128,15 +117,7 @@ def _parameters_of(
         key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS
     }
     chosen = named or own
-    counts = {key: tuple(one.shape) for key, one in chosen.items()}
-    if not chosen or len({shape[:1] for shape in counts.values()}) > 1 or () in counts.values():
-        shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in counts.items()) or "nothing"
-        raise ModuleError(
-            f"The parameters of the experts {name!r} must have the number of experts as their "
-            f"first dim, and it has {shown}. Name those that belong to experts in the plan too, "
-            f"such as '{name}.weight'; or make one module of a list of experts by "
-            "core_parallel.ExpertList."
-        )
+    expert_pairs.refuse_unlike(name, chosen)
     return chosen
 
 
@@ -152,11 +133,11 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
         ModuleError: there are no experts, or they can't be distributed.
         ConfigurationError: a plan names what isn't there.
     """
-    if already := [one for one in module.parameters() if is_expert(one)]:
+    already = [one for one in module.parameters() if is_expert(one)]
+    if already:
         _refuse_other(already[0], mesh)
         return []
-    found = divided(module, given, mesh["expert"].size())
-    return found
+    return divided(module, given, mesh["expert"].size())
 
 
 def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:
@@ -164,11 +145,7 @@ def divided(module: nn.Module, given: Any, size: int) -> list[ExpertModule]:
     found = find(module, given)
     _refuse_tied(module, found)
     for experts in found:
-        if experts.count % size:
-            raise ModuleError(
-                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide "
-                "that. Choose a size that does."
-            )
+        expert_pairs.refuse_uneven(experts.name, experts.count, "expert", size)
     return found
 
 
@@ -206,15 +183,13 @@ def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: boo
         for name, parameter in list(experts.module.named_parameters()):
             owner, _, last = name.rpartition(".")
             if name in own or in_units:
-                placed = _placed(
-                    parameter,
-                    mesh,
-                    Shard(0) if name in own else Replicate(),
-                    has_copies=not in_units,
-                )
+                placement: Placement = Replicate()
+                if name in own:
+                    placement = Shard(0)
+                placed = _placed(parameter, mesh, placement, has_copies=not in_units)
                 part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
                 experts.module.get_submodule(owner).register_parameter(last, part)
-        Dispatch(experts.name, experts.module, experts.count, mesh).attach()
+        Dispatch(experts.name, experts.module, experts.count, mesh).attach(local_part)
 
 
 def _placed(
@@ -228,19 +203,20 @@ def _placed(
     own = parameter.detach()
     if placement.is_shard():
         own = own.chunk(mesh["expert"].size())[mesh["expert"].get_local_rank()]
-    copies = ("expert_copies",) if has_copies and mesh["expert_copies"].size() > 1 else ()
-    tensor = ("expert_tensor",) if mesh["expert_tensor"].size() > 1 else ()
-    placements = [*(Replicate() for _ in copies), placement, *(Replicate() for _ in tensor)]
-    return DTensor.from_local(
-        own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False
-    )
+    axes = {"expert": placement}
+    if has_copies and mesh["expert_copies"].size() > 1:
+        axes = {"expert_copies": Replicate(), **axes}
+    if mesh["expert_tensor"].size() > 1:
+        axes["expert_tensor"] = Replicate()
+    return DTensor.from_local(own.clone(), mesh[tuple(axes)], [*axes.values()], run_check=False)
 
 
 def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
     parts = {id(one) for experts in found for one in experts.parameters.values()}
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in parts and (first := seen.setdefault(id(parameter), name)) != name:
+        first = seen.setdefault(id(parameter), name)
+        if id(parameter) in parts and first != name:
             raise ModuleError(
                 f"{first!r} and {name!r} share a parameter of experts: they would go apart when it "
                 "is distributed. Untie them."
@@ -275,19 +251,14 @@ def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
     Returns:
         The other parameters.
     """
-    others: list[Tensor] = []
-    own: list[Tensor] = []
-    common: list[Tensor] = []
+    # By the axes over which it is cut; fully_shard averages experts in shards over copies itself.
+    by_axes: dict[frozenset[str], list[Tensor]] = defaultdict(list)
     for one in parameters:
-        axes = cut_axes(one)
-        if "expert_shard" not in axes:  # else fully_shard has averaged over copies itself
-            (own if "expert" in axes else others).append(one)
-        elif "expert" not in axes:
-            common.append(one)
-    for known, axis in ((own, "expert_copies"), (common, "expert")):
+        by_axes[_EXPERTS.intersection(cut_axes(one))].append(one)
+    for cut, axis in (("expert", "expert_copies"), ("expert_shard", "expert")):
         if mesh[axis].size() > 1:
-            averages.average(known, mesh.get_group(axis))
-    return others
+            averages.average(by_axes[frozenset([cut])], mesh.get_group(axis))
+    return by_axes[frozenset()]
 
 
 def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
@@ -309,7 +280,7 @@ def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
         tensors: the same ones in the same order on all ranks.
         mesh: of the experts.
     """
-    placed = [one for one in tensors if {"expert", "expert_shard"}.intersection(cut_axes(one))]
+    placed = [one for one in tensors if _EXPERTS.intersection(cut_axes(one))]
     for axis in ("expert_copies", "expert_shard", "expert", "expert_tensor"):
         if mesh[axis].size() > 1:
             averages.copy_from_first(

@@ -52,11 +52,9 @@ def cut(modules: Iterable[nn.Module], mesh: DeviceMesh, **options: Any) -> None:
         options: of `fully_shard`.
     """
     size = mesh["expert_shard"].size()
-    axes = (
-        mesh["expert_copies", "expert_shard"]
-        if mesh["expert_copies"].size() > 1
-        else mesh["expert_shard"]
-    )
+    axes = mesh["expert_shard"]
+    if mesh["expert_copies"].size() > 1:
+        axes = mesh["expert_copies", "expert_shard"]
 
     def place(parameter: Tensor) -> Shard | None:
         dim = _dim(own_part(parameter).shape, size)

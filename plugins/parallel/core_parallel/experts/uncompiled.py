@@ -25,22 +25,15 @@ def leave_out(modules: Iterable[nn.Module]) -> Callable[[], None]:
         modules: of experts that are distributed.
 
     Returns:
-        What undoes it.
+        What undoes it of forwards; hooks stay, with the experts.
     """
     left_out = {one: _outside(one.forward) for one in modules}
-    undo: list[Callable[[], None]] = [partial(forwards.put, forwards.own(left_out))]
+    before = forwards.own(left_out)
     forwards.put(left_out)
     for module in left_out:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key, hook in hooks.items():
-                hooks[key] = _outside(hook)
-                undo.append(partial(_set_hook, hooks, key, hook))
-
-    def restore() -> None:
-        for one in undo:
-            one()
-
-    return restore
+            hooks.update({key: _outside(hook) for key, hook in hooks.items()})
+    return partial(forwards.put, before)
 
 
 def _outside(call: Any) -> Any:
@@ -50,8 +43,3 @@ def _outside(call: Any) -> Any:
     if isinstance(call, MethodType):
         return MethodType(torch.compiler.disable(call.__func__), call.__self__)
     return torch.compiler.disable(call)
-
-
-def _set_hook(hooks: dict[int, Any], key: int, hook: Any) -> None:
-    if key in hooks:
-        hooks[key] = hook

@@ -1,1 +1,1 @@
-"""The rows of `core explain`: the mesh, the model on it, and what a rank sends."""
+"""The rows of `core explain`: the mesh, and the model on it."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+import torch
+
 from core_parallel.explained.texts import Row, listed
-from core_parallel.mesh.sizes import AXES
+from core_parallel.mesh.device_mesh import groups_along
+from core_parallel.mesh.sizes import AXES, EXPERT_AXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,45 +36,31 @@ def rows(sizes: Sizes, owners: Sequence[int]) -> Iterator[Row]:
     used = [axis for axis in AXES if getattr(sizes, axis) > 1]
     shown = ", ".join(f"{axis}={getattr(sizes, axis)}" for axis in used) or "data=1"
     world_size = prod(sizes.shape)
-    yield (
-        "mesh",
-        shown,
-        f"{world_size} processes; ranks follow each other along the last of these axes",
-    )
+    why = f"{world_size} processes; ranks follow each other along the last of these axes"
+    yield "mesh", shown, why
     for axis in used:
-        yield (
-            f"{axis} groups",
-            listed(map(_group, groups(sizes.shape, AXES.index(axis)))),
-            _DOES[axis],
-        )
+        yield f"{axis} groups", _listed_along(sizes.shape, AXES.index(axis)), _DOES[axis]
     if sizes.expert > 1:
         shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
         why = "ranks of a group have other experts each, and send tokens to each other"
-        yield "expert groups", listed(map(_group, groups(shape, 3))), why
-    ranks = range(world_size) if world_size <= _MOST_RANKS else (*range(4), world_size - 1)
-    for rank in ranks:
-        yield f"rank {rank}", *_place(rank, sizes, used, owners)
+        yield "expert groups", _listed_along(shape, EXPERT_AXES.index("expert")), why
+    for rank in range(world_size):
+        if world_size <= _MOST_RANKS or rank in (0, 1, 2, 3, world_size - 1):
+            yield f"rank {rank}", *_place(rank, sizes, used, owners)
 
 
-def groups(shape: Sequence[int], axis: int) -> Iterator[range]:
-    """The ranks that differ along one axis of a mesh, for all others."""
-    step, world_size = prod(shape[axis + 1 :]), prod(shape)
-    for first in range(world_size):
-        if first // step % shape[axis] == 0:
-            yield range(first, first + step * shape[axis], step)
-
-
-def _group(ranks: range) -> str:
-    return listed(map(str, ranks), 8).replace(",", "")
+def _listed_along(shape: Sequence[int], axis: int) -> str:
+    """The groups of ranks along an axis of a mesh."""
+    groups = groups_along(shape, [axis])
+    return listed(listed(map(str, ranks), 8).replace(",", "") for ranks in groups)
 
 
 def _place(rank: int, sizes: Sizes, used: Iterable[str], owners: Sequence[int]) -> tuple[str, str]:
-    place = {
-        axis: rank // prod(sizes.shape[at + 1 :]) % sizes.shape[at] for at, axis in enumerate(AXES)
-    }
+    places = torch.unravel_index(torch.tensor(rank), sizes.shape)
+    place = {axis: int(one) for axis, one in zip(AXES, places, strict=True)}
     share = place["data"] * sizes.shard + place["shard"]
-    does = [f"share {share} of {sizes.data * sizes.shard} of the data, from 0"]
+    does = f"share {share} of {sizes.data * sizes.shard} of the data, from 0"
     if sizes.pipeline > 1:
         stages = [str(stage) for stage, owner in enumerate(owners) if owner == place["pipeline"]]
-        does.insert(0, f"stage{'s' * (len(stages) > 1)} {' and '.join(stages)}")
-    return ", ".join(f"{axis}={place[axis]}" for axis in used) or "all of it", "; ".join(does)
+        does = f"stage{'s' * (len(stages) > 1)} {' and '.join(stages)}; {does}"
+    return ", ".join(f"{axis}={place[axis]}" for axis in used) or "all of it", does

@@ -1,6 +1,4 @@
-"""The rows about a model: its stages, the layers and experts that are cut, and what a rank
-keeps.
-"""
+"""The rows about a model: its stages, and the layers and experts that are cut."""
 
 from __future__ import annotations
 
@@ -10,82 +8,62 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from core.cli import size_text
 from core_parallel.explained.texts import Row, count_text, listed
+from core_parallel.mesh.device_mesh import groups_along
+from core_parallel.mesh.sizes import AXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from core_parallel.explained.placed_model import PlacedModel
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from core_parallel.experts.expert_modules import ExpertModule
+    from core_parallel.mesh.sizes import Sizes
+    from core_parallel.stages.layout import Layout
 
 _STYLES: dict[type, str] = {ColwiseParallel: "by columns", RowwiseParallel: "by rows"}
 
 
-def rows(model: PlacedModel) -> Iterator[Row]:
-    """The rows."""
-    yield from _stages(model)
-    yield from _cut_layers(model)
-    for name, experts in {_pattern(one.name): one for one in model.experts}.items():
-        yield (
-            "experts",
-            f"{experts.count // model.sizes.expert} of {experts.count} a rank",
-            f"in each of {name}",
-        )
-    for position in range(model.sizes.pipeline):
-        whole = model.parameters_of(position)
-        kept, size_bytes = (
-            sum(map(model.kept, whole)),
-            sum(model.kept(one) * one.element_size() for one in whole),
-        )
-        ranks = model.ranks_at(position)
-        why = (
-            f"its parts of parameters; gradients and optimizer state come to it{_others(ranks[1:])}"
-        )
-        yield f"rank {ranks[0]} keeps", f"{kept:,} parameters, {size_text(size_bytes)}", why
+def rows(
+    sizes: Sizes,
+    layout: Layout | None,
+    styles: Mapping[str, ParallelStyle],
+    experts: Sequence[ExpertModule],
+) -> Iterator[Row]:
+    """The rows.
 
-
-def _cut_layers(model: PlacedModel) -> Iterator[Row]:
+    Args:
+        sizes: of the mesh.
+        layout: the stages; None without a pipeline.
+        styles: of the layers that are cut over `tensor`, by name.
+        experts: that are distributed over `expert`.
+    """
+    if layout is not None:
+        yield from _stages(layout, groups_along(sizes.shape, [AXES.index("pipeline")]))
     by_style: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, one in model.styles.items():
+    for name, one in styles.items():
         by_style[_STYLES.get(type(one), type(one).__name__)][_pattern(name)] += 1
     for style, patterns in by_style.items():
-        names = listed(
-            (
-                f"{count} x {pattern}" if count > 1 else pattern
-                for pattern, count in patterns.items()
-            ),
-            12,
-        )
-        yield "cut layers", f"{patterns.total()} {style}", f"tensor={model.sizes.tensor}: {names}"
+        names = listed((f"{count} x {pattern}" for pattern, count in patterns.items()), 12)
+        yield "cut layers", f"{patterns.total()} {style}", f"tensor={sizes.tensor}: {names}"
+    for name, count in {_pattern(one.name): one.count for one in experts}.items():
+        yield "experts", f"{count // sizes.expert} of {count} a rank", f"in each of {name}"
 
 
-def _others(ranks: Sequence[int]) -> str:
-    return f"; likewise ranks {listed(map(str, ranks))}" if ranks else ""
-
-
-def _stages(model: PlacedModel) -> Iterator[Row]:
-    layout = model.layout
-    if layout is None:
-        return
+def _stages(layout: Layout, pipelines: Sequence[Sequence[int]]) -> Iterator[Row]:
+    names_of = {one: name for name, one in layout.user.named_parameters()}
+    outside = set(layout.outside())
     for stage in range(layout.num_stages):
         modules = layout.cut.stages[stage]
-        own = dict.fromkeys(
-            one for part in modules for one in part.parameters() if id(one) not in model.outside
-        )
-        ranks = model.ranks_at(layout.owner(stage))
-        names = layout.names_of(stage)
-        where = f"on rank{'s' * (len(ranks) > 1)} {listed(map(str, ranks))}"
-        why = f"{_counted(len(names), 'part')}: {listed(names)}; {where}"
+        own = {one for part in modules for one in part.parameters()} - outside
+        names, position = layout.names_of(stage), layout.owner(stage)
+        ranks = listed(str(ranks[position]) for ranks in pipelines)
+        why = f"{len(names)} parts: {listed(names)}; on ranks {ranks}"
         yield f"stage {stage}", count_text(own), why
-    if outside := layout.outside():
-        by_id = {id(one): name for name, one in model.module.named_parameters()}
-        shown = listed(by_id[id(one)] for one in outside)
+    if outside:
+        shown = listed(names_of[one] for one in names_of if one in outside)
         why = f"in no part, or in several; their gradients are added up over stages: {shown}"
         yield "every stage", count_text(outside), why
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _pattern(name: str) -> str:

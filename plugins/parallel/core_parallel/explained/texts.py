@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from core.cli import size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from torch import Tensor
 
@@ -18,13 +18,12 @@ Row = tuple[str, str, str]
 def listed(items: Iterable[str], most: int = 4) -> str:
     """The items, the last of many after an ellipsis."""
     found = [*items]
-    return ", ".join(found if len(found) <= most else [*found[: most - 1], "...", found[-1]])
+    if len(found) > most:
+        found[most - 1 : -1] = ["..."]
+    return ", ".join(found)
 
 
-def count_text(parameters: Iterable[Tensor]) -> str:
+def count_text(parameters: Collection[Tensor]) -> str:
     """A number of parameters, with their bytes."""
-    own = [*parameters]
-    return (
-        f"{sum(one.numel() for one in own):,} parameters, "
-        f"{size_text(sum(one.nbytes for one in own))}"
-    )
+    count = sum(one.numel() for one in parameters)
+    return f"{count:,} parameters, {size_text(sum(one.nbytes for one in parameters))}"

@@ -18,7 +18,7 @@ _OF_UNITS = (
     "activation_checkpointing_policy",
     "forward_prefetch",
 )
-_OF_SHARDS = (*_OF_UNITS, "mixed_precision", "sharding_strategy")
+_OF_SHARDS = ("mixed_precision", "sharding_strategy")
 
 
 def parse_local_loss(given: str | Collection[str]) -> frozenset[str]:
@@ -69,19 +69,19 @@ def refuse(
             "Give local_loss=['context', 'tensor']."
         )
     asked = {name for name, value in options.items() if value not in (None, False, "units")}
-    unused = [name for name in _OF_SHARDS if name in asked]
-    if "activation_checkpointing" in asked and (sizes["shard"] == 1 or sizes["pipeline"] != 1):
+    of_units = [name for name in _OF_UNITS if name in asked]
+    of_shards = [*of_units, *(name for name in _OF_SHARDS if name in asked)]
+    cure = (
+        "Leave it out. Give activation_checkpointing='units' to Trainer or Fabric, which goes with "
+        "all axes."
+    )
+    if of_shards and sizes["shard"] == 1:
         raise ConfigurationError(
-            f"{owner}(activation_checkpointing=...) is about units of shards alone. Give "
-            "activation_checkpointing='units' to Trainer or Fabric, which goes with all axes."
+            f"{owner}({of_shards[0]}=...) is about parameters in shards, and shard=1 has none. "
+            f"{cure}"
         )
-    if unused and sizes["shard"] == 1:
+    if of_units and sizes["pipeline"] != 1:
         raise ConfigurationError(
-            f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. "
-            "Leave it out, or say over how many ranks they are sharded, as in shard=2."
-        )
-    if sizes["pipeline"] != 1 and (unused := [name for name in _OF_UNITS if name in asked]):
-        raise ConfigurationError(
-            f"{owner}({unused[0]}=...) isn't there yet with a pipeline, whose units are its "
-            "parts. Leave it out."
+            f"{owner}({of_units[0]}=...) isn't there yet with a pipeline, whose units are its "
+            f"parts. {cure}"
         )

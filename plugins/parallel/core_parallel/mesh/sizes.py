@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from core import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
 Size = int | Literal["auto"]
 
@@ -74,65 +74,26 @@ def derive(given: Mapping[str, int | None], world_size: int) -> Sizes:
         world_size: number of processes.
 
     Raises:
-        ConfigurationError: the sizes don't multiply to it; with the nearest that do.
+        ConfigurationError: the sizes don't multiply to it.
     """
     sizes = {axis: given[axis] or 1 for axis in AXES}
     derived = [axis for axis in AXES if given[axis] is None]
     if derived:
         chosen = next((axis for axis in derived if axis != "data"), "data")
         sizes[chosen] = max(1, world_size // prod(sizes.values()))
-    if (product := prod(sizes.values())) != world_size:
-        shown = _shown(given, sizes)
-        nearest = _nearest(sizes, shown, world_size)
+    if prod(sizes.values()) != world_size:
+        shown = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
         raise ConfigurationError(
-            f"{_listed(sizes, shown)} make {product} processes, and there are {world_size}. "
-            f"The nearest sizes that multiply to that are {_listed(nearest, shown)}."
+            f"{shown} are {prod(sizes.values())} processes, and there are {world_size}. Choose "
+            "sizes that multiply to a divisor of that, and leave data out: it is what the others "
+            "leave over."
         )
-    return Sizes(**sizes, expert=_expert(given["expert"], sizes))
-
-
-def _expert(given: int | None, sizes: Mapping[str, int]) -> int:
     across = sizes["data"] * sizes["shard"] * sizes["context"]
-    if given is None:
-        return across
-    if across % given:
-        fit = ", ".join(str(size) for size in range(1, across + 1) if across % size == 0)
+    expert = given["expert"] or across
+    if across % expert:
         raise ConfigurationError(
-            f"expert={given}: experts are distributed over the ranks of data * shard * context, "
-            f"which are {across} ({sizes['data']} * {sizes['shard']} * {sizes['context']}). Sizes "
-            f"that divide that: {fit}."
+            f"expert={expert}: experts are distributed over the ranks of data * shard * context, "
+            f"which are {across} ({sizes['data']} * {sizes['shard']} * {sizes['context']}). Choose "
+            "a size that divides that."
         )
-    return given
-
-
-def _shown(given: Mapping[str, int | None], sizes: Mapping[str, int]) -> list[str]:
-    """The axes that a message is about: those that the user has set, and data."""
-    return [axis for axis in AXES if axis == "data" or given[axis] is None or sizes[axis] > 1]
-
-
-def _listed(sizes: Mapping[str, int], shown: Sequence[str]) -> str:
-    *first, last = [f"{axis}={sizes[axis]}" for axis in shown]
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _nearest(sizes: Mapping[str, int], shown: Sequence[str], world_size: int) -> dict[str, int]:
-    def distance(shape: Mapping[str, int]) -> tuple[int, list[int]]:
-        return sum(abs(shape[axis] - sizes[axis]) for axis in shown), [
-            -shape[axis] for axis in shown
-        ]
-
-    fits = (
-        dict.fromkeys(AXES, 1) | dict(zip(shown, shape, strict=True))
-        for shape in _factors(world_size, len(shown))
-    )
-    return min(fits, key=distance)
-
-
-def _factors(product: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of so many, in order."""
-    if count == 1:
-        yield (product,)
-        return
-    for size in range(1, product + 1):
-        if product % size == 0:
-            yield from ((size, *rest) for rest in _factors(product // size, count - 1))
+    return Sizes(**sizes, expert=expert)

@@ -64,12 +64,10 @@ def split(tree: Any, num_pieces: int) -> list[Any]:
         return [tree]
     size = num_samples(tree)
     leaves, form = tree_flatten(tree)
-    columns = [
-        leaf.tensor_split(num_pieces)
-        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size
-        else [leaf] * num_pieces
-        for leaf in leaves
-    ]
+    columns: list[Sequence[Any]] = [[leaf] * num_pieces for leaf in leaves]
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size:
+            columns[place] = leaf.tensor_split(num_pieces)
     return [tree_unflatten(list(piece), form) for piece in zip(*columns, strict=True)]
 
 

@@ -99,27 +99,21 @@ class RecordedLogs:
         size = options.pop("batch_size", None)
         logged = self._logged.setdefault(name, _Logged(options))
         logged.options = options
-        logged.values.append(value.detach() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            value = value.detach()
+        logged.values.append(value)
         logged.microbatches.append(self.microbatch)
         if size is not None:
             logged.sizes.append(float(size))
 
     def header(self) -> list[Header]:
         """The names, options and dtypes of the values, which nobody has to read for that."""
-        found = []
+        found: list[Header] = []
         for name, logged in self._logged.items():
-            options = (
-                {**logged.options, "batch_size": sum(logged.sizes)}
-                if logged.sizes
-                else logged.options
-            )
-            found.append(
-                (
-                    name,
-                    options,
-                    str(getattr(logged.values[0], "dtype", type(logged.values[0]).__name__)),
-                )
-            )
+            options, first = dict(logged.options), logged.values[0]
+            if logged.sizes:
+                options["batch_size"] = sum(logged.sizes)
+            found.append((name, options, str(getattr(first, "dtype", "float"))))
         return found
 
     def values(self, weights: Sequence[float], like: Tensor) -> list[Tensor]:
@@ -155,13 +149,10 @@ def _reduced(logged: _Logged, weights: Sequence[float], like: Tensor) -> Tensor:
     )
     reduce_fx = logged.options.get("reduce_fx", "mean")
     kind = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "mean")
-    if kind in ("min", "amin"):
-        return values.min()
-    if kind in ("max", "amax"):
-        return values.max()
-    if kind == "sum":
-        return values.sum()
-    shares = logged.sizes if len(logged.sizes) == len(own) else own
-    return torch.dot(
-        values, torch.tensor([shares[position] for position in counted]).to(like)
-    ) / sum(shares[position] for position in counted)
+    if kind in ("min", "amin", "max", "amax", "sum"):
+        return getattr(values, kind)()  # type: ignore[no-any-return]  # a method of torch's
+    shares = own
+    if len(logged.sizes) == len(own):
+        shares = logged.sizes
+    of_counted = [shares[position] for position in counted]
+    return torch.dot(values, torch.tensor(of_counted).to(like)) / sum(of_counted)

@@ -7,16 +7,14 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from core import ConfigurationError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.scheduled_step import ScheduledStep
     from core_parallel.strategy import MeshParallelStrategy
 
@@ -46,7 +44,7 @@ class SpanRecorder:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._origin_s = time.perf_counter()
-        self._running: list[tuple[str, int, int] | None] = []
+        self._running: list[Any] = []
         self._since_s = 0.0
 
     @property
@@ -55,19 +53,12 @@ class SpanRecorder:
         return time.perf_counter() - self._origin_s
 
     @contextmanager
-    def span(self, kind: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
-        """A context of one span."""
-        with self._within((kind, stage, microbatch)):
-            yield
+    def span(self, *what: Any) -> Iterator[None]:
+        """A context of one span.
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context that belongs to no span."""
-        with self._within(None):
-            yield
-
-    @contextmanager
-    def _within(self, what: tuple[str, int, int] | None) -> Iterator[None]:
+        Args:
+            what: its kind, stage and microbatch; nothing while the rank waits.
+        """
         self._cut()
         self._running.append(what)
         try:
@@ -79,72 +70,50 @@ class SpanRecorder:
     def _cut(self) -> None:
         """End the part of the innermost span that has run since the last cut."""
         now_s = self.now_s
-        if self._running and (what := self._running[-1]) is not None:
-            self.spans.append(Span(*what, self._since_s, now_s))
+        if self._running and self._running[-1]:
+            self.spans.append(Span(*self._running[-1], self._since_s, now_s))
         self._since_s = now_s
-
-
-def check(strategy: Any) -> None:
-    """Refuse a strategy that has no stages to record.
-
-    Raises:
-        ConfigurationError: nothing is cut into stages.
-    """
-    if not getattr(strategy, "pipelines", None):
-        raise ConfigurationError(
-            f"A timeline shows the stages of a pipeline, and {type(strategy).__name__} has cut no "
-            "model into stages. Train with MeshParallelStrategy(pipeline=2) or more, or leave it "
-            "out."
-        )
 
 
 @contextmanager
 def recording(strategy: MeshParallelStrategy) -> Iterator[SpanRecorder]:
     """All ranks. A context of one step whose stages are recorded; the shapes of its batch have been
     trained on before.
-
-    Raises:
-        ConfigurationError: nothing is cut into stages.
     """
-    check(strategy)
     with ExitStack() as stack:
         dist.barrier()
         recorder = SpanRecorder()
+        span = recorder.span
         for chain, scheduled in strategy.pipelines:
-            _record_chain(stack, recorder, chain)
+            for name, kind in {"_forward": "forward", "_backward": "backward"}.items():
+                _surround(stack, chain, name, partial(_of_chain, span, kind))
+            _surround(stack, chain.line, "receive", lambda *_: span())
             if scheduled is not None:
-                _record_schedule(stack, recorder, scheduled)
-        _surround(
-            stack,
-            strategy.precision_plugin,
-            "optimizer_step",
-            lambda *args: recorder.span("update"),
-        )
+                _record_schedule(stack, span, scheduled)
+        precision = strategy.precision_plugin
+        _surround(stack, precision, "optimizer_step", lambda *_: span("update", -1, -1))
         yield recorder
 
 
-def _record_chain(stack: ExitStack, recorder: SpanRecorder, chain: Chain) -> None:
-    def computes(kind: str) -> Callable[..., Any]:
-        return lambda made, stage, index, *others: recorder.span(kind, stage, index)
-
-    _surround(stack, chain, "_forward", computes("forward"))
-    _surround(stack, chain, "_backward", computes("backward"))
-    _surround(stack, chain.line, "receive", lambda *args: recorder.waiting())
+def _of_chain(span: Any, kind: str, made: Any, stage: int, index: int, *_: Any) -> Any:
+    return span(kind, stage, index)
 
 
-def _record_schedule(stack: ExitStack, recorder: SpanRecorder, scheduled: ScheduledStep) -> None:
-    last = scheduled.last
+def _of_stage(span: Any, kind: str, stage: int, index: int, *_: Any, **__: Any) -> Any:
+    return span(kind, stage, index)
+
+
+def _record_schedule(stack: ExitStack, span: Any, scheduled: ScheduledStep) -> None:
     _surround(
-        stack, scheduled, "_loss_of", lambda run, index, answer: recorder.span("loss", last, index)
+        stack, scheduled, "_loss_of", lambda _, index, __: span("loss", scheduled.last, index)
     )
     for stage in scheduled.stages:
-
-        def computes(kind: str, number: int = stage.stage_index) -> Callable[..., Any]:
-            return lambda index, *args, **kwargs: recorder.span(kind, number, index)
-
-        _surround(stack, stage.submod, "_called", computes("forward"))
-        _surround(stack, stage, "backward_one_chunk", computes("backward"))
-        _surround(stack, stage, "backward_weight_one_chunk", computes("weights"))
+        for owner, name, kind in (
+            (stage.submod, "_called", "forward"),
+            (stage, "backward_one_chunk", "backward"),
+            (stage, "backward_weight_one_chunk", "weights"),
+        ):
+            _surround(stack, owner, name, partial(_of_stage, span, kind, stage.stage_index))
 
 
 def _surround(stack: ExitStack, owner: Any, name: str, context: Callable[..., Any]) -> None:

@@ -46,12 +46,9 @@ def inside(module: nn.Module, planned: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name!r} is to be cut, and has an adapter ({type(part).__name__}) that isn't a "
                 "product of two layers, lora_A and lora_B. Leave it out of the plan, or use LoRA."
             )
-        is_by_columns = (
-            word.startswith("colwise")
-            if isinstance(word, str)
-            else isinstance(word, ColwiseParallel)
-        )
-        side, layers = ("lora_B", second) if is_by_columns else ("lora_A", first)
+        side, layers = "lora_A", first
+        if isinstance(word, ColwiseParallel) or str(word).startswith("colwise"):
+            side, layers = "lora_B", second
         found |= {f"{name}.base_layer": word, **{f"{name}.{side}.{key}": word for key in layers}}
     return found
 
@@ -70,11 +67,7 @@ def _has_more(part: Any) -> bool:
     """True if an adapter scales by norms of whole weights, as DoRA does, or has other tensors
     beside its two layers.
     """
-    others = [
-        child
-        for child in part.children()
-        if child not in (part.base_layer, part.lora_A, part.lora_B)
-    ]
-    return any(next(child.parameters(), None) is not None for child in others) or bool(
-        part._parameters
-    )
+    known = part.base_layer, part.lora_A, part.lora_B
+    others = [child for child in part.children() if child not in known]
+    parameters = [one for child in others for one in child.parameters()]
+    return bool(parameters or part._parameters)

@@ -220,7 +220,8 @@ def followed(
         for handle in handles:
             handle.remove()
     for name, buffer in module.named_buffers():
-        if (mark := mark_of(buffer, _AXIS)) is not None:
+        mark = mark_of(buffer, _AXIS)
+        if mark is not None:
             put([buffer], _AXIS, None)
             raise ModuleError(
                 f"The buffer {name!r} is changed by what each rank of a tensor group has a part "
@@ -248,25 +249,29 @@ def _around(
         if is_in_backward():
             return  # it is computed again
         given = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))
-        mark, layout = mark_of(given, _AXIS), style.input_layouts[0]
-        expected = PartAlong(layout.dim % given.ndim) if isinstance(layout, Shard) else None
-        if mark != expected and not isinstance(given, DTensor):
+        mark = mark_of(given, _AXIS)
+        if mark != _laid_out(given, style.input_layouts) and not isinstance(given, DTensor):
             refuse(mark)
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         following.depth -= 1
-        layout = style.output_layouts[0]
         if isinstance(output, Tensor) and not isinstance(output, DTensor | PartedTensor):
-            mark = PartAlong(layout.dim % output.ndim) if isinstance(layout, Shard) else None
-            put([output], _AXIS, mark)
+            put([output], _AXIS, _laid_out(output, style.output_layouts))
 
     yield layer.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
     yield layer.register_forward_hook(end, always_call=True)
 
 
+def _laid_out(tensor: Tensor, layouts: Any) -> Mark:
+    """How a tensor lies that a layer is given, or gives."""
+    (layout,) = layouts
+    return PartAlong(layout.dim % tensor.ndim) if isinstance(layout, Shard) else None
+
+
 def _check_result(name: str, module: nn.Module, args: Any, result: Any) -> None:
     for one in tree_leaves(result):
-        if isinstance(mark := mark_of(one, _AXIS), Mixed):
+        mark = mark_of(one, _AXIS)
+        if isinstance(mark, Mixed):
             _refuse(name, module, mark)
 
 

@@ -117,7 +117,7 @@ class StagedModules(MeshStrategy):
     ) -> Layout:
         cut = parts.cut(module, size * self._stages_per_rank, self._parts, balance, measure)
         if self.sizes.context > 1:  # the call of one module is made in parts of the sequence
-            cut = replace(cut, inner=None)
+            cut = replace(cut, called=cut.called[:1])
         return Layout(module, cut, size, position, in_v=self._in_v)
 
     @property
@@ -152,7 +152,7 @@ class StagedModules(MeshStrategy):
             self._axis(*axes)
 
     def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
-        microbatches = self._number_of_microbatches(module, layout)
+        microbatches = self._number_of_microbatches(layout)
         self._share_random_state()
         self._replaced.remember(module)
         freed = absent.drop(
@@ -187,9 +187,8 @@ class StagedModules(MeshStrategy):
                 self._deciding(),
             )
 
-    def _number_of_microbatches(self, module: nn.Module, layout: Layout) -> int | None:
-        repeated = layout.modules_around() if layout.needs_call else ()
-        return batch_norms.microbatches_for(module, self._microbatches, self._schedule, repeated)
+    def _number_of_microbatches(self, layout: Layout) -> int | None:
+        return batch_norms.microbatches_for(layout, self._microbatches, self._schedule)
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()

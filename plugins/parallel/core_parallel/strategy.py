@@ -214,7 +214,7 @@ class MeshParallelStrategy(StagedStates):
         if one.pipeline > 1:
             balance = "parameters" if self._balance == "time" else self._balance
             layout = self._layout_of(module, one.pipeline, 0, balance)
-            self._number_of_microbatches(module, layout)  # refuses as well
+            self._number_of_microbatches(layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
             if one.shard > 1:
                 shards.check(layout)

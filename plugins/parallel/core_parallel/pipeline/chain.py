@@ -89,8 +89,6 @@ class Chain(RunsBackward):
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
         replay = self.layout.cut.replay
-        if replay is None:
-            return (self.answer or self.compute)(*args, **kwargs)
         replay.refuse(args, kwargs)
         if self.answer is not None:
             return replay.around(self.answer(*args, **kwargs), args, kwargs)
@@ -103,15 +101,10 @@ class Chain(RunsBackward):
         """The call of all stages in place of the forward of one of `layout.cut.called`."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self.layout.cut.replay is not None:
-                self.layout.cut.replay.owner = module
+            self.layout.cut.replay.owner = module
             return self(*args, **kwargs)
 
         return forward
-
-    def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """All ranks of the pipeline. The result of all stages, on all ranks."""
-        return self._in_pieces(self._number(args, kwargs), args, kwargs)
 
     def _number(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The number of microbatches of a call."""
@@ -300,15 +293,12 @@ class Chain(RunsBackward):
         """The forms of a stage's result, and of the results of all parts so far, for the rank of
         the next stage.
         """
-        replay = self.layout.cut.replay
-        known = {} if replay is None else replay.known(self.layout.places_of(stage)[1])
-        return forms.of(result), known
+        return forms.of(result), self.layout.cut.replay.known(self.layout.places_of(stage)[1])
 
     def learn(self, header: tuple[Any, Known]) -> Any:
         """The forms of the result of a stage, of what `described` has returned on another rank."""
         result, known = header
-        if self.layout.cut.replay is not None:
-            self.layout.cut.replay.learn(known)
+        self.layout.cut.replay.learn(known)
         return result
 
     def _signature(self, piece: Any) -> Any:

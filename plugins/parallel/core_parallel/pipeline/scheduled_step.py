@@ -198,7 +198,7 @@ class ScheduledStep:
         self._begin_stages(run, stages)
         with self._followed(run):
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if 0 in stages or (layout.needs_call and not self._is_in_step(stages)):
+                if 0 in stages or not self._is_in_step(stages):
                     run.first_arguments = self._arguments_in(run, 0)
             with nullcontext() if self._sequence is None else self._sequence.marking():
                 first_microbatch.compute(chain, stages, self._sequence)
@@ -222,7 +222,7 @@ class ScheduledStep:
 
     def _is_in_step(self, stages: dict[int, StageModule]) -> bool:
         """True if the last stage is this rank's, and computes in the step's call of the model."""
-        return self.last in stages and self._chain.layout.needs_call and self._sequence is None
+        return self.last in stages and self._sequence is None
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which a call in parts of the sequence is followed, if it is due."""

@@ -82,8 +82,7 @@ class StageModule(nn.Module):
 
         Args:
             seeds: its random numbers.
-            take: the arguments of the model for a microbatch, which the first stage asks for; or
-                all, see `Layout.run`.
+            take: the arguments of the model for a microbatch.
             within: runs the user's step for a microbatch, in whose call of the model this stage
                 computes; None if it computes by itself.
         """
@@ -115,8 +114,7 @@ class StageModule(nn.Module):
 
     def _compute(self, index: int, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._within is None:
-            needs_call = self._stage == 0 or self._chain.layout.needs_call
-            return self._called(index, given, self._take(index) if needs_call else None)
+            return self._called(index, given, self._take(index))
         found: list[tuple[Tensor, ...]] = []
 
         def answer(*args: Any, **kwargs: Any) -> Any:
@@ -126,9 +124,7 @@ class StageModule(nn.Module):
         self._within(index, answer)
         return found[0]
 
-    def _called(
-        self, index: int, given: tuple[Tensor, ...], call: Arguments | None
-    ) -> tuple[Tensor, ...]:
+    def _called(self, index: int, given: tuple[Tensor, ...], call: Arguments) -> tuple[Tensor, ...]:
         layout = self._chain.layout
         if self._known is not None:
             self._chain.learn(self._known)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from core import ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from core_parallel.stages.named_parts import Found
 
 _PLAN = "base_model_pp_plan"
 
 
-def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
+def find(user: nn.Module) -> list[Found]:
     """The modules that a config plans for: name, module, and its parts in the order in which they
     are applied.
 
@@ -29,42 +30,33 @@ def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
         ModuleError: a plan names what no module has.
     """
     modules = dict(user.named_modules())
-    planned = [(name, plan) for name, one in modules.items() if (plan := _plan_of(one))]
-    bases = [(name, plan) for name, plan in planned if _has(modules[name], plan)]
+    plans = {
+        name: getattr(getattr(one, "config", None), _PLAN, None) for name, one in modules.items()
+    }
+    planned = {name: plan for name, plan in plans.items() if plan}
+    bases = {name: plan for name, plan in planned.items() if _has(modules[name], plan)}
     if planned and not bases:
-        name, plan = planned[0]
+        name, plan = next(iter(planned.items()))
         raise ModuleError(
             f"{type(modules[name]).__name__} has a config whose {_PLAN} names "
             f"{', '.join(map(repr, plan))}, and no module has them all. Name the parts by "
             "pipeline() in a module of your own, or by parts=."
         )
-    return [_with_head(name, plan, modules) for name, plan in bases]
-
-
-def _plan_of(module: nn.Module) -> Mapping[str, Any]:
-    plan = getattr(getattr(module, "config", None), _PLAN, None)
-    return plan if isinstance(plan, Mapping) else {}
+    return [_with_head(name, plan, modules) for name, plan in bases.items()]
 
 
 def _has(module: nn.Module, names: Iterable[str]) -> bool:
-    own = dict(module.named_modules(remove_duplicate=False))
-    return all(name in own for name in names)
+    return {*names} <= dict(module.named_modules(remove_duplicate=False)).keys()
 
 
-def _with_head(
-    name: str, plan: Mapping[str, Any], modules: Mapping[str, nn.Module]
-) -> tuple[str, nn.Module, list[nn.Module]]:
+def _with_head(name: str, plan: Iterable[str], modules: Mapping[str, nn.Module]) -> Found:
     parts = list(_expanded(modules[name], plan))
     above = name.rpartition(".")[0]
-    heads = getattr(modules.get(above), "_pp_plan", None) if name else None
-    if isinstance(heads, Mapping) and heads and _has(modules[above], heads):
-        own = [
-            part
-            for part in _expanded(modules[above], heads)
-            if all(part is not one for one in parts)
-        ]
-        return above, modules[above], [*parts, *own]
-    return name, modules[name], parts
+    heads = getattr(modules[above], "_pp_plan", None)
+    if above == name or not heads or not _has(modules[above], heads):
+        return name, modules[name], parts
+    own = [one for one in _expanded(modules[above], heads) if one not in parts]
+    return above, modules[above], [*parts, *own]
 
 
 def _expanded(module: nn.Module, names: Iterable[str]) -> Iterator[nn.Module]:

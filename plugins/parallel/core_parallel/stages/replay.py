@@ -7,8 +7,7 @@ rank. What another rank's part returns is hollow here, see `hollow`: a part that
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,25 +38,6 @@ class _Done(BaseException):
     """
 
 
-class StageTurns(Protocol):
-    """The work of a rank with the others, while the forward runs once."""
-
-    def begin(self) -> Any:
-        """The first part is called. What the part before this rank's stage has returned."""
-
-    def compute(self, part: Callable[[], Any]) -> Any:
-        """The result of a part of this rank."""
-
-    def give(self, result: Any) -> None:
-        """The stage has computed a result."""
-
-    def share(self) -> Any:
-        """The result of the last part, on all ranks."""
-
-    def end(self) -> None:
-        """The last part has returned."""
-
-
 class Replay:
     """The forward of one model, with its parts answered for.
 
@@ -68,10 +48,11 @@ class Replay:
 
     Attributes:
         owner: the one of `called` that was called.
+        num_parts: number of parts.
     """
 
     def __init__(self, called: Sequence[nn.Module], title: str, parts: Sequence[nn.Module]) -> None:
-        self._title, self._parts = title, parts
+        self._title, self._parts, self.num_parts = title, parts, len(parts)
         self.owner, self._forwards = called[0], forwards.own(called)
         self._names = {id(module): name for name, module in called[0].named_modules()}
         self._calls = AnsweredCalls(self._called)
@@ -93,54 +74,9 @@ class Replay:
         """
 
         def answered(index: int, given: Any) -> Any:
-            return answer if index == len(self._parts) - 1 else self._hollow(index, given)
+            return answer if index == len(self._parts) - 1 else self.hollow(index, given)
 
-        return self._to_its_end(answered, args, kwargs)
-
-    def once(
-        self,
-        begin: int,
-        end: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        exchange: StageTurns,
-    ) -> Any:
-        """The result of the model on all ranks, each of which runs the forward once, with the parts
-        of one stage.
-
-        Args:
-            begin: number of the first part.
-            end: number of the part after the last.
-            args: of the model.
-            kwargs: of the model.
-            exchange: what is done with the other ranks.
-
-        Raises:
-            ModuleError: this stage, or the result, needs the results of other parts too.
-        """
-        last = len(self._parts) - 1
-        arrived: list[Any] = []
-        shared: list[Any] = []
-
-        def answered(index: int, given: Any) -> Any:
-            if index == 0:
-                arrived.append(exchange.begin())
-            if index == begin - 1:
-                return arrived[0]
-            if begin <= index < end:
-                result = exchange.compute(partial(self._computed, index, begin, given))
-                if index < end - 1:
-                    return result
-                exchange.give(result)
-            is_behind = index >= end or index == last
-            if is_behind and not shared:
-                shared.append(exchange.share())
-            if index < last:
-                return self._hollow(index, given)
-            exchange.end()
-            return shared[0]
-
-        return self._to_its_end(answered, args, kwargs)
+        return self.to_its_end(answered, args, kwargs)
 
     def run(
         self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
@@ -163,13 +99,13 @@ class Replay:
             if index == begin - 1:
                 return arrived
             if begin <= index < end:
-                result = self._computed(index, begin, given)
+                result = self.computed(index, begin, given)
                 if index < end - 1:
                     return result
                 results.append(result)
                 if open_blocks.around_call() is None:
                     raise _Done
-            return self._hollow(index, given)
+            return self.hollow(index, given)
 
         try:
             self._forward(answered, args, kwargs, end)
@@ -193,9 +129,19 @@ class Replay:
 
     # the forward ----------------------------------------------------------------------------------
 
-    def _to_its_end(
+    def to_its_end(
         self, answer: Callable[[int, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """The result of the model.
+
+        Args:
+            answer: the result of a part, of its number and what it is given.
+            args: of the model.
+            kwargs: of the model.
+
+        Raises:
+            ModuleError: it needs the results of other parts than the last too.
+        """
         result = self._forward(answer, args, kwargs, len(self._parts))
         if hollow.is_in(result):
             raise ModuleError(
@@ -237,8 +183,12 @@ class Replay:
         assert self._answer is not None, "calls are answered within the forward"
         return self._answer(index, (args, kwargs))
 
-    def _computed(self, index: int, begin: int, given: Any) -> Any:
-        """The result of a part that this rank has."""
+    def computed(self, index: int, begin: int, given: Any) -> Any:
+        """The result of a part of the stage that begins with another one.
+
+        Raises:
+            ModuleError: it needs the results of other parts than the one before the stage.
+        """
         args, kwargs = given
         if hollow.is_in(given):
             raise self._leak(index, begin)
@@ -255,7 +205,7 @@ class Replay:
             f"{_CURE}"
         )
 
-    def _hollow(self, index: int, given: Any) -> Any:
+    def hollow(self, index: int, given: Any) -> Any:
         """The result of a part that another rank has; as the first tensor that it is given, if its
         form is unknown.
         """

@@ -11,7 +11,7 @@ from torch import Tensor
 from core_parallel.pipeline.forward_pass import can_learn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from core_parallel.communication.point_to_point import Line
     from core_parallel.pipeline.forward_pass import Pass
@@ -125,22 +125,36 @@ class RunsBackward:
         parameters of no part.
         """
         outside = [one for one in self.layout.outside() if one.requires_grad]
-        before = [one.grad for one in outside]
-        for one in outside:
-            one.grad = None
+        added = {}
+        with set_aside(outside):
+            yield
+            if not outside:
+                return
+            gave = [float(one.grad is not None) for one in outside]
+            counts = self.line.add_up(torch.tensor(gave, device=self.line.device)).tolist()
+            for one, count in zip(outside, counts, strict=True):
+                if count:
+                    added[one] = self.line.add_up(_gradient(one))
+        add_to(added)
+
+
+@contextmanager
+def set_aside(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """A context in which parameters have no gradients, and afterwards those of before."""
+    before = [one.grad for one in parameters]
+    for one in parameters:
+        one.grad = None
+    try:
         yield
-        if not outside:
-            return
-        gave = torch.tensor(
-            [float(one.grad is not None) for one in outside], device=self.line.device
-        )
-        for one, earlier, count in zip(
-            outside, before, self.line.add_up(gave).tolist(), strict=True
-        ):
-            own, one.grad = _gradient(one), earlier
-            if count:
-                added = self.line.add_up(own)
-                one.grad = added if earlier is None else earlier + added
+    finally:
+        for one, earlier in zip(parameters, before, strict=True):
+            one.grad = earlier
+
+
+def add_to(gradients: Mapping[Tensor, Tensor]) -> None:
+    """Add gradients to those that parameters have."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def _cut(gradient: Tensor | None, sizes: Sequence[int | None]) -> Sequence[Tensor | None]:

@@ -39,6 +39,7 @@ from core_parallel.pipeline import (
     schedule_errors,
     user_step,
 )
+from core_parallel.pipeline.backward_pass import set_aside
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
 from core_parallel.pipeline.scheduled_run import ScheduledRun
 from core_parallel.pipeline.stage_module import StageModule
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from core_parallel.context.sequence import Context
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Draws
-    from core_parallel.pipeline.last_stage import Described
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
@@ -66,14 +66,12 @@ class _Runner:
         stages: of this rank, by number.
         schedule: torch's.
         run: the step that runs.
-        described: the numbers that the last stage had to tell in the step before.
         length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
     run: ScheduledRun | None = None
-    described: Described | None = None
     length: int = 0
 
 
@@ -116,7 +114,6 @@ class ScheduledStep:
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._keys = CheckKeys(chain.layout.user, *deciding)
-        self._is_plain = False
         self.last = chain.layout.num_stages - 1
 
     @property
@@ -151,8 +148,6 @@ class ScheduledStep:
             None.
         """
         self._step_context = step_context or self._context
-        # to ask for each microbatch takes time
-        self._is_plain = isinstance(self._context(), nullcontext)
         layout = self._chain.layout
         divided = size = size_of(batch)
         key_of_peers = None
@@ -181,7 +176,7 @@ class ScheduledStep:
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        return self._finish(runner, run, module, gradients)
+        return self._finish(run, module, gradients)
 
     def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
@@ -248,11 +243,8 @@ class ScheduledStep:
     def _caught(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._sequence is None else self._sequence.caught()
 
-    def _stage_context(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._is_plain and self._sequence is None else self._both_contexts()
-
     @contextmanager
-    def _both_contexts(self) -> Iterator[None]:
+    def _stage_context(self) -> Iterator[None]:
         with self._context(), self._caught():
             yield
 
@@ -274,18 +266,13 @@ class ScheduledStep:
         earlier ones.
         """
         chain = self._chain
-        layout = chain.layout
-        shards = chain.shards
-        assert shards is not None, "the set-up has found them"
+        layout, shards = chain.layout, chain.shards
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
         begins = run.is_followed or not runner.stages
         learning = [
             one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
         ]
-        before = [one.grad for one in learning]
-        for one in learning:
-            one.grad = None
         if not begins:
             self._begin_stages(run, runner.stages)
             if self._sequence is not None:
@@ -293,28 +280,16 @@ class ScheduledStep:
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
         options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
-        try:
+        with set_aside(learning), schedule_errors.as_raised():
             # Autocast is for forward, and the schedule runs backward too.
-            with (
-                shards.held(),
-                chain.added_up(),
-                schedule_errors.quiet(),
-                torch.autocast(chain.line.device.type, enabled=False),
-            ):
+            without = torch.autocast(chain.line.device.type, enabled=False)
+            with shards.held(), chain.added_up(), without:
                 if begins:
                     self._begin(runner, run)
                 runner.schedule.step(*inputs, return_outputs=False, **options)
                 chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
-        except RuntimeError as error:
-            cause = schedule_errors.first_cause(error)
-            if cause is error:
-                raise
-            raise cause from None
-        finally:
-            for one, earlier in zip(learning, before, strict=True):
-                one.grad = earlier
 
     def _arguments_in(self, run: ScheduledRun, index: int) -> Arguments:
         """The arguments with which the user's step calls the model, for a microbatch."""
@@ -366,8 +341,7 @@ class ScheduledStep:
         assert run is not None, "torch calls it within a step"
         if index in run.made:
             return run.made.pop(index)
-        leaves = output if isinstance(output, tuple) else (output,)
-        answer = runner.stages[self.last].answer(leaves)
+        answer = runner.stages[self.last].answer(tree_leaves(output))
         return self._loss_of(run, index, lambda *args, **kwargs: answer)
 
     def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
@@ -408,15 +382,15 @@ class ScheduledStep:
             run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
-            return _times(leaves[0].sum(), 0)
+            return leaves[0].sum() * 0
         run.losses.append(loss.detach())
         if self._sequence is not None:
             self._sequence.share(loss)
-        return _times(loss, run.scale * run.weights[-1] / run.reference)
+        made: Tensor = loss * (run.scale * run.weights[-1] / run.reference)
+        return made
 
     def _finish(
         self,
-        runner: _Runner,
         run: ScheduledRun,
         module: nn.Module,
         gradients: dict[nn.Parameter, Tensor],
@@ -424,8 +398,7 @@ class ScheduledStep:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        described, numbers = last_stage.share(self._chain, run, runner.described)
-        runner.described = described
+        described, numbers = last_stage.share(self._chain, run)
         loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
@@ -442,7 +415,3 @@ class ScheduledStep:
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
-
-
-def _times(tensor: Tensor, number: float) -> Tensor:
-    return tensor * number

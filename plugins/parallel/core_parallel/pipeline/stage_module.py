@@ -119,7 +119,7 @@ class StageModule(nn.Module):
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             found.append(self._called(index, given, (args, kwargs)))
-            return self.answer(found[0])
+            return self.answer([*found[0]])
 
         self._within(index, answer)
         return found[0]
@@ -172,10 +172,10 @@ class StageModule(nn.Module):
         """Compute the gradients of weights with those of inputs, whatever the schedule."""
         self.pipeline_stage.dw_builder = _nothing_later
 
-    def answer(self, leaves: tuple[Tensor, ...]) -> Any:
+    def answer(self, leaves: list[Tensor]) -> Any:
         """The last stage's result, of the structure that the model returns."""
         assert self.header is not None
-        return tree_unflatten(list(leaves), self.header[0])
+        return tree_unflatten(leaves, self.header[0])
 
 
 class _Leaving(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from core import ShardedLeaf
@@ -114,10 +115,13 @@ class StagedStates(StagedModules):
         place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
         position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(
-                position, place, expert_modules.coordinates(self._experts_mesh)
-            ).leaf
-        return state.WholeState(chain.line, not any(place.values())).leaf
+            return partial(
+                state.parted_leaf,
+                position=position,
+                coordinates=place,
+                of_experts=expert_modules.coordinates(self._experts_mesh),
+            )
+        return partial(state.whole_leaf, line=chain.line, takes_part=not any(place.values()))
 
     def _owners(self) -> dict[int, int]:
         return {

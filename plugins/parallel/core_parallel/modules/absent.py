@@ -217,11 +217,8 @@ def guard(modules: Iterable[tuple[str, nn.Module]], reason: str) -> list[Removab
         modules: the parts, by their names.
         reason: says where they are, and what to do.
     """
-    return [module.register_forward_pre_hook(_refusal(name, reason)) for name, module in modules]
 
-
-def _refusal(name: str, reason: str) -> Any:
-    def refuse(module: nn.Module, *_: Any) -> None:
+    def refuse(name: str, module: nn.Module, *_: Any) -> None:
         raise ModuleError(f"{type(module).__name__} {name!r} was called, and {reason}")
 
-    return refuse
+    return [module.register_forward_pre_hook(partial(refuse, name)) for name, module in modules]

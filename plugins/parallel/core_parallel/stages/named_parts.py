@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from core import ConfigurationError, ModuleError, did_you_mean
+from core import ConfigurationError, did_you_mean
 from core_parallel.modules.plans import as_expression
 
 Part = Callable[..., Any]
@@ -46,38 +46,20 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> Found:
 
     Raises:
         ConfigurationError: a name fits no module.
-        ModuleError: one is a mere list of modules, or no module that is called has them all.
     """
     modules = dict(user.named_modules(remove_duplicate=False))
     patterns = [one for one in given if isinstance(one, str)]
     names = [name for one in patterns for name in _matching(type(user).__name__, modules, one)]
-    for name in names:
-        if not is_called(modules[name]):
-            raise ModuleError(
-                f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called "
-                f"itself. Name what is in it: '{name}.*'."
-            )
     owner = innermost(modules, names)
-    if not is_called(modules[owner]):
-        raise ModuleError(
-            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the "
-            "call of one that applies them. Put them in a module with a forward, and call that in "
-            f"the steps of {type(user).__name__}."
-        )
     return owner, modules[owner], [modules[name] for name in names]
 
 
-def of_one(user: nn.Module, given: Sequence[str | Part]) -> str | None:
-    """The name of one model, whose parts are those that it says or that are planned; None if parts
+def of_one(user: nn.Module, given: Sequence[str | Part]) -> str:
+    """The name of one model, whose parts are those that it says or that are planned; none if parts
     are named.
     """
-    name = given[0]
-    if len(given) > 1 or not isinstance(name, str):
-        return None
-    found = dict(user.named_modules()).get(name)
-    if found is None or not is_called(found):
-        return None
-    return name
+    found = [name for name, one in user.named_modules() if [name] == [*given] and is_called(one)]
+    return "".join(found)
 
 
 def is_called(module: nn.Module) -> bool:

@@ -37,36 +37,36 @@ def cut(
         ModuleError: the parts can't be found, or not cut into so many stages.
         ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
-    within = None if given is None else named_parts.of_one(user, given)
-    if given is None or within is not None:
-        found, is_said = _found(user, within or "")
+    within = ""
+    if given is not None:
+        within = named_parts.of_one(user, given)
+    if given is None or within:
+        name, module, parts = _found(user, within)
     else:
-        found, is_said = named_parts.find(user, given), True
-    name, module, parts = found
+        name, module, parts = named_parts.find(user, given)
     measure = measure or partial(part_times.measure, user)
     title = _title(name, module)
-    stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=not is_said)
-    called = [module]
-    if is_said:
-        modules, own = dict(module.named_modules()), set(parts)
-        inner = named_parts.innermost(modules, [key for key, one in modules.items() if one in own])
-        called += [modules[inner]] * (inner != "")
+    stages = balance.stages(title, parts, num_stages, balanced, measure)
+    modules, own, called = dict(module.named_modules()), set(parts), [module]
+    inner = named_parts.innermost(modules, [key for key, one in modules.items() if one in own])
+    if inner:
+        called.append(modules[inner])
     return Cut(tuple(called), tuple(stages), Replay(called, title, parts))
 
 
-def _found(user: nn.Module, within: str) -> tuple[Found, bool]:
+def _found(user: nn.Module, within: str) -> Found:
     """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the
-    user's; and whether it says them, or is a sequence.
+    user's.
     """
     declared = _within(within, _declaring(user))
     if declared:
         name, module, _ = _only(user, declared)
-        return (name, module, _parts_of(name, module)), True
+        return name, module, _parts_of(name, module)
     planned = _within(within, planned_parts.find(user))
     sequences = _within(within, _sequences("", user))
     if not planned and len(sequences) != 1:
         planned = found_blocks.find(user, within)
-    return _only(user, planned or sequences), not planned
+    return _only(user, planned or sequences)
 
 
 def _declaring(user: nn.Module) -> Iterator[Found]:

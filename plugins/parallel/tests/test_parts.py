@@ -260,10 +260,6 @@ def test_what_cannot_be_measured_is_refused():
     user.forward = user[0].forward
     with pytest.raises(CoreError, match="its forward called 0 parts, where 2 were expected"):
         parts.cut(user, 2, None, "time")
-    with pytest.raises(
-        CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"
-    ):
-        parts.cut(user.to("meta"), 2, None, "time")
 
 
 @pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from core import ModuleError
+from core_parallel.stages import named_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from core_parallel.stages.named_parts import Found
 
@@ -42,28 +43,18 @@ def find(user: nn.Module) -> list[Found]:
             f"{', '.join(map(repr, plan))}, and no module has them all. Name the parts by "
             "pipeline() in a module of your own, or by parts=."
         )
-    return [_with_head(name, plan, modules) for name, plan in bases.items()]
+    return [named_parts.find(user, _names(name, plan, modules)) for name, plan in bases.items()]
 
 
 def _has(module: nn.Module, names: Iterable[str]) -> bool:
     return {*names} <= dict(module.named_modules(remove_duplicate=False)).keys()
 
 
-def _with_head(name: str, plan: Iterable[str], modules: Mapping[str, nn.Module]) -> Found:
-    parts = list(_expanded(modules[name], plan))
+def _names(name: str, plan: Iterable[str], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the parts: of a list those in it, and of the class around it its heads."""
+    named = [f"{name}.{one}".lstrip(".") for one in plan]
     above = name.rpartition(".")[0]
-    heads = getattr(modules[above], "_pp_plan", None)
-    if above == name or not heads or not _has(modules[above], heads):
-        return name, modules[name], parts
-    own = [one for one in _expanded(modules[above], heads) if one not in parts]
-    return above, modules[above], [*parts, *own]
-
-
-def _expanded(module: nn.Module, names: Iterable[str]) -> Iterator[nn.Module]:
-    """The named modules, and of a list what is in it."""
-    for name in names:
-        part = module.get_submodule(name)
-        if isinstance(part, nn.ModuleList):
-            yield from part
-        else:
-            yield part
+    heads = getattr(modules[above], "_pp_plan", None) or ()
+    if name and _has(modules[above], heads):
+        named += [f"{above}.{one}".lstrip(".") for one in heads]
+    return [one + ".*" * isinstance(modules[one], nn.ModuleList) for one in named]

@@ -65,13 +65,11 @@ class _Runner:
     Attributes:
         stages: of this rank, by number.
         schedule: torch's.
-        run: the step that runs.
         length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
-    run: ScheduledRun | None = None
     length: int = 0
 
 
@@ -113,6 +111,7 @@ class ScheduledStep:
         self._sequence = sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
+        self._losses: dict[int, Tensor] = {}  # of microbatches, until torch asks for them
         self._keys = CheckKeys(chain.layout.user, *deciding)
         self.last = chain.layout.num_stages - 1
 
@@ -164,15 +163,11 @@ class ScheduledStep:
             run = ScheduledRun(
                 step, cut, seeds, self._scale(), Counters(module), is_followed=is_due
             )
-            runner.run = run
-            try:
-                with run.logs.instead_of(module):
-                    gradients = self._run(runner, run)
-                if is_due:
-                    with user_step.agreed(self._chain.line):
-                        refuse_other_losses(run.marked, run.weights)
-            finally:
-                runner.run = None
+            with run.logs.instead_of(module):
+                gradients = self._run(runner, run)
+            if is_due:
+                with user_step.agreed(self._chain.line):
+                    refuse_other_losses(run.marked, run.weights)
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
@@ -186,38 +181,33 @@ class ScheduledStep:
         layout = chain.layout
         stages = runner.stages or {
             stage: StageModule(
-                chain, stage, self._stage_context, splits=self._schedule.splits_backward
+                chain,
+                stage,
+                self._context if stage == self.last else self._stage_context,
+                splits=self._schedule.splits_backward,
             )
             for stage in layout.own_stages
         }
         self._begin_stages(run, stages)
         with self._followed(run):
             with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-                if 0 in stages or not self._is_in_step(stages):
+                if 0 in stages or self.last not in stages:
                     run.first_arguments = self._arguments_in(run, 0)
             with nullcontext() if self._sequence is None else self._sequence.marking():
                 first_microbatch.compute(chain, stages, self._sequence)
             run.first_arguments = None
             if not runner.stages:
                 self._set_up(runner, stages, len(run.cut))
-            with user_step.agreed(chain.line):
-                if self.last in stages:
-                    run.made[0] = self._loss(runner, stages[self.last].outputs, 0)
             for number, stage in stages.items():
-                stage.look_at(stage.outputs if number < self.last else [run.made[0]])
+                stage.look_at(stage.outputs if number < self.last else [self._losses[0]])
 
     def _begin_stages(self, run: ScheduledRun, stages: dict[int, StageModule]) -> None:
+        self._losses.clear()
         for number, stage in stages.items():
-            is_in_step = number == self.last and self._is_in_step(stages)
-            stage.begin(
-                run.seeds,
-                partial(self._arguments_in, run),
-                partial(self._compute_in_step, run) if is_in_step else None,
-            )
-
-    def _is_in_step(self, stages: dict[int, StageModule]) -> bool:
-        """True if the last stage is this rank's, and computes in the step's call of the model."""
-        return self.last in stages and self._sequence is None
+            within = None
+            if number == self.last:
+                within = partial(self._compute_in_step, run)
+            stage.begin(run.seeds, partial(self._arguments_in, run), within)
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which a call in parts of the sequence is followed, if it is due."""
@@ -234,7 +224,7 @@ class ScheduledStep:
         runner.schedule = get_schedule_class(self._schedule.name)(
             made if self._schedule.has_several_stages else made[0],
             number,
-            loss_fn=lambda output, target: self._loss(runner, output, int(target)),
+            loss_fn=lambda output, target: self._losses.pop(int(target)),
             scale_grads=False,
         )
         if self._sequence is not None:
@@ -331,20 +321,12 @@ class ScheduledStep:
             run.logs.is_open = True
             return found
 
-        run.made[index] = self._loss_of(run, index, answer)
+        self._losses[index] = self._loss_of(run, index, answer)
 
-    def _loss(self, runner: _Runner, output: Any, index: int) -> Tensor:
+    def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
         """On the rank of the last stage: the user's loss of a microbatch, by its share of the
         batch.
         """
-        run = runner.run
-        assert run is not None, "torch calls it within a step"
-        if index in run.made:
-            return run.made.pop(index)
-        answer = runner.stages[self.last].answer(tree_leaves(output))
-        return self._loss_of(run, index, lambda *args, **kwargs: answer)
-
-    def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
         run.seeds.begin_step(self.last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()

@@ -119,7 +119,8 @@ class StageModule(nn.Module):
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             found.append(self._called(index, given, (args, kwargs)))
-            return self.answer([*found[0]])
+            assert self.header is not None, "it has computed"
+            return tree_unflatten([*found[0]], self.header[0])
 
         self._within(index, answer)
         return found[0]
@@ -171,11 +172,6 @@ class StageModule(nn.Module):
     def splits_nothing(self) -> None:
         """Compute the gradients of weights with those of inputs, whatever the schedule."""
         self.pipeline_stage.dw_builder = _nothing_later
-
-    def answer(self, leaves: list[Tensor]) -> Any:
-        """The last stage's result, of the structure that the model returns."""
-        assert self.header is not None
-        return tree_unflatten(leaves, self.header[0])
 
 
 class _Leaving(torch.autograd.Function):

@@ -86,8 +86,9 @@ class AbsentTensor(Tensor):
             result = func(*args, **(kwargs or {}))
             # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors
             # that are here.
-            is_bare = type(result) is Tensor and result.is_meta
-            return result.as_subclass(AbsentTensor) if is_bare else result
+            if type(result) is Tensor and result.is_meta:
+                return result.as_subclass(AbsentTensor)
+            return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentTensor:
         """Another one, as absent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.distributed.tensor import DTensor
@@ -126,7 +127,7 @@ class StagedModules(MeshStrategy):
     ) -> Layout:
         cut = parts.cut(module, size * self._stages_per_rank, self._parts, balance, measure)
         if self.sizes.context > 1:  # the call of one module is made in parts of the sequence
-            cut = replace(cut, inner=None)
+            cut = replace(cut, called=cut.called[:1])
         return Layout(module, cut, size, position, in_v=self._in_v)
 
     @property
@@ -164,7 +165,7 @@ class StagedModules(MeshStrategy):
             self._axis(*axes)
 
     def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
-        microbatches = self._number_of_microbatches(module, layout)
+        microbatches = self._number_of_microbatches(layout)
         self._share_random_state()
         self._replaced.remember(module)
         freed = absent.drop(
@@ -198,9 +199,8 @@ class StagedModules(MeshStrategy):
                 sequence,
             )
 
-    def _number_of_microbatches(self, module: nn.Module, layout: Layout) -> int | None:
-        repeated = layout.modules_around() if layout.needs_call else ()
-        return batch_norms.microbatches_for(module, self._microbatches, self._schedule, repeated)
+    def _number_of_microbatches(self, layout: Layout) -> int | None:
+        return batch_norms.microbatches_for(layout, self._microbatches, self._schedule)
 
     def _context(self) -> AbstractContextManager[Any]:
         return self.forward_context() or nullcontext()
@@ -319,10 +319,13 @@ class StagedModules(MeshStrategy):
         place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
         position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(
-                position, place, expert_modules.coordinates(self._experts_mesh)
-            ).leaf
-        return state.WholeState(chain.line, not any(place.values())).leaf
+            return partial(
+                state.parted_leaf,
+                position=position,
+                coordinates=place,
+                of_experts=expert_modules.coordinates(self._experts_mesh),
+            )
+        return partial(state.whole_leaf, line=chain.line, takes_part=not any(place.values()))
 
     def _owners(self) -> dict[int, int]:
         return {

@@ -213,7 +213,7 @@ class MeshParallelStrategy(StagedModules):
             if balance == "time":
                 balance = "parameters"
             layout = self._layout_of(module, one.pipeline, 0, balance)
-            self._number_of_microbatches(module, layout)  # refuses as well
+            self._number_of_microbatches(layout)  # refuses as well
             expert_modules.check_owners(found, layout.owners())
             if one.shard > 1:
                 shards.check(layout)

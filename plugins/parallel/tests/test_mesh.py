@@ -1,11 +1,8 @@
 """One mesh with named axes: its sizes, the shares of the data, and what isn't an option of it."""
 
 import inspect
-import re
-from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.distributed as dist
 from language import on, train
 
@@ -16,7 +13,6 @@ from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
 from core_parallel import MeshParallelStrategy
 from core_parallel.mesh import sizes
-from core_parallel.stages import shards
 from core_testing.training import assert_equal_tensors
 
 
@@ -98,19 +94,3 @@ def test_an_option_given_as_its_default_is_not_one_of_shards():
     }
     assert defaults["auto_wrap_policy"] == "units"
     assert MeshParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
-
-
-@pytest.mark.parametrize(
-    ("unit", "name"),
-    [
-        (SimpleNamespace(), "_is_root"),
-        (
-            SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)),
-            "_root_post_backward_final_callback",
-        ),
-    ],
-)
-def test_a_torch_without_the_private_names_of_shards_is_refused(unit, name):
-    expected = rf"torch {re.escape(torch.__version__)} has no '{name}'\. Use torch 2\.13"
-    with pytest.raises(ConfigurationError, match=expected):
-        shards.refuse_other_torch([unit])

@@ -49,12 +49,12 @@ def test_parts_have_names_in_the_users_module(make, prefix):
 
     user = make()
     cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
-    assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
+    assert cut.called == (user.get_submodule(prefix[:-1]),)
     blocks = [f"{prefix}blocks.{index}" for index in range(11)]  # 10 follows 9, and not 1
     assert names_of(user, cut) == [f"{prefix}embed", *blocks, f"{prefix}head"]
     x = torch.randn(3, 4)
     layout = Layout(user, cut, 3, 0)
-    assert torch.equal(replays.call(layout, x), cut.module(x))
+    assert torch.equal(replays.call(layout, x), cut.called[0](x))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_parts_have_names_in_the_users_module(make, prefix):
         ),
         (
             ["embed", torch.relu, "blocks", "head"],
-            r"parts names 'blocks', a ModuleList, .* Name what is in it",
+            r"Fixed called its part 'head' where 'blocks' comes next",
         ),
         (
             ["embd", "head"],
@@ -90,11 +90,8 @@ def test_names_that_are_not_the_model_are_refused(given, expected):
 
 
 def test_names_are_of_one_module_that_is_called():
-    assert parts.cut(Wrapped(), 2, ["net.blocks.*"]).name == "net"
-    with pytest.raises(
-        CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"
-    ):
-        parts.cut(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), 2, ["*"])
+    user = Wrapped()
+    assert parts.cut(user, 2, ["net.blocks.*"]).called == (user.net,)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +108,7 @@ def test_a_sequence_applies_a_module_twice():
     x = torch.randn(3, 4)
     for given in (None, ["*"]):
         layout = Layout(user, parts.cut(user, 2, given), 2, 0)
-        assert layout.cut.replay is None
-        assert torch.equal(replays.fold(layout, x), user(x))
+        assert torch.equal(replays.call(layout, x), user(x))
 
 
 @pytest.mark.parametrize(
@@ -157,36 +153,51 @@ def test_forward_may_have_its_parts_from_anywhere():
     assert type(user.act) is nn.Tanh, "it has its own class again"
 
 
-def _tied(*pairs):
-    """Five parts of 1, 20, 1, 1 and 1 parameters, of which pairs share them."""
-    user = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (1, 20, 1, 1, 1)))
-    for one, other in pairs:
-        user[other].weight = user[one].weight
-    return user
+def _row():
+    """Five parts of 1, 20, 1, 1 and 1 parameters."""
+    return nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (1, 20, 1, 1, 1)))
 
 
 @pytest.mark.parametrize(
-    ("pairs", "balanced", "expected"),
-    [
-        ([], "parameters", [1, 1, 3]),
-        ([], [2, 1, 2], [2, 1, 2]),
-        ([], (3, 1, 1), [3, 1, 1]),
-        ([(0, 2)], "parameters", [3, 1, 1]),
-        ([(2, 4), (0, 1)], "parameters", None),
-        ([(0, 2)], [3, 1, 1], [3, 1, 1]),
-    ],
+    ("balanced", "expected"),
+    [("parameters", [1, 1, 3]), ([2, 1, 2], [2, 1, 2]), ((3, 1, 1), [3, 1, 1])],
 )
-def test_stages_get_parts_by_parameters_or_by_count(pairs, balanced, expected):
-    user = _tied(*pairs)
-    if expected is None:
-        with pytest.raises(
-            CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"
-        ):
-            parts.cut(user, 3, None, balanced)
-        return
+def test_stages_get_parts_by_parameters_or_by_count(balanced, expected):
+    user = _row()
     stages = parts.cut(user, 3, None, balanced).stages
     assert [len(stage) for stage in stages] == expected
     assert [one for stage in stages for one in stage] == list(user)
+
+
+@pytest.mark.parametrize("schedule", [None, "1F1B"])
+def test_a_weight_that_stages_share_has_one_gradient(schedule):
+    def learn(rank):
+        """The weights after two steps."""
+        torch.manual_seed(0)
+        fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
+        module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))).double()
+        module[3].weight = module[0].weight
+        model = fabric.setup(module)
+        optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(2):
+            fabric.step(model, x, lambda model, batch: model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        own = {name: one for name, one in module.named_parameters() if not one.is_meta}
+        fabric.teardown()
+        return own
+
+    (expected,) = ALONE.run(learn)
+    runs = on(in_process=True, pipeline=2, schedule=schedule).run(learn)
+    assert all("0.weight" in own for own in runs)
+    for own in runs:
+        for name, one in own.items():
+            torch.testing.assert_close(one, expected[name], rtol=0, atol=1e-12)
+
+
+def test_a_stage_has_at_least_a_part():
+    with pytest.raises(CoreError, match=r"has 5 part\(s\), and 6 stages were asked for"):
+        parts.cut(_row(), 6)
 
 
 def test_a_function_is_no_part():
@@ -199,18 +210,17 @@ def test_a_function_is_no_part():
     [
         (
             [3, 2],
-            r"balance=\[3, 2\] is for 2 stages, and there are 3: pipeline times stages_per_rank",
+            r"balance=\[3, 2\] is for 2 stages and 5 parts, and there are 3 stages \(pipeline times",
         ),
-        ([3, 2, 1], r"balance=\[3, 2, 1\] adds up to 6 parts, and Sequential has 5 \("),
         (
-            [2, 2, 1],
-            r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\.",
+            [3, 2, 1],
+            r"balance=\[3, 2, 1\] is for 3 stages and 6 parts, .* and 5 parts of Sequential",
         ),
     ],
 )
 def test_counts_that_do_not_fit_are_refused(balanced, expected):
     with pytest.raises(ConfigurationError, match=expected):
-        parts.cut(_tied((0, 2)), 3, None, balanced)
+        parts.cut(_row(), 3, None, balanced)
 
 
 def test_stages_take_about_as_long(monkeypatch):
@@ -250,10 +260,6 @@ def test_what_cannot_be_measured_is_refused():
     user.forward = user[0].forward
     with pytest.raises(CoreError, match="its forward called 0 parts, where 2 were expected"):
         parts.cut(user, 2, None, "time")
-    with pytest.raises(
-        CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"
-    ):
-        parts.cut(user.to("meta"), 2, None, "time")
 
 
 @pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])
@@ -380,7 +386,7 @@ def test_the_forward_of_the_module_that_is_called_counts():
 
     user, x = Scaled(), torch.randn(3, 4, dtype=torch.float64)
     layout = Layout(user, parts.cut(user, 2), 2, 0)
-    assert layout.cut.called == [user, user.net]
+    assert layout.cut.called == (user, user.net)
     assert torch.equal(replays.call(layout, x), user(x))
     layout.cut.replay.owner = user.net
     assert torch.equal(replays.call(layout, x), user.net(x))

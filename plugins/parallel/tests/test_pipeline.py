@@ -226,9 +226,9 @@ _STRANGE = "was called with a parameter or buffer that another stage has"
         (
             _Listed,
             None,
-            r"(?s)returned ModuleList.* at position 0; .* as in \[self.embed, \*self.blocks,",
+            r"(?s)returned ModuleList.*; .* as in \[self.embed, \*self.blocks,",
         ),
-        (_Stranger, None, "returned a Linear that is no part of the module"),
+        (_Stranger, None, r"returned Linear\(.*; expected modules that it has as attributes"),
         (
             lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
             _once,

@@ -138,7 +138,7 @@ def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make, name
     for stage in range(3):
         own = copy.deepcopy(user)
         layout = Layout(own, parts.cut(own, 3), 3, stage)
-        assert (layout.cut.name, layout.module) == (name, own.get_submodule(name))
+        assert layout.module is own.get_submodule(name)
         absent.drop(
             [part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners()
         )
@@ -302,7 +302,7 @@ def test_what_blocks_do_not_give_is_refused_by_name():
         replays.call(towers, torch.ones(3, 4))
     normed = Layout(user := _Towers(norm=True), parts.cut(user, 2), 2, 0)
     with pytest.raises(CoreError, match=r"BatchNorm1d 'norm' is in no part of the pipeline"):
-        batch_norms.microbatches_for(user, None, None, normed.modules_around())
+        batch_norms.microbatches_for(normed, None, None)
 
 
 class _Pair(nn.Module):
@@ -335,8 +335,7 @@ def test_one_of_two_models_is_named():
     pair = _Pair()
     for name in ("student", "teacher"):
         cut = parts.cut(pair, 2, [name])
-        assert cut.name == name
-        assert cut.replay is not None
+        assert cut.called == (pair.get_submodule(name),)
         others = [part for _, part in Layout(pair, cut, 2, 0).absent_modules()]
         assert others
         assert {id(part) for part in others} <= {
@@ -345,7 +344,7 @@ def test_one_of_two_models_is_named():
     sequences = nn.ModuleDict(
         {name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for name in ("one", "other")}
     )
-    assert parts.cut(sequences, 2, ["other"]).module is sequences["other"]
+    assert parts.cut(sequences, 2, ["other"]).called[0] is sequences["other"]
     with pytest.raises(
         CoreError,
         match=r"several modules that could be cut.* as in parts=\['one'\]; all ranks have the",
@@ -361,7 +360,8 @@ def test_a_pipeline_of_the_users_own_counts_before_a_plan():
     user = _Declares()
     assert parts.cut(user, 2).stages == ((user.model,), (user.head,))
     names = ["net.model.embed", "net.model.layers.*", "net.model.norm"]
-    assert parts.cut(User(), 2, names).name == "net.model"
+    user = User()
+    assert parts.cut(user, 2, names).called == (user.net.model,)
 
 
 # transformers -------------------------------------------------------------------------------------

@@ -86,8 +86,9 @@ class AbsentTensor(Tensor):
             result = func(*args, **(kwargs or {}))
             # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors
             # that are here.
-            is_bare = type(result) is Tensor and result.is_meta
-            return result.as_subclass(AbsentTensor) if is_bare else result
+            if type(result) is Tensor and result.is_meta:
+                return result.as_subclass(AbsentTensor)
+            return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentTensor:
         """Another one, as absent."""
@@ -217,11 +218,8 @@ def guard(modules: Iterable[tuple[str, nn.Module]], reason: str) -> list[Removab
         modules: the parts, by their names.
         reason: says where they are, and what to do.
     """
-    return [module.register_forward_pre_hook(_refusal(name, reason)) for name, module in modules]
 
-
-def _refusal(name: str, reason: str) -> Any:
-    def refuse(module: nn.Module, *_: Any) -> None:
+    def refuse(name: str, module: nn.Module, *_: Any) -> None:
         raise ModuleError(f"{type(module).__name__} {name!r} was called, and {reason}")
 
-    return refuse
+    return [module.register_forward_pre_hook(partial(refuse, name)) for name, module in modules]

@@ -1,5 +1,5 @@
-"""Calls of a module of experts: in which form it is called, and that it answers for each expert
-alone.
+"""Calls of a module of experts: in which form it is called, and that it answers with a sum by
+weights.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from core import ModuleError
@@ -37,18 +36,16 @@ class ExpertCalls:
         self._name, self._module, self._own, self._all = name, module, own, all_of
         self._signature = signature(module.forward)
         self._is_checked = False
+        module.register_forward_hook(self._follow)  # before what its owner does with the answer
 
     def begin(self, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, numbers of experts, and weights, before a call that sees this rank's experts.
 
         Raises:
-            ModuleError: it was called otherwise, or doesn't answer for each expert alone.
+            ModuleError: it was called otherwise.
         """
         tokens, numbers, weights = self._given(args, kwargs)
         self._count(self._own)
-        if not self._is_checked and len(tokens):
-            self._check(tokens, weights)
-            self._is_checked = True
         return tokens, numbers, weights
 
     def end(self) -> None:
@@ -78,47 +75,42 @@ class ExpertCalls:
             )
         return given[0], given[1], given[2]
 
-    def _check(self, tokens: Tensor, weights: Tensor) -> None:
-        """Compare the module's answer for a few tokens with the sum of those for each of their
-        experts alone.
-        """
-        if is_without_values(self._module):
-            return
-        tokens = tokens[:4].detach()
-        weights = weights[:4, : self._own].detach()
-        draws = torch.Generator().manual_seed(0)
-        numbers = torch.stack(
-            [torch.randperm(self._own, generator=draws)[: weights.shape[1]] for _ in tokens]
-        )
-        numbers = numbers.to(tokens.device)
-        training = {part: part.training for part in self._module.modules()}
-        self._module.eval()
-        try:
-            with torch.no_grad():
-                whole = self._module.forward(tokens, numbers, weights)
-                rows = tokens.repeat_interleave(weights.shape[1], 0)
-                pairs = self._module.forward(rows, numbers.reshape(-1, 1), weights.reshape(-1, 1))
-        finally:
-            for part, was in training.items():
-                part.training = was
-        self._compare(whole, pairs, numbers)
+    def _follow(self, module: nn.Module, given: Any, output: Any) -> None:
+        """Have backward compare what the module answers with the gradients of weights. A sum by
+        weights is as large as each weight times the sum's derivative by it.
 
-    def _compare(self, whole: Any, pairs: Any, numbers: Tensor) -> None:
-        if not isinstance(whole, Tensor) or whole.ndim != 2 or len(whole) != len(numbers):
-            got = (
-                f"a tensor of shape {tuple(whole.shape)}"
-                if isinstance(whole, Tensor)
-                else type(whole).__name__
-            )
+        Raises:
+            ModuleError: it has answered in another form.
+        """
+        rows, _, weights = given
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(rows):
+            got = f"a tensor of shape {tuple(getattr(output, 'shape', ()))}"
+            if not isinstance(output, Tensor):
+                got = type(output).__name__
             raise ModuleError(
                 f"{type(self._module).__name__} {self._name!r} returned {got}. {_FORM}"
             )
-        summed = pairs.unflatten(0, numbers.shape).sum(1)
+        learns = output.requires_grad and weights.requires_grad
+        if self._is_checked or not learns or is_without_values(self._module):
+            return
+        answers, factors = output.detach(), weights.detach()
+        of_answers: list[Tensor] = []
+
+        def note(gradient: Tensor) -> None:
+            of_answers.append((gradient * answers).sum(1, keepdim=True))
+
+        def compare(gradient: Tensor) -> None:
+            self._compare(gradient * factors, of_answers.pop())
+
+        output.register_hook(note)
+        weights.register_hook(compare)
+
+    def _compare(self, by_weights: Tensor, by_answers: Tensor) -> None:
+        self._is_checked = True
         # Coarse, since formats of 16 bits round; what isn't such a sum differs by as much as it is.
-        if float((whole - summed).abs().max()) > 0.05 * float(whole.abs().max()):
+        if float((by_weights - by_answers).abs().max()) > 0.05 * float(by_answers.abs().max()):
             raise ModuleError(
-                f"{type(self._module).__name__} {self._name!r} computes other values for tokens "
-                "with several experts than for each expert alone (they differ by "
-                f"{float((whole - summed).abs().max()):.2g}). {_FORM} Choose and normalize "
-                "experts, and limit their capacity, before it is called."
+                f"{type(self._module).__name__} {self._name!r} returns no sum of its experts' "
+                f"answers by their weights. {_FORM} Normalize weights, and limit the capacity of "
+                "experts, before it is called."
             )

@@ -75,7 +75,7 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
     """
     for name, module, key, leaf in _kept(named):
         if id(leaf) not in before:
-            title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
+            title = f"{type(module).__name__} {name!r}".removesuffix(" ''")
             raise ModuleError(
                 f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of "
                 "a part's own. A training step would find what this rank has computed: of one "
@@ -87,9 +87,7 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
 def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for name, module in named:
         for key, value in vars(module).items():
-            if key in OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
-                continue
-            if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
+            if key not in OF_EVERY_MODULE:
                 for leaf in _with_graphs(value):
                     yield name, module, key, leaf
         for hook in module._forward_hooks.values():
@@ -98,13 +96,15 @@ def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Modu
                     yield name, module, f"{key} of a hook", leaf
 
 
-def _with_graphs(value: Any) -> Iterator[Tensor]:
-    yield from (
-        leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.grad_fn is not None
-    )
+def _with_graphs(value: Any) -> list[Tensor]:
+    """The tensors with a graph that a value holds, if it is a tensor, a list, a tuple or a dict."""
+    if not isinstance(value, _HOLDERS):
+        return []
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves if leaf.grad_fn is not None]
 
 
-def _bound_in(hook: Any) -> Iterator[tuple[str, Any]]:
+def _bound_in(hook: Any) -> list[tuple[str, Any]]:
     """Return where a hook may keep something, by name: variables around it, attributes of a
     method's object.
     """
@@ -114,6 +114,6 @@ def _bound_in(hook: Any) -> Iterator[tuple[str, Any]]:
         with suppress(ValueError):  # nothing is bound yet
             bound.append((name, cell.cell_contents))
     owner = getattr(hook, "__self__", None)
-    if owner is not None and not isinstance(owner, nn.Module):
+    if not isinstance(owner, nn.Module):
         bound += getattr(owner, "__dict__", {}).items()
-    yield from ((name, value) for name, value in bound if isinstance(value, _HOLDERS))
+    return bound

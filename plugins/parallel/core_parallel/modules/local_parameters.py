@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.tensor import DTensor
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,17 +23,12 @@ def use_local(module: nn.Module, to_local: Callable[[Any], Tensor]) -> None:
     replaced: list[list[tuple[nn.Module, str, Any]]] = []
 
     def begin(module: nn.Module, args: Any) -> None:
-        own = [
-            (part, name, parameter)
-            for part in module.modules()
-            for name, parameter in part._parameters.items()
-        ]
-        cut: list[tuple[nn.Module, str, Any]] = [
-            entry for entry in own if hasattr(entry[2], "placements")
-        ]
-        replaced.append(cut)
-        for part, name, parameter in cut:
-            part._parameters[name] = to_local(parameter)  # type: ignore[assignment]  # as torch.func does it
+        replaced.append([])
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if isinstance(parameter, DTensor):
+                    replaced[-1].append((part, name, parameter))
+                    part._parameters[name] = to_local(parameter)  # type: ignore[assignment]  # as torch.func does it
 
     def end(module: nn.Module, args: Any, output: Any) -> None:
         if replaced:

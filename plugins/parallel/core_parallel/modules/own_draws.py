@@ -34,6 +34,7 @@ class OwnDraws:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._device = torch.device("cpu")
+        self._generator: Any = torch
         self._before: Tensor | None = None
         self._seeded = torch.empty(0)
 
@@ -41,35 +42,25 @@ class OwnDraws:
         """Draw own numbers from here on, if the module trains and isn't compiled."""
         if self._before is not None or not module.training or torch.compiler.is_compiling():
             return
-        self._device = device
-        self._before = self._state()
+        self._device, self._generator = device, torch
+        # torch.manual_seed takes a traceback, which is 1 ms
+        seed: Any = torch.default_generator.manual_seed
+        if device.type != "cpu":
+            self._generator = torch.get_device_module(device)
+            seed = self._generator.manual_seed
+        self._before = before = self._generator.get_rng_state()
         # Of 32 bits: the CPU's generator takes no more.
-        number = zlib.crc32(self._before.numpy().tobytes(), self._rank + 1)
-        if device.type == "cpu":
-            # torch.manual_seed takes a traceback, which is 1 ms
-            torch.default_generator.manual_seed(number)
-        else:
-            torch.get_device_module(device).manual_seed(number)
-        self._seeded = self._state()
+        seed(zlib.crc32(before.numpy().tobytes(), self._rank + 1))
+        self._seeded = self._generator.get_rng_state()
         _open.add(self)
 
     def end(self, *_: Any) -> None:
         """Go on with what all share; idempotent."""
         if self._before is None:
             return
-        has_drawn = not torch.equal(self._state(), self._seeded)
-        generator: Any = (
-            torch if self._device.type == "cpu" else torch.get_device_module(self._device)
-        )
-        generator.set_rng_state(self._before)
+        has_drawn = not torch.equal(self._generator.get_rng_state(), self._seeded)
+        self._generator.set_rng_state(self._before)
         self._before = None
         _open.discard(self)
         if has_drawn:
             torch.rand((), device=self._device)  # so that the next ones are others
-
-    def _state(self) -> Tensor:
-        generator: Any = (
-            torch if self._device.type == "cpu" else torch.get_device_module(self._device)
-        )
-        state: Tensor = generator.get_rng_state()
-        return state

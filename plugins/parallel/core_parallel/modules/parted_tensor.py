@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from core import ModuleError
 from core_parallel.modules import losses
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
 
-_GETTERS = frozenset(
-    getattr(Tensor, name).__get__
-    for name in (
+_OF_SHAPE = frozenset(
+    {
         "shape",
         "dtype",
         "device",
@@ -30,10 +28,6 @@ _GETTERS = frozenset(
         "is_cuda",
         "is_sparse",
         "is_nested",
-    )
-) | {
-    getattr(Tensor, name)
-    for name in (
         "size",
         "dim",
         "numel",
@@ -42,53 +36,46 @@ _GETTERS = frozenset(
         "is_complex",
         "__len__",
         "element_size",
-    )
-}
-_OF_PART = frozenset(
-    getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")
+    }
 )
-_NAMES = (
-    "float",
-    "double",
-    "half",
-    "bfloat16",
-    "to",
-    "type",
-    "contiguous",
-    "clone",
-    "detach",
-    "neg",
-    "__neg__",
-    "mul",
-    "__mul__",
-    "__rmul__",
-    "div",
-    "__truediv__",
-    "true_divide",
-    "add",
-    "__add__",
-    "__radd__",
-    "sub",
-    "__sub__",
-    "tanh",
-)
+_OF_PART = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 _BY_ELEMENT = frozenset(
-    getattr(owner, name)
-    for owner in (Tensor, torch)
-    for name in _NAMES
-    if callable(getattr(owner, name, None))
-) - {torch.half, torch.float}
-_MOVES: dict[Any, str] = {
-    Tensor.__getitem__: "_sliced",
-    **dict.fromkeys((Tensor.flatten, torch.flatten), "_flattened"),
-    **dict.fromkeys((Tensor.view, Tensor.reshape, torch.reshape), "_viewed"),
-    **dict.fromkeys((Tensor.transpose, torch.transpose), "_transposed"),
-    **dict.fromkeys((Tensor.permute, torch.permute), "_permuted"),
-    **dict.fromkeys(
-        (torch.log_softmax, Tensor.log_softmax, functional.log_softmax), "_log_softmax"
-    ),
-    **dict.fromkeys((torch.softmax, Tensor.softmax, functional.softmax), "_softmax"),
-    **dict.fromkeys((torch.argmax, Tensor.argmax), "_argmax"),
+    {
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "to",
+        "type",
+        "contiguous",
+        "clone",
+        "detach",
+        "neg",
+        "__neg__",
+        "mul",
+        "__mul__",
+        "__rmul__",
+        "div",
+        "__truediv__",
+        "true_divide",
+        "add",
+        "__add__",
+        "__radd__",
+        "sub",
+        "__sub__",
+        "tanh",
+    }
+)
+_MOVES = {
+    "__getitem__": "_sliced",
+    "flatten": "_flattened",
+    "view": "_viewed",
+    "reshape": "_viewed",
+    "transpose": "_transposed",
+    "permute": "_permuted",
+    "log_softmax": "_log_softmax",
+    "softmax": "_softmax",
+    "argmax": "_argmax",
 }
 
 
@@ -154,9 +141,10 @@ class PartedTensor(Tensor):
     def _places(self, index: Any) -> list[slice]:
         """An index as slices of all dims that it names; others are refused."""
         places = list(index) if isinstance(index, tuple) else [index]
-        if Ellipsis in [one for one in places if one is Ellipsis]:
-            at = next(number for number, one in enumerate(places) if one is Ellipsis)
-            places[at : at + 1] = [slice(None)] * (self.ndim - len(places) + 1)
+        for at, one in enumerate(places):
+            if one is Ellipsis:
+                places[at : at + 1] = [slice(None)] * (self.ndim - len(places) + 1)
+                break
         if not all(isinstance(one, slice) and one.step in (None, 1) for one in places):
             raise refused(self, Tensor.__getitem__)
         return places
@@ -170,36 +158,32 @@ class PartedTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result."""
-        kwargs = kwargs or {}
-        if func in _GETTERS:
+        kwargs, name = kwargs or {}, func.__name__
+        if name == "__get__":  # of an attribute
+            name = func.__self__.__name__
+        if name in _OF_SHAPE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        parts = [one for one in (*args, *kwargs.values()) if isinstance(one, PartedTensor)]
-        if not parts:
+        given = [*args, *kwargs.values()]
+        parts = [one for one in given if isinstance(one, PartedTensor)]
+        if len(parts) != 1:
             raise refused(cls, func)
         own = parts[0]
-        if len(parts) > 1:
-            raise refused(own, func)
         if func in losses.BY_POSITION:
-            given = losses.bound(func, args, kwargs)
-            if given["input"] is not own:
-                raise refused(own, func)
-            return own._lose(func, given)
-        if func in _OF_PART:
+            of_loss = losses.bound(func, args, kwargs)
+            if of_loss["input"] is own:
+                return own._lose(func, of_loss)
+        elif name in _OF_PART:
             return func(own._part)
-        if func in _BY_ELEMENT:
-            return own._by_element(func, args, kwargs)
-        if func in _MOVES and args[0] is own:
-            return getattr(own, _MOVES[func])(*args[1:], **kwargs)
-        raise refused(own, func)
-
-    def _by_element(self, func: Any, args: Any, kwargs: Any) -> Self:
-        others = [
-            one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one is not self
-        ]
-        if any(one.numel() != 1 for one in others):
-            raise refused(self, func)
-        return self._like(func(*(self._part if one is self else one for one in args), **kwargs))
+        elif name in _BY_ELEMENT:
+            others = [one for one in given if isinstance(one, Tensor) and one is not own]
+            if all(one.numel() == 1 for one in others):
+                return own._like(
+                    func(*(own._part if one is own else one for one in args), **kwargs)
+                )
+        elif args[0] is own and hasattr(own, _MOVES.get(name, "")):
+            return getattr(own, _MOVES[name])(*args[1:], **kwargs)
+        raise refused(cls, func)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's takes what is called by name

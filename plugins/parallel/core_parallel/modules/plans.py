@@ -45,11 +45,16 @@ def find(
     """
     if given is not None:
         return _matched("", module, given, option)
-    declared = dict(_declared(module, attribute))
-    if declared:
-        planned: dict[str, Any] = {}
-        for name, plan in declared.items():
-            planned |= _matched(name, module.get_submodule(name), plan, attribute)
+    planned: dict[str, Any] = {}
+    is_declared = False
+    for name, part in module.named_modules():
+        plan: Any = getattr(part, attribute, None)
+        if plan is not None:
+            is_declared = True
+            if callable(plan):
+                plan = plan()
+            planned |= _matched(name, part, plan, attribute)
+    if is_declared:
         return planned
     planned = _of_configs(module, of_config)
     if not planned:
@@ -59,13 +64,6 @@ def find(
             f"{attribute} = {example}."
         )
     return planned
-
-
-def _declared(module: nn.Module, attribute: str) -> Iterator[tuple[str, Plan]]:
-    for name, part in module.named_modules():
-        plan = getattr(part, attribute, None)
-        if plan is not None:
-            yield name, plan() if callable(plan) else plan
 
 
 def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
@@ -89,8 +87,8 @@ def of_classes(module: nn.Module) -> dict[str, Any]:
     """
     planned: dict[str, Any] = {}
     for name, part in module.named_modules():
-        plan = vars(type(part)).get("_tp_plan") if hasattr(part, "config") else None
-        if plan:
+        plan = vars(type(part)).get("_tp_plan")
+        if plan and hasattr(part, "config"):
             planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
             embedding = part.get_input_embeddings()
             planned |= {
@@ -104,7 +102,9 @@ def of_classes(module: nn.Module) -> dict[str, Any]:
 def _matched(
     owner: str, module: nn.Module, plan: Plan | Iterable[str], option: str
 ) -> dict[str, Any]:
-    words = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(plan)
+    words: dict[str, Any] = dict.fromkeys(plan)
+    if isinstance(plan, Mapping):
+        words.update(plan)
     planned = dict(_fits(module, words))
     for pattern in words:
         if not any(as_expression(pattern).fullmatch(name) for name in planned):
@@ -119,10 +119,7 @@ def _matched(
 
 def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
     expressions = [(as_expression(pattern), word) for pattern, word in plan.items()]
-    for name in [
-        *(name for name, _ in module.named_modules()),
-        *(name for name, _ in module.named_parameters()),
-    ]:
+    for name, _ in (*module.named_modules(), *module.named_parameters()):
         for expression, word in expressions:
             if name and expression.fullmatch(name):
                 yield name, word
@@ -134,4 +131,4 @@ def as_expression(pattern: str) -> re.Pattern[str]:
 
 
 def _joined(owner: str, name: str) -> str:
-    return f"{owner}.{name}" if owner else name
+    return f"{owner}.{name}".lstrip(".")

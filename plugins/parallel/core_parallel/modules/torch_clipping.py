@@ -77,19 +77,21 @@ def _total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    gradients = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    asked = (one.norm_of(gradients, norm_type) for one in list(_knowing))
-    if (total := next((norm for norm in asked if norm is not None), None)) is not None:
-        gradients, foreach = [total], None
+    gradients = _listed(tensors)
+    for one in list(_knowing):
+        total = one.norm_of(gradients, norm_type)
+        if total is not None:
+            return get_total_norm([total], norm_type, error_if_nonfinite)
     return get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
 
 
 def _clip(
     parameters: Any, max_norm: float, total_norm: Tensor, foreach: bool | None = None
 ) -> None:
-    clip(
-        [parameters] if isinstance(parameters, Tensor) else parameters,
-        max_norm,
-        total_norm,
-        foreach,
-    )
+    clip(_listed(parameters), max_norm, total_norm, foreach)
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return list(tensors)

@@ -11,7 +11,7 @@ from torch import Tensor
 from core_parallel.pipeline.forward_pass import can_learn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from core_parallel.communication.point_to_point import Line
     from core_parallel.pipeline.forward_pass import Pass
@@ -30,7 +30,7 @@ class RunsBackward:
 
     layout: Layout
     line: Line
-    shards: Shards | None
+    shards: Shards
 
     def backward(
         self, made: Pass, gradients: Sequence[Tensor | None], *, accumulates: bool
@@ -45,38 +45,28 @@ class RunsBackward:
                 `torch.autograd.grad` doesn't.
 
         Returns:
-            A gradient for each of the arguments that want one.
+            A gradient for each of the arguments that want one: the sum over all stages.
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
         made.runs_back = True
-        with self.added_up(), self._reduced(accumulates):
-            for stage in reversed(self.layout.own_stages):
-                found = {}
-                for index in reversed(range(len(made.sizes))):
-                    incoming = [column[index] for column in cut]
-                    found[index] = self._backward(made, stage, index, incoming, accumulates)
-                    if not waits:
-                        self._give_back(made, stage, index, found.pop(index))
-                for index, gradients_of_inputs in found.items():
-                    self._give_back(made, stage, index, gradients_of_inputs)
+        with self.added_up():
+            with self.shards.held() as reduces:
+                for stage in reversed(self.layout.own_stages):
+                    found = {}
+                    for index in reversed(range(len(made.sizes))):
+                        incoming = [column[index] for column in cut]
+                        found[index] = self._backward(made, stage, index, incoming, accumulates)
+                        if not waits:
+                            self._give_back(made, stage, index, found.pop(index))
+                    for index, gradients_of_inputs in found.items():
+                        self._give_back(made, stage, index, gradients_of_inputs)
+            if reduces and accumulates:
+                self.shards.reduce()
+            self.shards.reshard()
         made.runs_back = False
         self.line.wait()
-        return self._share_gradients(made)
-
-    @contextmanager
-    def _reduced(self, accumulates: bool) -> Iterator[None]:
-        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches,
-        if there are any.
-        """
-        if self.shards is None:
-            yield
-            return
-        with self.shards.held() as reduces:
-            yield
-        if reduces and accumulates:
-            self.shards.reduce()
-        self.shards.reshard()
+        return [self.line.add_up(_gradient(one).contiguous()) for one in made.leaves]
 
     def _backward(
         self,
@@ -90,26 +80,18 @@ class RunsBackward:
         done = made.computed.pop((stage, index))
         if stage < self.layout.num_stages - 1:
             incoming = self._take_gradients(made, stage, index, done.outputs)
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(done.outputs, incoming, strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-        arrived = [] if stage == 0 else done.inputs
-        given = [one for one in arrived if isinstance(one, Tensor) and one.requires_grad]
-        wanted = [*given, *done.asked]
-        for one in wanted:
-            one.retain_grad()
-        if pairs and (wanted or accumulates):
-            torch.autograd.backward(
-                [output for output, _ in pairs],
-                [gradient for _, gradient in pairs],
-                retain_graph=made.is_at_once and self._shares_graph(made),
-                inputs=None if accumulates else wanted,
-            )
-        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in wanted]
-        made.add(index, found[len(given) :])
-        return found[: len(given)]
+        outputs, gradients = [], []
+        for output, gradient in zip(done.outputs, incoming, strict=True):
+            if output.requires_grad and gradient is not None:
+                outputs.append(output)
+                gradients.append(gradient)
+        inputs = None
+        if not accumulates:
+            inputs = [*done.given, *made.leaves]
+        if outputs and inputs != []:
+            keeps = made.is_at_once and self._shares_graph(made)
+            torch.autograd.backward(outputs, gradients, retain_graph=keeps, inputs=inputs)
+        return [_gradient(one) for one in done.given]
 
     def _shares_graph(self, made: Pass) -> bool:
         """True if what is before a stage may have a graph, which the user's backward needs too."""
@@ -137,51 +119,51 @@ class RunsBackward:
             found = iter([self.line.receive(one, owner, what) for one in outputs if can_learn(one)])
         return [next(found) if can_learn(one) else None for one in outputs]
 
-    def _share_gradients(self, made: Pass) -> list[Tensor]:
-        """All ranks of the pipeline. The gradients of the arguments: the sum over all stages."""
-        of_pieces = [made.asked[index] for index in range(len(made.sizes))]
-        shared = []
-        for position, like in enumerate(made.wanting):
-            found = [one[position] for one in of_pieces if one]
-            whole = _whole(found, like) if found else torch.zeros_like(like)
-            shared.append(self.line.add_up(whole.contiguous()))
-        return shared
-
     @contextmanager
     def added_up(self) -> Iterator[None]:
         """All ranks of the pipeline. Add up what the stages in here give to the gradients of
         parameters of no part.
         """
         outside = [one for one in self.layout.outside() if one.requires_grad]
-        before = [one.grad for one in outside]
-        for one in outside:
-            one.grad = None
+        added = {}
+        with set_aside(outside):
+            yield
+            if not outside:
+                return
+            gave = [float(one.grad is not None) for one in outside]
+            counts = self.line.add_up(torch.tensor(gave, device=self.line.device)).tolist()
+            for one, count in zip(outside, counts, strict=True):
+                if count:
+                    added[one] = self.line.add_up(_gradient(one))
+        add_to(added)
+
+
+@contextmanager
+def set_aside(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """A context in which parameters have no gradients, and afterwards those of before."""
+    before = [one.grad for one in parameters]
+    for one in parameters:
+        one.grad = None
+    try:
         yield
-        if not outside:
-            return
-        gave = torch.tensor(
-            [float(one.grad is not None) for one in outside], device=self.line.device
-        )
-        for one, earlier, count in zip(
-            outside, before, self.line.add_up(gave).tolist(), strict=True
-        ):
-            if count:
-                added = self.line.add_up(torch.zeros_like(one) if one.grad is None else one.grad)
-                one.grad = added if earlier is None else earlier + added
-            else:
-                one.grad = earlier
+    finally:
+        for one, earlier in zip(parameters, before, strict=True):
+            one.grad = earlier
+
+
+def add_to(gradients: Mapping[Tensor, Tensor]) -> None:
+    """Add gradients to those that parameters have."""
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def _cut(gradient: Tensor | None, sizes: Sequence[int | None]) -> Sequence[Tensor | None]:
     if gradient is None or len(sizes) == 1:
         return [gradient] * len(sizes)
-    return list(torch.split(gradient, [size or 0 for size in sizes]))
+    return gradient.split([size or 0 for size in sizes])
 
 
-def _whole(found: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The gradient of an argument: cut as it was, or given to all microbatches whole."""
-    if len(found) == 1:
-        return found[0]
-    return (
-        torch.stack(list(found)).sum(0) if found[0].shape == like.shape else torch.cat(list(found))
-    )
+def _gradient(one: Tensor) -> Tensor:
+    if one.grad is None:
+        return torch.zeros_like(one)
+    return one.grad

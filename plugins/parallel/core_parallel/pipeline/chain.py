@@ -9,13 +9,12 @@ between.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from core import ModuleError
 from core_parallel.following import lengths
@@ -25,11 +24,11 @@ from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import own_state
 from core_parallel.modules.compiled_parts import uncompiled
 from core_parallel.modules.followed_calls import compiles, is_without_values
+from core_parallel.pipeline import whole_call
 from core_parallel.pipeline.backward_pass import RunsBackward
-from core_parallel.pipeline.forward_pass import Computed, Pass, leaf_of, wanting
-from core_parallel.pipeline.result_graph import Answer, Given
+from core_parallel.pipeline.forward_pass import Computed, Pass, leaf_of, replaced, wanting
+from core_parallel.pipeline.result_graph import Answer
 from core_parallel.pipeline.stage_look import StageLook
-from core_parallel.pipeline.whole_call import WholeCall
 from core_parallel.stages import forms
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.draws import Draws, Seeds
     from core_parallel.pipeline.peers import Peers
     from core_parallel.stages.layout import Layout
-    from core_parallel.stages.replay import Known, Replay
-    from core_parallel.stages.shards import Shards
+    from core_parallel.stages.replay import Known
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +76,6 @@ class Chain(RunsBackward):
         self._has_warned = False
         self.num_samples: int | None = None
         self.answer: Callable[..., Any] | None = None
-        self.shards: Shards | None = None
         self.peers: Peers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -88,29 +85,22 @@ class Chain(RunsBackward):
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
         replay = self.layout.cut.replay
-        if replay is None:
-            return (self.answer or self.compute)(*args, **kwargs)
         replay.refuse(args, kwargs)
         if self.answer is not None:
             return replay.around(self.answer(*args, **kwargs), args, kwargs)
         number = self._number(args, kwargs)
         if number == 1 and len(self.layout.own_stages) == 1:
-            return self._at_once(replay, args, kwargs)
+            return whole_call.call(self, args, kwargs)
         return replay.around(self._in_pieces(number, args, kwargs), args, kwargs)
 
     def forward_of(self, module: nn.Module) -> Callable[..., Any]:
         """The call of all stages in place of the forward of one of `layout.cut.called`."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self.layout.cut.replay is not None:
-                self.layout.cut.replay.owner = module
+            self.layout.cut.replay.owner = module
             return self(*args, **kwargs)
 
         return forward
-
-    def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """All ranks of the pipeline. The result of all stages, on all ranks."""
-        return self._in_pieces(self._number(args, kwargs), args, kwargs)
 
     def _number(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The number of microbatches of a call."""
@@ -125,26 +115,16 @@ class Chain(RunsBackward):
 
     def _in_pieces(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """All ranks of the pipeline. The result of all stages, microbatch by microbatch."""
-        cut = pieces.split((args, kwargs), number)
-        made = Pass([pieces.num_samples(piece) for piece in cut], wanting((args, kwargs)))
+        asked = wanting((args, kwargs))
+        leaves = [one.detach().requires_grad_() for one in asked]
+        cut = pieces.split(replaced((args, kwargs), asked, leaves), number)
+        made = Pass([pieces.num_samples(piece) for piece in cut], asked, leaves)
         with self.draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)
-        return self._answer_of(made)
+        return self.answer_of(made)
 
-    def _at_once(self, replay: Replay, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """All ranks of the pipeline. The result of the model, whose forward each rank runs once."""
-        made = Pass([pieces.num_samples((args, kwargs))], is_at_once=True)
-        if asked := wanting((args, kwargs)):
-            made.wanting = list(Given.apply(made, *asked))  # type: ignore[no-untyped-call]  # torch's
-            given = {id(one): other for one, other in zip(asked, made.wanting, strict=True)}
-            args, kwargs = tree_map(lambda leaf: given.get(id(leaf), leaf), (args, kwargs))
-        (stage,) = self.layout.own_stages
-        finish = partial(self._answer_of, made)
-        with ExitStack() as until_end:
-            exchange = WholeCall(self, made, (args, kwargs), finish, until_end)
-            return replay.once(*self.layout.places_of(stage), args, kwargs, exchange)
-
-    def _answer_of(self, made: Pass) -> Any:
+    def answer_of(self, made: Pass) -> Any:
+        """All ranks of the pipeline. The result of the last part, on all ranks, with a graph."""
         answer = self._share_answer(made)
         self.line.wait()
         if not torch.is_grad_enabled():
@@ -192,30 +172,19 @@ class Chain(RunsBackward):
                     self.give(made, stage, index, piece)
 
     def _forward(self, made: Pass, stage: int, index: int, piece: Any) -> None:
-        inputs, form = tree_flatten(piece)
-        call = tree_unflatten([leaf_of(one, is_argument=True) for one in inputs], form)
-        asked, arrived = wanting(call), None
+        arrived = None
         if stage:
-            inputs, form = self.take(made, stage, index, piece)
-            arrived = tree_unflatten(inputs, form)
+            arrived = self.take(made, stage, index, piece)
         with self.context(), RecordedLogs().instead_of(self.layout.user):
-            result = self.run(stage, index, call, arrived)
-        self.keep(made, stage, index, (inputs, form), result, asked)
+            result = self.run(stage, index, piece, arrived)
+        self.keep(made, stage, index, arrived, result)
 
-    def keep(
-        self,
-        made: Pass,
-        stage: int,
-        index: int,
-        given: tuple[list[Any], Any],
-        result: Any,
-        asked: list[Tensor],
-    ) -> None:
+    def keep(self, made: Pass, stage: int, index: int, arrived: Any, result: Any) -> None:
         """Keep what a stage has computed for a microbatch."""
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         leave(outputs)
-        made.computed[stage, index] = Computed(*given, outputs, form, asked)
+        made.computed[stage, index] = Computed(outputs, form, wanting(arrived))
 
     def run(self, stage: int, index: int, call: Any, arrived: Any) -> Any:
         """The result of a stage for a microbatch; see `Layout.run`.
@@ -260,14 +229,12 @@ class Chain(RunsBackward):
             return None
         return StageLook(self.layout, stage, self._looked.setdefault(key, set()))
 
-    def take(self, made: Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
-        """The outputs of the stage before for one microbatch, apart from the graph before them, and
-        their structure.
-        """
+    def take(self, made: Pass, stage: int, index: int, piece: Any) -> Any:
+        """The result of the stage before for one microbatch, apart from the graph before it."""
         owner = self.layout.owner(stage - 1)
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
-            return [leaf_of(one) for one in before.outputs], before.form
+            return tree_unflatten([leaf_of(one) for one in before.outputs], before.form)
         key = stage - 1, self._signature(piece)
         what = f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
@@ -275,7 +242,7 @@ class Chain(RunsBackward):
         described, form = tree_flatten(self.learn(self._headers[key]))
         received = [self.line.receive(forms.like(one), owner, what) for one in described]
         arrive(received)
-        return [leaf_of(one) for one in received], form
+        return tree_unflatten([leaf_of(one) for one in received], form)
 
     def give(self, made: Pass, stage: int, index: int, piece: Any) -> None:
         """Send the outputs of a stage for one microbatch to the rank of the next stage."""
@@ -302,15 +269,12 @@ class Chain(RunsBackward):
         """The forms of a stage's result, and of the results of all parts so far, for the rank of
         the next stage.
         """
-        replay = self.layout.cut.replay
-        known = {} if replay is None else replay.known(self.layout.places_of(stage)[1])
-        return forms.of(result), known
+        return forms.of(result), self.layout.cut.replay.known(self.layout.places_of(stage)[1])
 
     def learn(self, header: tuple[Any, Known]) -> Any:
         """The forms of the result of a stage, of what `described` has returned on another rank."""
         result, known = header
-        if self.layout.cut.replay is not None:
-            self.layout.cut.replay.learn(known)
+        self.layout.cut.replay.learn(known)
         return result
 
     def _signature(self, piece: Any) -> Any:

@@ -42,9 +42,12 @@ class Peers:
             The largest such size, None if one of them has none; and the key, which differs where
             any rank's does.
         """
-        found: list[list[int]] = self._gathered([size or 0, zlib.crc32(shapes.encode())]).tolist()
-        sizes = [one for one, _ in found]
-        return (gcd(*sizes) if all(sizes) else None), tuple(map(tuple, found))
+        found = self._gathered([size or 0, zlib.crc32(shapes.encode())]).tolist()
+        sizes = [int(one) for one, _ in found]
+        key = tuple(map(tuple, found))
+        if 0 in sizes:
+            return None, key
+        return gcd(*sizes), key
 
     def reference(self, number: float) -> float:
         """All ranks of the group. The largest of their numbers."""
@@ -70,14 +73,12 @@ class Peers:
                 "Return the loss from the step with its 'weight', scale it there, or leave "
                 "schedule out."
             )
-        return factor if is_known or not known else torch.full_like(factor, known[0])
+        if is_known or not known:
+            return factor
+        return torch.full_like(factor, known[0])
 
-    def _gathered(self, numbers: list[int] | list[float]) -> Tensor:
-        own = torch.tensor(
-            numbers,
-            device=self._device,
-            dtype=torch.float64 if isinstance(numbers[0], float) else None,
-        )
+    def _gathered(self, numbers: list[float]) -> Tensor:
+        own = torch.tensor(numbers, device=self._device, dtype=torch.float64)
         parts = [torch.empty_like(own) for _ in range(self._group.size())]
         dist.all_gather(parts, own, group=self._group)
         return torch.stack(parts)

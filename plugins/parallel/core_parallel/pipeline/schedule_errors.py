@@ -11,19 +11,26 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """A context in which torch doesn't log the whole schedule beside an error."""
+def as_raised() -> Iterator[None]:
+    """A context whose errors are those that were raised in a stage: torch logs the whole schedule
+    beside one, and wraps it, with all arguments in its text.
+    """
     log = logging.getLogger("torch.distributed.pipelining.schedules")
     # setLevel clears the caches of all loggers, which takes milliseconds
     before, log.disabled = log.disabled, True
     try:
         yield
+    except RuntimeError as error:
+        cause = first_cause(error)
+        if cause is error:
+            raise
+        raise cause from None
     finally:
         log.disabled = before
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error that was raised in a stage: torch wraps it, with all arguments in its text."""
+    """The error that torch has wrapped."""
     cause = error.__cause__
     if type(error) is not RuntimeError or cause is None or cause is error:
         return error

@@ -8,6 +8,7 @@ import torch
 
 from core import ModuleError
 from core_parallel.mesh.placements import own_part
+from core_parallel.pipeline.backward_pass import add_to
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,9 +45,9 @@ class ScheduledLoss(torch.autograd.Function):
         scale = incoming[0] * ctx.factor.to(incoming[0])
         if ctx.chain.peers is not None:
             scale = ctx.chain.peers.common_factor(scale, is_known=bool(ctx.factor))
-        for parameter, gradient in ctx.gradients.items():
+        for gradient in ctx.gradients.values():
             own_part(gradient).mul_(scale.to(gradient.dtype))
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        add_to(ctx.gradients)
         ctx.chain.shards.reduce(scale)
         ctx.gradients = None
         return None, None, None, None, None

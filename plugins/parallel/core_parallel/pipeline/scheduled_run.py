@@ -34,7 +34,6 @@ class ScheduledRun:
         reference: the weight of a batch, as it was guessed at the first microbatch.
         is_followed: what the step computes of microbatches is followed.
         first_arguments: of the model for the first microbatch, while it is computed apart.
-        made: losses of microbatches by their number, until torch asks for them.
     """
 
     step: Callable[[Any], Any]
@@ -50,4 +49,3 @@ class ScheduledRun:
     reference: float = 0.0
     is_followed: bool = False
     first_arguments: Arguments | None = None
-    made: dict[int, Tensor] = field(default_factory=dict)

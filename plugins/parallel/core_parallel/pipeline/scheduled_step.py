@@ -39,6 +39,7 @@ from core_parallel.pipeline import (
     schedule_errors,
     user_step,
 )
+from core_parallel.pipeline.backward_pass import set_aside
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
 from core_parallel.pipeline.scheduled_run import ScheduledRun
 from core_parallel.pipeline.stage_module import StageModule
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from core_parallel.context.sequence import Context
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.draws import Draws
-    from core_parallel.pipeline.last_stage import Described
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
@@ -65,15 +65,11 @@ class _Runner:
     Attributes:
         stages: of this rank, by number.
         schedule: torch's.
-        run: the step that runs.
-        described: the numbers that the last stage had to tell in the step before.
         length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
-    run: ScheduledRun | None = None
-    described: Described | None = None
     length: int = 0
 
 
@@ -112,8 +108,8 @@ class ScheduledStep:
         self._sequence = sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
+        self._losses: dict[int, Tensor] = {}  # of microbatches, until torch asks for them
         self._calls = FollowedCalls(chain.layout.user)
-        self._is_plain = False
         self.last = chain.layout.num_stages - 1
 
     @property
@@ -148,8 +144,6 @@ class ScheduledStep:
             None.
         """
         self._step_context = step_context or self._context
-        # to ask for each microbatch takes time
-        self._is_plain = isinstance(self._context(), nullcontext)
         layout = self._chain.layout
         divided = size = size_of(batch)
         key_of_peers = None
@@ -170,16 +164,12 @@ class ScheduledStep:
                 Counters(module),
                 is_followed=self._calls.has(key, batch),
             )
-            runner.run = run
-            try:
-                with run.logs.instead_of(module):
-                    gradients = self._run(runner, run)
-            finally:
-                runner.run = None
+            with run.logs.instead_of(module):
+                gradients = self._run(runner, run)
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
-        return self._finish(runner, run, module, gradients)
+        return self._finish(run, module, gradients)
 
     def _begin(self, runner: _Runner, run: ScheduledRun) -> None:
         """All ranks of the pipeline. Compute the first microbatch forward, and what its step makes
@@ -187,37 +177,33 @@ class ScheduledStep:
         """
         chain = self._chain
         layout = chain.layout
-        splits = self._schedule.splits_backward
         stages = {
-            stage: StageModule(chain, stage, self._stage_context, splits=splits)
+            stage: StageModule(
+                chain,
+                stage,
+                self._context if stage == self.last else self._stage_context,
+                splits=self._schedule.splits_backward,
+            )
             for stage in layout.own_stages
         }
         self._begin_stages(run, stages)
         with user_step.agreed(chain.line), user_step.unchanging(layout.user):
-            if 0 in stages or (layout.needs_call and not self._is_in_step(stages)):
+            if 0 in stages or self.last not in stages:
                 run.first_arguments = self._arguments_in(run, 0)
         with nullcontext() if self._sequence is None else self._sequence.said():
             first_microbatch.compute(chain, stages, self._sequence)
         run.first_arguments = None
         self._set_up(runner, stages, len(run.cut))
-        with user_step.agreed(chain.line):
-            if self.last in stages:
-                run.made[0] = self._loss(runner, stages[self.last].outputs, 0)
         for number, stage in stages.items():
-            stage.look_at(stage.outputs if number < self.last else [run.made[0]])
+            stage.look_at(stage.outputs if number < self.last else [self._losses[0]])
 
     def _begin_stages(self, run: ScheduledRun, stages: dict[int, StageModule]) -> None:
+        self._losses.clear()
         for number, stage in stages.items():
-            is_in_step = number == self.last and self._is_in_step(stages)
-            stage.begin(
-                run.seeds,
-                partial(self._arguments_in, run),
-                partial(self._compute_in_step, run) if is_in_step else None,
-            )
-
-    def _is_in_step(self, stages: dict[int, StageModule]) -> bool:
-        """True if the last stage is this rank's, and computes in the step's call of the model."""
-        return self.last in stages and self._chain.layout.needs_call and self._sequence is None
+            within = None
+            if number == self.last:
+                within = partial(self._compute_in_step, run)
+            stage.begin(run.seeds, partial(self._arguments_in, run), within)
 
     def _followed(self, run: ScheduledRun) -> AbstractContextManager[Any]:
         """A context in which calls in parts of the sequence are followed, if this step is."""
@@ -234,7 +220,7 @@ class ScheduledStep:
         runner.schedule = get_schedule_class(self._schedule.name)(
             made if self._schedule.has_several_stages else made[0],
             number,
-            loss_fn=lambda output, target: self._loss(runner, output, int(target)),
+            loss_fn=lambda output, target: self._losses.pop(int(target)),
             scale_grads=False,
         )
         if self._sequence is not None:
@@ -243,11 +229,8 @@ class ScheduledStep:
     def _caught(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._sequence is None else self._sequence.caught()
 
-    def _stage_context(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._is_plain and self._sequence is None else self._both_contexts()
-
     @contextmanager
-    def _both_contexts(self) -> Iterator[None]:
+    def _stage_context(self) -> Iterator[None]:
         following = nullcontext() if self._sequence is None else self._sequence.marking()
         with self._context(), self._caught(), following:
             yield
@@ -270,18 +253,13 @@ class ScheduledStep:
         earlier ones.
         """
         chain = self._chain
-        layout = chain.layout
-        shards = chain.shards
-        assert shards is not None, "the set-up has found them"
+        layout, shards = chain.layout, chain.shards
         shards.reshard()  # an evaluation may have left units gathered
         shards.forget_gradients()
         begins = not runner.stages
         learning = [
             one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad
         ]
-        before = [one.grad for one in learning]
-        for one in learning:
-            one.grad = None
         if not begins:
             self._begin_stages(run, runner.stages)
             if self._sequence is not None:
@@ -289,29 +267,16 @@ class ScheduledStep:
         numbers = torch.arange(len(run.cut))
         inputs = [numbers] if 0 in layout.own_stages else []
         options: dict[str, Any] = {"target": numbers} if self.last in layout.own_stages else {}
-        try:
+        with set_aside(learning), schedule_errors.as_raised():
             # Autocast is for forward, and the schedule runs backward too.
-            with (
-                self._followed(run),
-                shards.held(),
-                chain.added_up(),
-                schedule_errors.quiet(),
-                torch.autocast(chain.line.device.type, enabled=False),
-            ):
+            without = torch.autocast(chain.line.device.type, enabled=False)
+            with self._followed(run), shards.held(), chain.added_up(), without:
                 if begins:
                     self._begin(runner, run)
                 runner.schedule.step(*inputs, return_outputs=False, **options)
                 chain.line.given = None
             averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
-        except RuntimeError as error:
-            cause = schedule_errors.first_cause(error)
-            if cause is error:
-                raise
-            raise cause from None
-        finally:
-            for one, earlier in zip(learning, before, strict=True):
-                one.grad = earlier
 
     def _arguments_in(self, run: ScheduledRun, index: int) -> Arguments:
         """The arguments with which the user's step calls the model, for a microbatch."""
@@ -353,21 +318,12 @@ class ScheduledStep:
             run.logs.is_open = True
             return found
 
-        run.made[index] = self._loss_of(run, index, answer)
+        self._losses[index] = self._loss_of(run, index, answer)
 
-    def _loss(self, runner: _Runner, output: Any, index: int) -> Tensor:
+    def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
         """On the rank of the last stage: the user's loss of a microbatch, by its share of the
         batch.
         """
-        run = runner.run
-        assert run is not None, "torch calls it within a step"
-        if index in run.made:
-            return run.made.pop(index)
-        leaves = output if isinstance(output, tuple) else (output,)
-        answer = runner.stages[self.last].answer(leaves)
-        return self._loss_of(run, index, lambda *args, **kwargs: answer)
-
-    def _loss_of(self, run: ScheduledRun, index: int, answer: Callable[..., Any]) -> Tensor:
         run.seeds.begin_step(self.last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
         run.counters.begin()
@@ -405,15 +361,15 @@ class ScheduledStep:
             run.marked.append(loss)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
-            return _times(leaves[0].sum(), 0)
+            return leaves[0].sum() * 0
         run.losses.append(loss.detach())
         if self._sequence is not None:
             self._sequence.share(loss)
-        return _times(loss, run.scale * run.weights[-1] / run.reference)
+        made: Tensor = loss * (run.scale * run.weights[-1] / run.reference)
+        return made
 
     def _finish(
         self,
-        runner: _Runner,
         run: ScheduledRun,
         module: nn.Module,
         gradients: dict[nn.Parameter, Tensor],
@@ -421,8 +377,7 @@ class ScheduledStep:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return
         the loss.
         """
-        described, numbers = last_stage.share(self._chain, run, runner.described)
-        runner.described = described
+        described, numbers = last_stage.share(self._chain, run)
         loss, total, factor, *others = numbers
         num_logged = len(described.logged)
         replay(module, described.logged, others[:num_logged])
@@ -439,7 +394,3 @@ class ScheduledStep:
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
-
-
-def _times(tensor: Tensor, number: float) -> Tensor:
-    return tensor * number

@@ -54,13 +54,11 @@ class Schedule:
             The largest up to what was asked for, else the smallest above it. None if there is none.
         """
         wanted = given or 2 * num_stages
-        fitting = [
-            number
-            for number in range(1, (size or 0) + 1)
-            if size and size % number == 0 and self.takes(number, num_ranks, num_stages)
-        ]
-        below = [number for number in fitting if number <= wanted]
-        return max(below) if below else min(fitting, default=None)
+        size = size or 0
+        divisors = [number for number in range(1, size + 1) if size % number == 0]
+        fitting = [one for one in divisors if self.takes(one, num_ranks, num_stages)]
+        below = [one for one in fitting if one <= wanted]
+        return max(below, default=min(fitting, default=None))
 
 
 _ALL = (
@@ -113,19 +111,17 @@ def stages_per_rank(given: int | None, schedule: Schedule | None) -> int:
     Raises:
         ConfigurationError: the schedule doesn't take so many.
     """
-    if schedule is None or not schedule.has_several_stages:
-        if given not in (None, 1):
-            raise ConfigurationError(
-                f"stages_per_rank={given} with schedule={schedule and schedule.name!r}, which has "
-                "one stage on each rank. Use 'Interleaved1F1B', or leave stages_per_rank out."
-            )
-        return 1
-    if schedule.in_v and given not in (None, 2):
+    number = 1
+    if schedule is not None and schedule.has_several_stages:
+        number = 2
+        if given is not None and not schedule.in_v:
+            return given
+    if given not in (None, number):
         raise ConfigurationError(
-            f"stages_per_rank={given} with schedule={schedule.name!r}, whose stages go there and "
-            "back: a rank has exactly 2. Leave stages_per_rank out."
+            f"stages_per_rank={given} with schedule={schedule and schedule.name!r}, with which a "
+            f"rank has exactly {number}. Use 'Interleaved1F1B', or leave stages_per_rank out."
         )
-    return given or 2
+    return number
 
 
 def refuse_compiled(schedule: Schedule | None) -> None:

@@ -83,8 +83,7 @@ class StageModule(nn.Module):
 
         Args:
             seeds: its random numbers.
-            take: the arguments of the model for a microbatch, which the first stage asks for; or
-                all, see `Layout.run`.
+            take: the arguments of the model for a microbatch.
             within: runs the user's step for a microbatch, in whose call of the model this stage
                 computes; None if it computes by itself.
         """
@@ -116,20 +115,18 @@ class StageModule(nn.Module):
 
     def _compute(self, index: int, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._within is None:
-            needs_call = self._stage == 0 or self._chain.layout.needs_call
-            return self._called(index, given, self._take(index) if needs_call else None)
+            return self._called(index, given, self._take(index))
         found: list[tuple[Tensor, ...]] = []
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             found.append(self._called(index, given, (args, kwargs)))
-            return self.answer(found[0])
+            assert self.header is not None, "it has computed"
+            return tree_unflatten([*found[0]], self.header[0])
 
         self._within(index, answer)
         return found[0]
 
-    def _called(
-        self, index: int, given: tuple[Tensor, ...], call: Arguments | None
-    ) -> tuple[Tensor, ...]:
+    def _called(self, index: int, given: tuple[Tensor, ...], call: Arguments) -> tuple[Tensor, ...]:
         if self._known is not None:
             self._chain.learn(self._known)
         arrived = self._arrived(given) if self._stage else None
@@ -181,11 +178,6 @@ class StageModule(nn.Module):
     def splits_nothing(self) -> None:
         """Compute the gradients of weights with those of inputs, whatever the schedule."""
         self.pipeline_stage.dw_builder = _nothing_later
-
-    def answer(self, leaves: tuple[Tensor, ...]) -> Any:
-        """The last stage's result, of the structure that the model returns."""
-        assert self.header is not None
-        return tree_unflatten(list(leaves), self.header[0])
 
 
 class _Leaving(torch.autograd.Function):

@@ -4,8 +4,7 @@ back.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,8 @@ from torch.distributed.tensor import DTensor
 from core import Chunk, ShardedLeaf
 from core.checkpoint import gather_whole
 from core_parallel.mesh.placements import beside, chunk_of, cut_axes, placed_like
+from core_parallel.stages import forms
+from core_parallel.stages.forms import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,97 +23,69 @@ if TYPE_CHECKING:
     from core_parallel.communication.point_to_point import Line
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A tensor that another rank of the pipeline has."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-class WholeState:
-    """All ranks of the pipeline. Makes whole tensors on the first of them, one at a time, on the
-    CPU.
+def whole_leaf(value: Any, owner: int | None, *, line: Line, takes_part: bool) -> Any:
+    """All ranks of the pipeline. A leaf of the state, whole on the first of them, on the CPU.
 
     Args:
+        value: as this rank has it.
+        owner: position of the one rank that has it; None if all have.
         line: to the other ranks.
         takes_part: False on pipelines that rank 0 isn't in, which have only parts to give.
     """
-
-    def __init__(self, line: Line, takes_part: bool) -> None:
-        self._line, self._takes_part = line, takes_part
-
-    def leaf(self, value: Any, owner: int | None) -> Any:
-        """A leaf of the state.
-
-        Args:
-            value: as this rank has it.
-            owner: position of the one rank that has it; None if all have.
-        """
-        if isinstance(value, DTensor):
-            value = gather_whole(value)
-        if not self._takes_part or not isinstance(value, Tensor | Elsewhere):
-            return value
-        if owner in (None, 0):
-            return (
-                value.detach().cpu().clone()
-                if self._line.position == 0 and isinstance(value, Tensor)
-                else None
-            )
-        if self._line.position == owner:
-            assert isinstance(value, Tensor), "the owner has it"
-            self._line.send(value, 0)
-            self._line.wait()
-        elif self._line.position == 0:
-            return self._line.receive(
-                torch.empty(value.shape, dtype=value.dtype, device="meta"), owner
-            ).cpu()
-        return None
+    if isinstance(value, DTensor):
+        value = gather_whole(value)
+    if not takes_part or not isinstance(value, Tensor | TensorForm):
+        return value
+    if line.position == (owner or 0):
+        assert isinstance(value, Tensor), "the owner has it"
+        if line.position == 0:
+            return value.detach().cpu().clone()
+        line.send(value, 0)
+        line.wait()
+    elif line.position == 0:
+        return line.receive(
+            torch.empty(value.shape, dtype=value.dtype, device="meta"), owner or 0
+        ).cpu()
+    return None
 
 
-class PartedState:
-    """Makes leaves of which each rank has its own part, or nothing: of ranks that have the same,
-    the first writes.
+def parted_leaf(
+    value: Any,
+    owner: int | None,
+    *,
+    position: int,
+    coordinates: Mapping[str, int],
+    of_experts: Mapping[str, int],
+) -> Any:
+    """A leaf of which each rank has its own part, or nothing: of ranks that have the same, the
+    first writes. What all ranks have whole stays as it is.
 
     Args:
+        value: as this rank has it.
+        owner: position of the one rank that has it; None if all have.
         position: of this rank in the pipeline.
         coordinates: of this rank along the other axes, by their names.
         of_experts: the same along those over which experts lie.
     """
-
-    def __init__(
-        self, position: int, coordinates: Mapping[str, int], of_experts: Mapping[str, int]
-    ) -> None:
-        self._position, self._coordinates, self._of_experts = position, coordinates, of_experts
-
-    def leaf(self, value: Any, owner: int | None) -> Any:
-        """A leaf of the state; see `WholeState.leaf`. What all ranks have whole stays as it is."""
-        if not isinstance(value, Tensor | Elsewhere):
-            return value
-        if owner is None and not isinstance(value, DTensor):
-            return value.detach() if isinstance(value, Tensor) else value
-        cut = cut_axes(value)
-        places = self._coordinates if cut.isdisjoint(self._of_experts) else self._of_experts
-        is_first = not any(place for axis, place in places.items() if axis not in cut)
-        return chunked(value, has=is_first and self._position == (owner or 0))
-
-
-def chunked(value: Tensor | Elsewhere, *, has: bool) -> ShardedLeaf:
-    """A leaf of which this rank gives all that it has, or nothing."""
+    if isinstance(value, Tensor) and owner is None and not isinstance(value, DTensor):
+        return value.detach()
+    if not isinstance(value, Tensor | TensorForm):
+        return value
+    cut = cut_axes(value)
+    places = coordinates if cut.isdisjoint(of_experts) else of_experts
+    is_first = not any(place for axis, place in places.items() if axis not in cut)
     shape = tuple(value.shape)
-    if not has:
+    if not is_first or position != (owner or 0):
         return ShardedLeaf(shape, value.dtype)
     assert isinstance(value, Tensor), "it is here"
-    chunk = (
-        chunk_of(value)
-        if isinstance(value, DTensor)
-        else Chunk((0,) * len(shape), shape, value.detach())
-    )
-    return ShardedLeaf(shape, value.dtype, () if chunk is None else (chunk,))
+    chunk: Chunk | None = Chunk((0,) * len(shape), shape, value.detach())
+    if isinstance(value, DTensor):
+        chunk = chunk_of(value)
+    return ShardedLeaf(shape, value.dtype, tuple(filter(None, [chunk])))
 
 
 def module_state(
-    named: Mapping[str, Any],
+    named: dict[str, Any],
     originals: Sequence[Any],
     owners: Mapping[int, int],
     convert: Callable[[Any, int | None], Any],
@@ -126,13 +99,11 @@ def module_state(
         convert: makes of a leaf what is wanted.
     """
     converted: dict[int, Any] = {}
-    state = OrderedDict[str, Any]()
+    state: dict[str, Any] = copy.copy(named)  # which keeps the versions of modules
     for (name, leaf), original in zip(named.items(), originals, strict=True):
         if id(original) not in converted:
             converted[id(original)] = convert(leaf, owners.get(id(original)))
         state[name] = converted[id(original)]
-    if (versions := getattr(named, "_metadata", None)) is not None:
-        state._metadata = versions  # type: ignore[attr-defined]
     return state
 
 
@@ -156,32 +127,30 @@ def optimizer_state(
         for name, entry in named["state"].items()
         if owners[name] in (None, line.position)
     }
-    described = line.gather_objects({name: _described(entry) for name, entry in own.items()})
+    described = line.gather_objects(
+        {
+            name: {key: _described(leaf) for key, leaf in entry.items()}
+            for name, entry in own.items()
+        }
+    )
     entries = {}
     for name, owner in owners.items():
         # In the order of all parameters, which ranks share.
         keys = described[owner or 0].get(name)
         if keys is not None:
             mine = own.get(name, keys)
-            entries[name] = {key: convert(mine[key], _owner_of(keys[key], owner)) for key in keys}
+            of_forms = {key: owner for key, form in keys.items() if isinstance(form, TensorForm)}
+            entries[name] = {key: convert(mine[key], of_forms.get(key)) for key in keys}
     return {**named, "state": entries}
 
 
-def _described(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _described(leaf: Any) -> Any:
     """The description for other ranks: of tensors with elements their form; numbers travel
     themselves.
     """
-    described = dict(entry)
-    for key, leaf in entry.items():
-        if isinstance(leaf, Tensor):
-            described[key] = (
-                Elsewhere(tuple(leaf.shape), leaf.dtype) if leaf.ndim else leaf.detach().cpu()
-            )
-    return described
-
-
-def _owner_of(described: Any, owner: int | None) -> int | None:
-    return owner if isinstance(described, Elsewhere) else None
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return forms.of(leaf) if leaf.ndim else leaf.detach().cpu()
 
 
 def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,9 +161,8 @@ def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
         own: the module's tensors, by the same names.
         state: whole, or in parts.
     """
-    loaded = OrderedDict((name, _for_tensor(leaf, own.get(name))) for name, leaf in state.items())
-    if (versions := getattr(state, "_metadata", None)) is not None:
-        loaded._metadata = versions  # type: ignore[attr-defined]
+    loaded: dict[str, Any] = copy.copy(state)  # type: ignore[assignment]  # with the versions of modules
+    loaded.update({name: _for_tensor(leaf, own.get(name)) for name, leaf in state.items()})
     return loaded
 
 
@@ -219,18 +187,13 @@ def optimizer_targets(
         targets: the places in an optimizer that has all, by name and key.
         parameters: of the optimizer, by name.
     """
-
-    def here(name: str, place: Any) -> Any:
-        is_elsewhere = isinstance(place, Tensor) and parameters[name].is_meta
-        return ShardedLeaf(tuple(place.shape), place.dtype) if is_elsewhere else place
-
-    entries = targets["state"].items()
-    return {
-        "state": {
-            name: {key: here(name, place) for key, place in entry.items()}
-            for name, entry in entries
-        }
-    }
+    found: dict[str, Any] = {}
+    for name, entry in targets["state"].items():
+        found[name] = dict(entry)
+        for key, place in entry.items():
+            if parameters[name].is_meta and isinstance(place, Tensor):
+                found[name][key] = ShardedLeaf(tuple(place.shape), place.dtype)
+    return {"state": found}
 
 
 def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) -> dict[str, Any]:
@@ -240,14 +203,9 @@ def for_optimizer(state: Mapping[str, Any], parameters: Mapping[Any, Tensor]) ->
         state: by names or positions, whole or in parts.
         parameters: of the optimizer, by the same.
     """
-    return {
-        **state,
-        "state": {
-            name: entry
-            for name, entry in state["state"].items()
-            if not _is_elsewhere(parameters.get(name))
-        },
-    }
+    elsewhere = {name for name, one in parameters.items() if one.is_meta}
+    entries = {name: entry for name, entry in state["state"].items() if name not in elsewhere}
+    return {**state, "state": entries}
 
 
 def placed(leaf: Any, parameter: Tensor) -> Any:
@@ -257,7 +215,3 @@ def placed(leaf: Any, parameter: Tensor) -> Any:
     if isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
         return placed_like(leaf, parameter)
     return leaf.to("meta" if parameter.is_meta else parameter.device)
-
-
-def _is_elsewhere(parameter: Any) -> bool:
-    return isinstance(parameter, Tensor) and parameter.is_meta

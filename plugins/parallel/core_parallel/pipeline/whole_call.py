@@ -4,76 +4,69 @@ computes its own stage in it.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch.utils._pytree import tree_unflatten
-
+from core_parallel.microbatches import pieces
 from core_parallel.microbatches.recorded_logs import RecordedLogs
+from core_parallel.pipeline.forward_pass import Pass, replaced, wanting
+from core_parallel.pipeline.result_graph import Given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import ExitStack
-
     from core_parallel.pipeline.chain import Chain
-    from core_parallel.pipeline.forward_pass import Pass
 
 
-class WholeCall:
-    """The exchange of this rank in such a call, see `Replay.once`.
+def call(chain: Chain, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All ranks of the pipeline, each of which has one stage. The result of the model."""
+    (stage,) = chain.layout.own_stages
+    begin, end = chain.layout.places_of(stage)
+    replay, look = chain.layout.cut.replay, chain.look(stage)
+    made = Pass([pieces.num_samples((args, kwargs))], is_at_once=True)
+    asked = wanting((args, kwargs))
+    if asked:
+        made.wanting = made.leaves = [*Given.apply(made, *asked)]  # type: ignore[no-untyped-call]  # torch's
+        for one in made.leaves:
+            one.retain_grad()
+        args, kwargs = replaced((args, kwargs), asked, made.leaves)
+    arrived: Any = None
+    results: list[Any] = []
+    shared: list[Any] = []
+    with ExitStack() as until_end:
 
-    Args:
-        chain: of the model.
-        made: the pass.
-        piece: the arguments of the model.
-        finish: gives the result of the last stage on all ranks, with a graph.
-        until_end: closed when the last part has returned.
-    """
+        def compute(index: int, given: Any) -> Any:
+            looked_at = nullcontext() if look is None else look.noting()
+            with chain.context(), RecordedLogs().instead_of(chain.layout.user), looked_at:
+                result = replay.computed(index, begin, given)
+            if index == end - 1:
+                if look is not None:
+                    look.refuse_kept([*results, result])
+                results.clear()
+                chain.keep(made, stage, 0, arrived, result)
+                chain.give(made, stage, 0, (args, kwargs))
+            elif look is not None:
+                results.append(result)
+            return result
 
-    def __init__(
-        self,
-        chain: Chain,
-        made: Pass,
-        piece: Any,
-        finish: Callable[[], Any],
-        until_end: ExitStack,
-    ) -> None:
-        self._chain, self._made, self._piece, self._finish = chain, made, piece, finish
-        (self._stage,) = chain.layout.own_stages
-        self._inputs: tuple[list[Any], Any] = ([], None)
-        self._until_end, self._look = until_end, chain.look(self._stage)
-        self._results: list[Any] = []
+        def answer(index: int, given: Any) -> Any:
+            nonlocal arrived
+            if index == 0:
+                # random numbers are those of the stage, until the last part has returned
+                until_end.enter_context(chain.draws.of_stages()).begin(stage, 0)
+                if stage:
+                    arrived = chain.take(made, stage, 0, (args, kwargs))
+            if index == begin - 1:
+                return arrived
+            result = None
+            if begin <= index < end:
+                result = compute(index, given)
+            is_last = index == replay.num_parts - 1
+            if (index >= end or is_last) and not shared:
+                shared.append(chain.answer_of(made))
+            if is_last:
+                until_end.close()
+                return shared[0]
+            if begin <= index < end - 1:
+                return result
+            return replay.hollow(index, given)
 
-    def begin(self) -> Any:
-        """The first part is called: random numbers are those of the stage from here on."""
-        seeds = self._until_end.enter_context(self._chain.draws.of_stages())
-        seeds.begin(self._stage, 0)
-        if self._stage == 0:
-            return None
-        self._inputs = inputs, form = self._chain.take(self._made, self._stage, 0, self._piece)
-        return tree_unflatten(inputs, form)
-
-    def compute(self, part: Callable[[], Any]) -> Any:
-        """The result of a part of the stage."""
-        with self._chain.context(), RecordedLogs().instead_of(self._chain.layout.user):
-            if self._look is None:
-                return part()
-            with self._look.noting():
-                result = part()
-        self._results.append(result)
-        return result
-
-    def give(self, result: Any) -> None:
-        """Hand on what the stage has computed."""
-        if self._look is not None:
-            self._look.refuse_kept(self._results)
-            self._results.clear()
-        self._chain.keep(self._made, self._stage, 0, self._inputs, result, self._made.wanting)
-        self._chain.give(self._made, self._stage, 0, self._piece)
-
-    def share(self) -> Any:
-        """All ranks of the pipeline. The result of the last part."""
-        return self._finish()
-
-    def end(self) -> None:
-        """The last part has returned: random numbers go on as before the first one."""
-        self._until_end.close()
+        return replay.to_its_end(answer, args, kwargs)

@@ -4,11 +4,12 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from core import ConfigurationError, ModuleError
 
@@ -24,15 +25,13 @@ def parse(given: Any) -> Balance:
     """
     if given in ("parameters", "time"):
         return given  # type: ignore[no-any-return]  # one of the two
-    is_list = isinstance(given, list | tuple) and len(given) > 0
-    if not is_list or not all(
-        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given
-    ):
+    counts = list(given) if isinstance(given, list | tuple) else []
+    if not counts or not all(type(one) is int and one > 0 for one in counts):
         raise ConfigurationError(
             f"balance={given!r:.80}: expected 'parameters', 'time', or a list with the number of "
             "parts of each stage, such as [3, 2]."
         )
-    return tuple(given)
+    return tuple(counts)
 
 
 def stages(
@@ -41,8 +40,6 @@ def stages(
     num_stages: int,
     balance: Balance,
     measure: Measure,
-    *,
-    are_apart: bool = False,
 ) -> list[tuple[nn.Module, ...]]:
     """The parts of each stage.
 
@@ -53,91 +50,50 @@ def stages(
         balance: `"parameters"` and `"time"` make the largest stage as small as can be; or the
             number of parts of each stage.
         measure: the seconds that modules take.
-        are_apart: parts that share a weight may come apart.
 
     Raises:
-        ModuleError: there are fewer parts that can be cut apart.
+        ModuleError: there are fewer parts.
         ConfigurationError: the numbers don't add up.
     """
-    places = list(range(1, len(parts))) if are_apart else _places(parts)
-    if len(places) < num_stages - 1:
+    if len(parts) < num_stages:
         raise ModuleError(
-            f"{title} has {len(places) + 1} part(s) that can be cut apart, and {num_stages} stages "
-            "were asked for: every stage needs one, and parts that share a weight stay together. "
-            "Ask for fewer, or name smaller parts, by pipeline() or parts=."
+            f"{title} has {len(parts)} part(s), and {num_stages} stages were asked for: every "
+            "stage needs one. Ask for fewer, or name smaller parts, by pipeline() or parts=."
         )
     if balance == "parameters":
-        costs = [1 + sum(one.numel() for one in _tensors(part)) for part in parts]
-        ends = _even(costs, places, num_stages)
+        ends = _even([1 + _num_elements(part) for part in parts], num_stages)
     elif balance == "time":
-        ends = _even(measure(parts), places, num_stages)
+        ends = _even(measure(parts), num_stages)
     else:
-        ends = _counted(title, balance, len(parts), places, num_stages)
+        if len(balance) != num_stages or sum(balance) != len(parts):
+            raise ConfigurationError(
+                f"balance={list(balance)} is for {len(balance)} stages and {sum(balance)} parts, "
+                f"and there are {num_stages} stages (pipeline times stages_per_rank) and "
+                f"{len(parts)} parts of {title} (functions among them don't count)."
+            )
+        ends = list(accumulate(balance))
     return [tuple(parts[begin:end]) for begin, end in pairwise([0, *ends])]
 
 
-def _places(parts: Sequence[nn.Module]) -> list[int]:
-    """The numbers of parts before which a cut separates no two that share a weight."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for index, part in enumerate(parts):
-        for tensor in _tensors(part):
-            first.setdefault(id(tensor), index)
-            last[id(tensor)] = index
-    shared = {(begin, last[key]) for key, begin in first.items() if begin < last[key]}
-    return [
-        place
-        for place in range(1, len(parts))
-        if not any(begin < place <= end for begin, end in shared)
-    ]
+def _num_elements(part: nn.Module) -> int:
+    return sum(one.numel() for one in (*part.parameters(), *part.buffers()))
 
 
-def _tensors(part: nn.Module) -> Iterable[Tensor]:
-    return [*part.parameters(), *part.buffers()]
-
-
-def _counted(
-    title: str, counts: Sequence[int], num_parts: int, places: Sequence[int], num_stages: int
-) -> list[int]:
-    if len(counts) != num_stages:
-        raise ConfigurationError(
-            f"balance={list(counts)} is for {len(counts)} stages, and there are {num_stages}: "
-            "pipeline times stages_per_rank. Give a number for each."
-        )
-    if sum(counts) != num_parts:
-        raise ConfigurationError(
-            f"balance={list(counts)} adds up to {sum(counts)} parts, and {title} has {num_parts} "
-            "(functions among them don't count)."
-        )
-    ends = list(accumulate(counts))
-    for end in ends[:-1]:
-        if end not in places:
-            raise ConfigurationError(
-                f"balance={list(counts)} cuts after part {end} of {title}, between parts that "
-                "share a weight, which stay in one stage. Cuts are possible after "
-                f"{', '.join(map(str, places))}."
-            )
-    return ends
-
-
-def _even(costs: Sequence[float], places: Sequence[int], num_stages: int) -> list[int]:
+def _even(costs: Sequence[float], num_stages: int) -> list[int]:
     """Ends so that the largest stage is as small as can be; of equals the one whose first stages
     are smaller.
     """
-    ends = [*places, len(costs)]
-    sizes = [sum(costs[a:b]) for a, b in pairwise([0, *ends])]
-    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these
-    # begins.
-    best: list[list[tuple[float, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(sizes)]
-    for stage in range(1, num_stages + 1):
-        row: list[tuple[float, int]] = [(sum(sizes) + 1, 0)] * (len(sizes) + 1)
-        for end in range(stage, len(sizes) - (num_stages - stage) + 1):
-            row[end] = min(
-                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin)
-                for begin in range(stage - 1, end)
-            )
-        best.append(row)
-    chosen = [len(sizes)]
-    for stage in range(num_stages, 1, -1):
-        chosen.insert(0, best[stage][chosen[0]][1])
-    return [ends[one - 1] for one in chosen]
+    sums = [0, *accumulate(costs)]
+
+    @cache
+    def best(number: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Of so many stages up to an end, the cost of the largest, and all ends from the last."""
+        if number == 1:
+            return sums[end], (end,)
+        shorter = (best(number - 1, one) for one in range(number - 1, end))
+        largest, before = min(
+            (max(largest, sums[end] - sums[before[0]]), before) for largest, before in shorter
+        )
+        return largest, (end, *before)
+
+    return [*reversed(best(num_stages, len(costs))[1])]

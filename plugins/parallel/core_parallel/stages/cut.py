@@ -16,21 +16,12 @@ class Cut:
     """The module that is cut into stages.
 
     Attributes:
-        module: the user's, or the one in it that has the parts.
-        name: of the module in the user's; empty for the user's own.
+        called: the module, which is the user's or one in it; and perhaps another one in this that
+            has all parts, which a step may call in its place.
         stages: the parts of each stage.
-        inner: the innermost module in it with all parts, which a step may call in its place.
-        replay: runs the module's own forward for a stage; None for an `nn.Sequential`, which is its
-            parts, each given the result of the one before.
+        replay: runs the module's own forward for a stage.
     """
 
-    module: nn.Module
-    name: str
+    called: tuple[nn.Module, ...]
     stages: tuple[tuple[nn.Module, ...], ...]
-    replay: Replay | None = None
-    inner: nn.Module | None = None
-
-    @property
-    def called(self) -> list[nn.Module]:
-        """The modules whose call is that of all parts."""
-        return [self.module] if self.inner is None else [self.module, self.inner]
+    replay: Replay

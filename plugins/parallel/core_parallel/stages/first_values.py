@@ -35,7 +35,8 @@ def is_needed(module: nn.Module, strategy: Strategy) -> bool:
     Raises:
         ModuleError: ranks differ in what they have built there.
     """
-    empty = [name for name, one in _named_tensors(module) if _is_empty(one)]
+    named = (*module.named_parameters(), *module.named_buffers())
+    empty = [name for name, one in named if _is_empty(one)]
     if not strategy.reduce_boolean_decision(empty == strategy.broadcast(empty)):
         raise ModuleError(
             f"{type(module).__name__} was built on the meta device on some ranks, and with values "
@@ -100,31 +101,24 @@ def _is_empty(tensor: Tensor) -> bool:
     return tensor.is_meta and not is_absent(tensor)
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
 def _tensors_of(part: nn.Module) -> dict[str, Tensor]:
     """The tensors of a module, without those of its children."""
-    return {
-        name: one
-        for name, one in (*part._parameters.items(), *part._buffers.items())
-        if one is not None
-    }
+    own = {**part._parameters, **part._buffers}
+    return {name: one for name, one in own.items() if one is not None}
 
 
 def _set(part: nn.Module, name: str, tensor: Any) -> None:
-    (part._parameters if name in part._parameters else part._buffers)[name] = tensor
+    own: dict[str, Any] = part._buffers
+    if name in part._parameters:
+        own = part._parameters
+    own[name] = tensor
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    return (
-        nn.Parameter(empty, requires_grad=tensor.requires_grad)
-        if isinstance(tensor, nn.Parameter)
-        else empty
-    )
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
 
 
 @contextmanager

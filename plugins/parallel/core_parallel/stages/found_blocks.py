@@ -10,7 +10,7 @@ from core.strategies import find_units
 from core_parallel.stages import named_parts
 
 
-def find(user: nn.Module, within: str = "") -> list[tuple[str, nn.Module, list[nn.Module]]]:
+def find(user: nn.Module, within: str = "") -> list[named_parts.Found]:
     """The innermost module that is called with all parameters and blocks in it: name, module, and
     its blocks.
 
@@ -25,17 +25,14 @@ def find(user: nn.Module, within: str = "") -> list[tuple[str, nn.Module, list[n
         None of them if there are fewer than two blocks, or they are in several modules of one that
         has no forward.
     """
-    top, prefix = user.get_submodule(within), f"{within}." if within else ""
-    units, modules = find_units(top).named, dict(user.named_modules())
-    named, inside = (
-        list(top.named_parameters(remove_duplicate=False)),
-        tuple(f"{name}." for name in units),
-    )
-    outside = {parameter for name, parameter in named if not name.startswith(inside)}
-    blocks = {
-        prefix + name: one for name, one in units.items() if outside.isdisjoint(one.parameters())
-    }
-    name = named_parts.innermost(modules, [*(prefix + name for name, _ in named), *blocks])
-    if len(blocks) < 2 or not named_parts.is_called(modules[name]):
+    top, modules = user.get_submodule(within), dict(user.named_modules())
+    prefix = f"{within}.".lstrip(".")
+    units = {prefix + name: one for name, one in find_units(top).named.items()}
+    inside = tuple(f"{name}." for name in units)
+    named = {prefix + name: one for name, one in top.named_parameters(remove_duplicate=False)}
+    outside = {one for name, one in named.items() if not name.startswith(inside)}
+    blocks = {name: one for name, one in units.items() if outside.isdisjoint(one.parameters())}
+    owner = named_parts.innermost(modules, [*named, *blocks])
+    if len(blocks) < 2 or not named_parts.is_called(modules[owner]):
         return []
-    return [(name, modules[name], [*blocks.values()])]
+    return [(owner, modules[owner], [*blocks.values()])]

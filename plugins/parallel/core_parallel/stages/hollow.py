@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,18 @@ if TYPE_CHECKING:
 
 _OF_FORM = frozenset(
     {
-        *(f"{one}_like" for one in ("zeros", "ones", "full", "empty", "rand", "randn", "randint")),
-        *(f"new_{one}" for one in ("zeros", "ones", "full", "empty", "tensor")),
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_empty",
+        "new_tensor",
     }
 )
 """Functions of torch that need the form of a tensor, and none of its numbers."""
@@ -54,12 +65,7 @@ _OF_NUMBERS = frozenset(
     }
 )
 _TO_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-_OF_DEVICES = frozenset(
-    {
-        Tensor.get_device,
-        *(getattr(Tensor, one).__get__ for one in ("device", "is_meta", "is_cpu", "is_cuda")),
-    }
-)
+_OF_DEVICES = frozenset({"get_device", "device", "is_meta", "is_cpu", "is_cuda"})
 _OF_GRAPHS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 _NO_WRITES = ("__index__", "__int__", "__invert__", "__iter__")
 
@@ -86,16 +92,18 @@ class HollowTensor(Tensor):
             ModuleError: the function needs numbers.
         """
         kwargs, name = kwargs or {}, func.__name__
+        if name == "__get__":  # of an attribute
+            name = func.__self__.__name__
         first = next(_hollow_in((args, kwargs)))
         target = kwargs.get("out", args[0] if args else None)
         is_into_real = isinstance(target, Tensor) and not isinstance(target, HollowTensor)
-        if name in _OF_NUMBERS or (is_into_real and _writes(name, kwargs)):
+        if name in _OF_NUMBERS or (is_into_real and ("out" in kwargs or _writes(name))):
             raise _refusal(name, first)
         if name in _TO_DEVICES:
             return first
         if name == "__iter__":
             return iter(first.unbind())
-        if func in _OF_DEVICES:
+        if name in _OF_DEVICES:
             return func(torch.empty(0, device=first.own_device))
         if name in _OF_GRAPHS:
             return func(torch.zeros((), requires_grad=True), *args[1:], **kwargs)
@@ -149,14 +157,8 @@ def guard(named: Iterable[tuple[str, nn.Module]]) -> list[RemovableHandle]:
     """Make calls of modules with hollow tensors an error that names them: modules of no part, whose
     layers exchange with other ranks what they compute.
     """
-    return [
-        one.register_forward_pre_hook(_refusing(name), prepend=True, with_kwargs=True)
-        for name, one in named
-    ]
 
-
-def _refusing(name: str) -> Any:
-    def refuse(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def refuse(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if is_in((args, kwargs)):
             raise ModuleError(
                 f"{type(module).__name__} {name!r} was called between the parts of the pipeline, "
@@ -164,7 +166,10 @@ def _refusing(name: str) -> Any:
                 "them. Name it among the parts, by pipeline() or parts=."
             )
 
-    return refuse
+    return [
+        one.register_forward_pre_hook(partial(refuse, name), prepend=True, with_kwargs=True)
+        for name, one in named
+    ]
 
 
 def _hollow_in(tree: Any) -> Iterator[HollowTensor]:
@@ -176,11 +181,11 @@ def _without_modes() -> AbstractContextManager[Any]:
     return _disable_current_modes() if _get_current_dispatch_mode_stack() else nullcontext()
 
 
-def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+def _writes(name: str) -> bool:
     if name.startswith("__"):
         is_in_place = name.startswith("__i") and name not in _NO_WRITES
         return is_in_place or name in ("__setitem__", "__set__")
-    return name.endswith("_") or kwargs.get("out") is not None
+    return name.endswith("_")
 
 
 def _refusal(name: str, hollow: HollowTensor) -> ModuleError:

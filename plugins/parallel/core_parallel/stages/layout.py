@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from core_parallel.stages.cut import Cut
 
@@ -39,42 +38,26 @@ class Layout:
         self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False
     ) -> None:
         self.user, self.cut, self.size, self.position = user, cut, size, position
+        self.module = cut.called[0]
         self.num_stages = len(cut.stages)
         self._owners = stage_owners(self.num_stages, size, in_v=in_v)
         self.own_stages = [stage for stage, owner in enumerate(self._owners) if owner == position]
         self._outside: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._names = {id(module): name for name, module in user.named_modules()}
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that was cut."""
-        return self.cut.module
+        self._names = {module: name for name, module in user.named_modules()}
 
     def owner(self, stage: int) -> int:
         """The position of the rank that has a stage."""
         return self._owners[stage]
 
-    @property
-    def needs_call(self) -> bool:
-        """True if every stage needs the arguments of the model, and not the first alone."""
-        return self.cut.replay is not None
-
-    def run(self, stage: int, call: Arguments | None, given: Any = None) -> Any:
+    def run(self, stage: int, call: Arguments, given: Any = None) -> Any:
         """The result of a stage.
 
         Args:
             stage: its number.
-            call: the arguments of the model, for the first stage; for all if `needs_call`.
+            call: the arguments of the model.
             given: the result of the stage before.
         """
-        args, kwargs = call or ((), {})
-        if self.cut.replay is not None:
-            return self.cut.replay.run(*self.places_of(stage), args, kwargs, given)
-        first, *others = self.cut.stages[stage]
-        result = first(given) if stage else first(*args, **kwargs)
-        for part in others:
-            result = part(result)
-        return result
+        return self.cut.replay.run(*self.places_of(stage), *call, given)
 
     def places_of(self, stage: int) -> tuple[int, int]:
         """The numbers of a stage's first part and of the one after its last."""
@@ -82,62 +65,48 @@ class Layout:
         return begin, begin + len(self.cut.stages[stage])
 
     def describe(self, stage: int) -> str:
-        """The stage with the names of its parts, for errors."""
+        """The stage with the names of its first and its last part, for errors."""
         names = self.names_of(stage)
-        shown = ", ".join(map(repr, names if len(names) <= 4 else [*names[:2], "...", names[-1]]))
-        return f"Stage {stage} ({shown})"
+        return f"Stage {stage} (from {names[0]!r} to {names[-1]!r})"
 
     def names_of(self, stage: int) -> list[str]:
         """The names of the parts of a stage."""
-        return [self._names[id(part)] for part in self.cut.stages[stage]]
+        return [self._names[part] for part in self.cut.stages[stage]]
 
-    def named_modules_of(self, stage: int) -> list[tuple[str, nn.Module]]:
-        """All modules in the parts of a stage, by name."""
-        return [
-            (self._names[id(module)], module)
-            for part in self.cut.stages[stage]
-            for module in part.modules()
-        ]
+    def named_modules_of(self, *stages: int) -> list[tuple[str, nn.Module]]:
+        """All modules in the parts of stages, by name."""
+        parts = [part for stage in stages for part in self.cut.stages[stage]]
+        return [(self._names[module], module) for part in parts for module in part.modules()]
 
     def modules_around(self) -> list[tuple[str, nn.Module]]:
         """The modules in no part, by name: the user's own, and others between it and the parts."""
-        inside = {
-            id(module) for stage in self.cut.stages for part in stage for module in part.modules()
-        }
-        return [
-            (name, module) for name, module in self.user.named_modules() if id(module) not in inside
-        ]
+        inside = {module for _, module in self.named_modules_of(*range(self.num_stages))}
+        return [(name, module) for module, name in self._names.items() if module not in inside]
 
     def modules_between(self, names: Iterable[str]) -> list[tuple[str, nn.Module]]:
         """The modules in no part and with no part in them that have one of these names, or such a
         module in them.
         """
         parts = {part for stage in self.cut.stages for part in stage}
-        names = [*names]
-        return [
-            (name, module)
-            for name, module in self.modules_around()
-            if parts.isdisjoint(module.modules())
-            and any(f"{one}.".startswith(f"{name}.") for one in names)
-        ]
+        apart = [one for one in self.modules_around() if parts.isdisjoint(one[1].modules())]
+        named = [f"{name}." for name in names]
+        return [one for one in apart if any(name.startswith(f"{one[0]}.") for name in named)]
 
-    def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
+    def absent_modules(self) -> list[tuple[str, nn.Module]]:
         """The parts that other ranks have, by name."""
-        own = {id(part) for stage in self.own_stages for part in self.cut.stages[stage]}
-        for stage in self.cut.stages:
-            for part in stage:
-                if id(part) not in own:
-                    yield self._names[id(part)], part
+        parts = {part: self._names[part] for stage in self.cut.stages for part in stage}
+        own = {part for stage in self.own_stages for part in self.cut.stages[stage]}
+        return [(name, part) for part, name in parts.items() if part not in own]
 
     def owners(self) -> dict[int, int]:
         """The position of the rank that has a tensor, by its identity, where one rank alone has
         it.
         """
         found: dict[int, set[int]] = defaultdict(set)
-        for stage, parts in enumerate(self.cut.stages):
-            for part in parts:
+        for stage, owner in enumerate(self._owners):
+            for part in self.cut.stages[stage]:
                 for tensor in (*part.parameters(), *part.buffers()):
-                    found[id(tensor)].add(self.owner(stage))
+                    found[id(tensor)].add(owner)
         return {key: owners.pop() for key, owners in found.items() if len(owners) == 1}
 
     def outside(self) -> list[Tensor]:
@@ -146,9 +115,7 @@ class Layout:
         """
         everything: list[Tensor] = [*self.user.parameters()]
         known, outside = self._outside
-        if len(everything) != len(known) or any(
-            one is not other for one, other in zip(everything, known, strict=True)
-        ):
+        if len(known) != len(everything) or not all(map(operator.is_, known, everything)):
             owned = self.owners()
             outside = [one for one in everything if id(one) not in owned]
             self._outside = everything, outside

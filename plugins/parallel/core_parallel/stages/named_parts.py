@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from core import ConfigurationError, ModuleError, did_you_mean
+from core import ConfigurationError, did_you_mean
 from core_parallel.modules.plans import as_expression
 
 Part = Callable[..., Any]
+Found = tuple[str, nn.Module, list[nn.Module]]
+"""A module's name, the module, and its parts in the order in which they are applied."""
 
 
 def parse(given: Any) -> tuple[str | Part, ...] | None:
@@ -22,20 +24,18 @@ def parse(given: Any) -> tuple[str | Part, ...] | None:
     """
     if given is None:
         return None
-    is_list = isinstance(given, Sequence) and not isinstance(given, str)
-    if (
-        not is_list
-        or not any(isinstance(one, str) for one in given)
-        or not all(map(_is_part, given))
-    ):
+    parts = list(given) if isinstance(given, list | tuple) else []
+    others = [one for one in parts if not isinstance(one, str)]
+    are_functions = all(callable(one) and not isinstance(one, nn.Module) for one in others)
+    if len(others) == len(parts) or not are_functions:
         raise ConfigurationError(
             f"parts={given!r:.80}: expected a list of module names in the order in which they are "
             "applied, such as ['embed', 'blocks.*', 'head']."
         )
-    return tuple(given)
+    return tuple(parts)
 
 
-def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, list[nn.Module]]:
+def find(user: nn.Module, given: Sequence[str | Part]) -> Found:
     """The smallest module that is called with all parts in it, by name, and the parts.
 
     Args:
@@ -46,40 +46,20 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
 
     Raises:
         ConfigurationError: a name fits no module.
-        ModuleError: one is a mere list of modules, or no module that is called has them all.
     """
     modules = dict(user.named_modules(remove_duplicate=False))
     patterns = [one for one in given if isinstance(one, str)]
     names = [name for one in patterns for name in _matching(type(user).__name__, modules, one)]
-    for name in names:
-        if not is_called(modules[name]):
-            raise ModuleError(
-                f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called "
-                f"itself. Name what is in it: '{name}.*'."
-            )
     owner = innermost(modules, names)
-    if not is_called(modules[owner]):
-        raise ModuleError(
-            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the "
-            "call of one that applies them. Put them in a module with a forward, and call that in "
-            f"the steps of {type(user).__name__}."
-        )
     return owner, modules[owner], [modules[name] for name in names]
 
 
-def of_one(user: nn.Module, given: Sequence[str | Part]) -> str | None:
-    """The name of one model, whose parts are those that it says or that are planned; None if parts
+def of_one(user: nn.Module, given: Sequence[str | Part]) -> str:
+    """The name of one model, whose parts are those that it says or that are planned; none if parts
     are named.
     """
-    name = given[0]
-    if len(given) > 1 or not isinstance(name, str):
-        return None
-    found = dict(user.named_modules()).get(name)
-    return name if found is not None and is_called(found) else None
-
-
-def _is_part(one: Any) -> bool:
-    return isinstance(one, str) or (callable(one) and not isinstance(one, nn.Module))
+    found = [name for name, one in user.named_modules() if [name] == [*given] and is_called(one)]
+    return "".join(found)
 
 
 def is_called(module: nn.Module) -> bool:
@@ -93,9 +73,8 @@ def _matching(title: str, modules: dict[str, nn.Module], pattern: str) -> list[s
     if not found:
         own = [name for name in modules if name]
         choices = {*own, *(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in own)}
-        near = (
-            did_you_mean(pattern, choices, count=2) or f" It has {', '.join(map(repr, own[:8]))}."
-        )
+        near = did_you_mean(pattern, choices, count=2)
+        near = near or f" It has {', '.join(map(repr, own[:8]))}."
         raise ConfigurationError(
             f"parts names {pattern!r}, and {title} has no such module.{near} '*' stands for one "
             "part of a name, as in 'blocks.*'."
@@ -104,11 +83,11 @@ def _matching(title: str, modules: dict[str, nn.Module], pattern: str) -> list[s
 
 
 def innermost(modules: Mapping[str, nn.Module], names: Sequence[str]) -> str:
-    """The name of the innermost module that has them all and is called."""
-    paths = [name.split(".")[:-1] for name in names]
-    depth = 0
-    while all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
-        depth += 1
-    while depth and not is_called(modules[".".join(paths[0][:depth])]):
-        depth -= 1
-    return ".".join(paths[0][:depth])
+    """The name of the innermost module that has them all and is called; else of the outermost."""
+    owner = names[0].rpartition(".")[0]
+    while owner:
+        has_all = all(name.startswith(f"{owner}.") for name in names)
+        if has_all and is_called(modules[owner]):
+            return owner
+        owner = owner.rpartition(".")[0]
+    return owner

@@ -29,16 +29,17 @@ def agreed(strategy: Strategy, user: nn.Module, modules: Sequence[nn.Module]) ->
     Raises:
         ModuleError: rank 0 can't measure them.
     """
-    found: Any = None
+    seconds: Any = None
+    message = None
     if strategy.global_rank == 0:
         try:
-            found = measure(user, modules)
+            seconds = measure(user, modules)
         except CoreError as error:
-            found = str(error)
-    found = strategy.broadcast(found)
-    if isinstance(found, str):
-        raise ModuleError(found)
-    return list(found)
+            message = str(error)
+    seconds, message = strategy.broadcast((seconds, message))
+    if message is not None:
+        raise ModuleError(message)
+    return list(seconds)
 
 
 def measure(user: nn.Module, modules: Sequence[nn.Module]) -> list[float]:
@@ -50,14 +51,9 @@ def measure(user: nn.Module, modules: Sequence[nn.Module]) -> list[float]:
         modules: the parts of the model, in the order in which they are called.
 
     Raises:
-        ModuleError: it was built on meta, or its forward calls them otherwise.
+        ModuleError: its forward calls them otherwise.
         ConfigurationError: it has no example.
     """
-    if any(one.is_meta for one in user.parameters()):
-        raise ModuleError(
-            f"balance='time' runs {type(user).__name__}, which was built on the meta device. "
-            "Balance it by 'parameters', or by a list of numbers."
-        )
     args, kwargs = _example(user)
     runs = []
     with torch.no_grad(), own_state.buffers_kept(user), torch.random.fork_rng([]):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from core import ModuleError
 from core_parallel.stages import balance, found_blocks, named_parts, part_times, planned_parts
 from core_parallel.stages.cut import Cut
+from core_parallel.stages.named_parts import Found
 from core_parallel.stages.replay import Replay
 
 
@@ -37,59 +37,58 @@ def cut(
         ModuleError: the parts can't be found, or not cut into so many stages.
         ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
-    one = None if given is None else named_parts.of_one(user, given)
-    if given is not None and one is None:
-        (name, module, parts), is_said = named_parts.find(user, given), True
+    within = ""
+    if given is not None:
+        within = named_parts.of_one(user, given)
+    if given is None or within:
+        name, module, parts = _found(user, within)
     else:
-        name, module, parts, is_said = _found(user, one or "")
+        name, module, parts = named_parts.find(user, given)
     measure = measure or partial(part_times.measure, user)
     title = _title(name, module)
-    stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=not is_said)
-    inner = _inner(module, parts) if is_said else None
-    called = [module] if inner is None else [module, inner]
-    replay = None if _is_sequence_of(module, parts) else Replay(called, title, parts)
-    return Cut(module, name, tuple(stages), replay, inner)
+    stages = balance.stages(title, parts, num_stages, balanced, measure)
+    modules, own, called = dict(module.named_modules()), set(parts), [module]
+    inner = named_parts.innermost(modules, [key for key, one in modules.items() if one in own])
+    if inner:
+        called.append(modules[inner])
+    return Cut(tuple(called), tuple(stages), Replay(called, title, parts))
 
 
-def _is_sequence_of(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
-    """True if the call of a module is known to be that of these parts, one after the other."""
-    return (
-        isinstance(module, nn.Sequential)
-        and getattr(module.forward, "__func__", None) is nn.Sequential.forward
-        and len(parts) == len(module)
-        and all(map(operator.is_, parts, module))
-    )
-
-
-def _declaring(user: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost modules with a method `pipeline`."""
-    declared = [
-        (name, part)
-        for name, part in user.named_modules()
-        if callable(getattr(part, "pipeline", None))
-    ]
-    return [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
-
-
-def _found(user: nn.Module, within: str) -> tuple[str, nn.Module, list[nn.Module], bool]:
+def _found(user: nn.Module, within: str) -> Found:
     """The module that says its parts, or has a plan, or is a sequence, or has blocks, in one of the
-    user's; its parts, and whether it says them, or is a sequence.
+    user's.
     """
-    declared = [one for one in _declaring(user) if _is_within(one[0], within)]
-    plans = (
-        [] if declared else [one for one in planned_parts.find(user) if _is_within(one[0], within)]
-    )
-    sequences = [one for one in _sequences("", user) if _is_within(one[0], within)]
-    if not declared and not plans and len(sequences) != 1:
-        plans = found_blocks.find(user, within)
-    if len(plans) == 1:
-        name, module, modules = plans[0]
-        return name, module, [*modules], False
-    name, module = _only(user, declared or [(name, one) for name, one, _ in plans] or sequences)
-    return name, module, _parts_of(name, module), True
+    declared = _within(within, _declaring(user))
+    if declared:
+        name, module, _ = _only(user, declared)
+        return name, module, _parts_of(name, module)
+    planned = _within(within, planned_parts.find(user))
+    sequences = _within(within, _sequences("", user))
+    if not planned and len(sequences) != 1:
+        planned = found_blocks.find(user, within)
+    return _only(user, planned or sequences)
 
 
-def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module]:
+def _declaring(user: nn.Module) -> Iterator[Found]:
+    """The outermost modules with a method `pipeline`."""
+    outermost: list[str] = []
+    for name, part in user.named_modules():
+        is_inside = any(_is_within(name, other) for other in outermost)
+        if callable(getattr(part, "pipeline", None)) and not is_inside:
+            outermost.append(name)
+            yield name, part, []
+
+
+def _sequences(prefix: str, module: nn.Module) -> Iterator[Found]:
+    """The outermost `nn.Sequential`s of more than one part."""
+    if isinstance(module, nn.Sequential) and len(module) > 1:
+        yield prefix, module, [*module]  # children() would leave out what it has twice
+        return
+    for name, child in module.named_children():
+        yield from _sequences(f"{prefix}.{name}".strip("."), child)
+
+
+def _only(user: nn.Module, found: list[Found]) -> Found:
     if len(found) == 1:
         return found[0]
     title = type(user).__name__
@@ -100,7 +99,7 @@ def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.
             "them, each to the result of the one before. For a model that can't be changed, give "
             "the strategy their names, parts=['embed', 'blocks.*', 'head']."
         )
-    names = ", ".join(repr(name) for name, _ in found)
+    names = ", ".join(repr(name) for name, *_ in found)
     raise ModuleError(
         f"{title} has several modules that could be cut: {names}. Name the one that is to be, as "
         f"in parts=[{found[0][0]!r}]; all ranks have the others whole. Or add a method pipeline() "
@@ -109,54 +108,30 @@ def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.
     )
 
 
-def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The outermost `nn.Sequential`s of more than one part."""
-    if isinstance(module, nn.Sequential) and len(module) > 1:
-        yield prefix, module
-        return
-    for name, child in module.named_children():
-        yield from _sequences(f"{prefix}.{name}" if prefix else name, child)
-
-
-def _parts_of(name: str, module: nn.Module) -> list[nn.Module]:
-    declared = getattr(module, "pipeline", None)
-    # children() would leave out what a sequence has twice.
-    parts = list(declared()) if callable(declared) else list(cast("nn.Sequential", module))
-    for index, part in enumerate(parts):
-        if not callable(part) or isinstance(part, nn.ModuleList):
-            raise ModuleError(
-                f"{_title(name, module)}.pipeline() returned {part!r:.60} at position {index}; "
-                "expected modules, and functions between them, as in [self.embed, *self.blocks, "
-                "self.head]."
-            )
-    own = {id(one) for one in module.modules()}
+def _parts_of(name: str, module: Any) -> list[nn.Module]:
+    """The modules among the parts that a module says. What functions among them do, forward
+    does.
+    """
+    parts = list(module.pipeline())
+    own = [one for one in module.modules() if one is not module]
     for part in parts:
-        if isinstance(part, nn.Module) and (id(part) not in own or part is module):
+        is_own = part in own and not isinstance(part, nn.ModuleList)
+        if not is_own and (isinstance(part, nn.Module) or not callable(part)):
             raise ModuleError(
-                f"{_title(name, module)}.pipeline() returned a {type(part).__name__} that is no "
-                "part of the module. Keep the parts as attributes, and return these."
+                f"{_title(name, module)}.pipeline() returned {part!r:.60}; expected modules that "
+                "it has as attributes, and functions between them, as in [self.embed, "
+                "*self.blocks, self.head]."
             )
-    # what functions among them do, forward does
     return [one for one in parts if isinstance(one, nn.Module)]
 
 
-def _inner(module: nn.Module, parts: Sequence[nn.Module]) -> nn.Module | None:
-    """The innermost module that has all parts and is called, if it is another one."""
-    modules = dict(module.named_modules())
-    own = {id(part) for part in parts}
-    inner = modules[
-        named_parts.innermost(modules, [name for name, one in modules.items() if id(one) in own])
-    ]
-    return None if inner is module else inner
-
-
-def _is_in(name: str, other: str) -> bool:
-    return name != other and (not other or name.startswith(other + "."))
+def _within(other: str, found: Iterable[Found]) -> list[Found]:
+    return [one for one in found if _is_within(one[0], other)]
 
 
 def _is_within(name: str, other: str) -> bool:
-    return name == other or _is_in(name, other)
+    return not other or f"{name}.".startswith(f"{other}.")
 
 
 def _title(name: str, module: nn.Module) -> str:
-    return f"{type(module).__name__} ({name!r})" if name else type(module).__name__
+    return f"{type(module).__name__} {name!r}".removesuffix(" ''")

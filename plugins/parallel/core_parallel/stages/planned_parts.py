@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from core import ModuleError
+from core_parallel.stages import named_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping
+
+    from core_parallel.stages.named_parts import Found
 
 _PLAN = "base_model_pp_plan"
 
 
-def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
+def find(user: nn.Module) -> list[Found]:
     """The modules that a config plans for: name, module, and its parts in the order in which they
     are applied.
 
@@ -29,49 +31,30 @@ def find(user: nn.Module) -> list[tuple[str, nn.Module, list[nn.Module]]]:
         ModuleError: a plan names what no module has.
     """
     modules = dict(user.named_modules())
-    planned = [(name, plan) for name, one in modules.items() if (plan := _plan_of(one))]
-    bases = [(name, plan) for name, plan in planned if _has(modules[name], plan)]
+    plans = {
+        name: getattr(getattr(one, "config", None), _PLAN, None) for name, one in modules.items()
+    }
+    planned = {name: plan for name, plan in plans.items() if plan}
+    bases = {name: plan for name, plan in planned.items() if _has(modules[name], plan)}
     if planned and not bases:
-        name, plan = planned[0]
+        name, plan = next(iter(planned.items()))
         raise ModuleError(
             f"{type(modules[name]).__name__} has a config whose {_PLAN} names "
             f"{', '.join(map(repr, plan))}, and no module has them all. Name the parts by "
             "pipeline() in a module of your own, or by parts=."
         )
-    return [_with_head(name, plan, modules) for name, plan in bases]
-
-
-def _plan_of(module: nn.Module) -> Mapping[str, Any]:
-    plan = getattr(getattr(module, "config", None), _PLAN, None)
-    return plan if isinstance(plan, Mapping) else {}
+    return [named_parts.find(user, _names(name, plan, modules)) for name, plan in bases.items()]
 
 
 def _has(module: nn.Module, names: Iterable[str]) -> bool:
-    own = dict(module.named_modules(remove_duplicate=False))
-    return all(name in own for name in names)
+    return {*names} <= dict(module.named_modules(remove_duplicate=False)).keys()
 
 
-def _with_head(
-    name: str, plan: Mapping[str, Any], modules: Mapping[str, nn.Module]
-) -> tuple[str, nn.Module, list[nn.Module]]:
-    parts = list(_expanded(modules[name], plan))
+def _names(name: str, plan: Iterable[str], modules: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the parts: of a list those in it, and of the class around it its heads."""
+    named = [f"{name}.{one}".lstrip(".") for one in plan]
     above = name.rpartition(".")[0]
-    heads = getattr(modules.get(above), "_pp_plan", None) if name else None
-    if isinstance(heads, Mapping) and heads and _has(modules[above], heads):
-        own = [
-            part
-            for part in _expanded(modules[above], heads)
-            if all(part is not one for one in parts)
-        ]
-        return above, modules[above], [*parts, *own]
-    return name, modules[name], parts
-
-
-def _expanded(module: nn.Module, names: Iterable[str]) -> Iterator[nn.Module]:
-    """The named modules, and of a list what is in it."""
-    for name in names:
-        part = module.get_submodule(name)
-        if isinstance(part, nn.ModuleList):
-            yield from part
-        else:
-            yield part
+    heads = getattr(modules[above], "_pp_plan", None) or ()
+    if name and _has(modules[above], heads):
+        named += [f"{above}.{one}".lstrip(".") for one in heads]
+    return [one + ".*" * isinstance(modules[one], nn.ModuleList) for one in named]

@@ -7,12 +7,11 @@ rank. What another rank's part returns is hollow here, see `hollow`: a part that
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from core import ModuleError
 from core_parallel.microbatches import pieces
@@ -39,25 +38,6 @@ class _Done(BaseException):
     """
 
 
-class StageTurns(Protocol):
-    """The work of a rank with the others, while the forward runs once."""
-
-    def begin(self) -> Any:
-        """The first part is called. What the part before this rank's stage has returned."""
-
-    def compute(self, part: Callable[[], Any]) -> Any:
-        """The result of a part of this rank."""
-
-    def give(self, result: Any) -> None:
-        """The stage has computed a result."""
-
-    def share(self) -> Any:
-        """The result of the last part, on all ranks."""
-
-    def end(self) -> None:
-        """The last part has returned."""
-
-
 class Replay:
     """The forward of one model, with its parts answered for.
 
@@ -68,12 +48,13 @@ class Replay:
 
     Attributes:
         owner: the one of `called` that was called.
+        num_parts: number of parts.
     """
 
     def __init__(self, called: Sequence[nn.Module], title: str, parts: Sequence[nn.Module]) -> None:
-        self._title, self._parts = title, parts
+        self._title, self._parts, self.num_parts = title, parts, len(parts)
         self.owner, self._forwards = called[0], forwards.own(called)
-        self._names = {id(module): name for name, module in called[0].named_modules()}
+        self._names = {module: name for name, module in called[0].named_modules()}
         self._calls = AnsweredCalls(self._called)
         self._known: Known = {}
         self._answer: Callable[[int, Any], Any] | None = None
@@ -93,54 +74,11 @@ class Replay:
         """
 
         def answered(index: int, given: Any) -> Any:
-            return answer if index == len(self._parts) - 1 else self._hollow(index, given)
+            if index == self.num_parts - 1:
+                return answer
+            return self.hollow(index, given)
 
-        return self._to_its_end(answered, args, kwargs)
-
-    def once(
-        self,
-        begin: int,
-        end: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        exchange: StageTurns,
-    ) -> Any:
-        """The result of the model on all ranks, each of which runs the forward once, with the parts
-        of one stage.
-
-        Args:
-            begin: number of the first part.
-            end: number of the part after the last.
-            args: of the model.
-            kwargs: of the model.
-            exchange: what is done with the other ranks.
-
-        Raises:
-            ModuleError: this stage, or the result, needs the results of other parts too.
-        """
-        last = len(self._parts) - 1
-        arrived: list[Any] = []
-        shared: list[Any] = []
-
-        def answered(index: int, given: Any) -> Any:
-            if index == 0:
-                arrived.append(exchange.begin())
-            if index == begin - 1:
-                return arrived[0]
-            if begin <= index < end:
-                result = exchange.compute(partial(self._computed, index, begin, given))
-                if index < end - 1:
-                    return result
-                exchange.give(result)
-            is_behind = index >= end or index == last
-            if is_behind and not shared:
-                shared.append(exchange.share())
-            if index < last:
-                return self._hollow(index, given)
-            exchange.end()
-            return shared[0]
-
-        return self._to_its_end(answered, args, kwargs)
+        return self.to_its_end(answered, args, kwargs)
 
     def run(
         self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any
@@ -163,13 +101,13 @@ class Replay:
             if index == begin - 1:
                 return arrived
             if begin <= index < end:
-                result = self._computed(index, begin, given)
+                result = self.computed(index, begin, given)
                 if index < end - 1:
                     return result
                 results.append(result)
                 if open_blocks.around_call() is None:
                     raise _Done
-            return self._hollow(index, given)
+            return self.hollow(index, given)
 
         try:
             self._forward(answered, args, kwargs, end)
@@ -193,9 +131,19 @@ class Replay:
 
     # the forward ----------------------------------------------------------------------------------
 
-    def _to_its_end(
+    def to_its_end(
         self, answer: Callable[[int, Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """The result of the model.
+
+        Args:
+            answer: the result of a part, of its number and what it is given.
+            args: of the model.
+            kwargs: of the model.
+
+        Raises:
+            ModuleError: it needs the results of other parts than the last too.
+        """
         result = self._forward(answer, args, kwargs, len(self._parts))
         if hollow.is_in(result):
             raise ModuleError(
@@ -212,8 +160,9 @@ class Replay:
         end: int,
     ) -> Any:
         self._answer, self._next, self._samples = answer, 0, pieces.num_samples((args, kwargs))
-        tensors = (one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
-        self._device = next((one.device for one in tensors), self._device)
+        first = _first_tensor((args, kwargs))
+        if first is not None:
+            self._device = first.device
         with forwards.replaced(self._forwards), self._calls.of(self._parts):
             result = self.owner.forward(*args, **kwargs)
         if self._next < end:
@@ -226,9 +175,11 @@ class Replay:
     def _called(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         index = self._next
         if index == len(self._parts) or self._parts[index] is not part:
-            expected = self._name(index) if index < len(self._parts) else "nothing more"
+            expected = "nothing more"
+            if index < len(self._parts):
+                expected = self._name(index)
             raise ModuleError(
-                f"{self._title} called its part {self._names[id(part)]!r} where {expected} comes "
+                f"{self._title} called its part {self._names[part]!r} where {expected} comes "
                 "next by the plan of its config, by pipeline() or parts=, or as they were added. A "
                 "pipeline calls every part once, in that order: give the model "
                 "input_ids, and switch off what skips or repeats layers."
@@ -237,45 +188,42 @@ class Replay:
         assert self._answer is not None, "calls are answered within the forward"
         return self._answer(index, (args, kwargs))
 
-    def _computed(self, index: int, begin: int, given: Any) -> Any:
-        """The result of a part that this rank has."""
+    def computed(self, index: int, begin: int, given: Any) -> Any:
+        """The result of a part of the stage that begins with another one.
+
+        Raises:
+            ModuleError: it needs the results of other parts than the one before the stage.
+        """
         args, kwargs = given
-        if hollow.is_in(given):
-            raise self._leak(index, begin)
-        result = self._calls.call(self._parts[index], args, kwargs)
-        if hollow.is_in(result):
-            raise self._leak(index, begin)
+        result: Any = None
+        if not hollow.is_in(given):
+            result = self._calls.call(self._parts[index], args, kwargs)
+        if hollow.is_in((given, result)):
+            raise ModuleError(
+                f"{self._title} computes {self._name(index)} also from results of other parts than "
+                f"the one before its stage, {self._name(begin - 1)}, which alone travels to its "
+                f"rank. {_CURE}"
+            )
         self._known[index] = self._samples, forms.of(result)
         return result
 
-    def _leak(self, index: int, begin: int) -> ModuleError:
-        return ModuleError(
-            f"{self._title} computes {self._name(index)} also from results of other parts than the "
-            f"one before its stage, {self._name(begin - 1)}, which alone travels to its rank. "
-            f"{_CURE}"
-        )
-
-    def _hollow(self, index: int, given: Any) -> Any:
+    def hollow(self, index: int, given: Any) -> Any:
         """The result of a part that another rank has; as the first tensor that it is given, if its
         form is unknown.
         """
         what = f"what {self._name(index)} returns"
         known = self._known.get(index)
         if known is None:
-            first = next((one for one in tree_leaves(given) if isinstance(one, Tensor)), None)
-            known = self._samples, forms.of(first)
+            known = self._samples, forms.of(_first_tensor(given))
         samples, described = known
 
-        def made(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorForm):
-                return leaf
-            form = leaf.for_samples(samples, self._samples)
-            return hollow.make(form, self._device, what)
+        def made(form: TensorForm) -> Tensor:
+            return hollow.make(form.for_samples(samples, self._samples), self._device, what)
 
-        return tree_map(made, described)
+        return tree_map_only(TensorForm, made, described)
 
     def _name(self, index: int) -> str:
-        return repr(self._names[id(self._parts[index])])
+        return repr(self._names[self._parts[index]])
 
     def refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what a model of transformers is asked for, and no pipeline has.
@@ -299,3 +247,7 @@ class Replay:
                     "pipeline would keep its own layers. Generate text after training, from a "
                     "checkpoint, on one device."
                 )
+
+
+def _first_tensor(tree: Any) -> Tensor | None:
+    return next((one for one in tree_leaves(tree) if isinstance(one, Tensor)), None)

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
-from core import ConfigurationError, ModuleError
+from core import ModuleError
 from core_parallel.mesh.placements import own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -47,19 +47,17 @@ class Shards:
         device: torch.device,
     ) -> None:
         self._group, self._device = group, device
-        parts = [part for stage in layout.own_stages for part in layout.cut.stages[stage]]
+        parts = dict.fromkeys(
+            part for stage in layout.own_stages for part in layout.cut.stages[stage]
+        )
         if shard is not None:
-            for part in dict.fromkeys(parts):
+            for part in parts:
                 if not isinstance(part, FSDPModule) and next(part.parameters(), None) is not None:
                     part.register_forward_hook(_without_views)
                     shard(part)
         self.units = [
-            one
-            for part in dict.fromkeys(parts)
-            for one in part.modules()
-            if isinstance(one, FSDPModule)
+            one for part in parts for one in part.modules() if isinstance(one, FSDPModule)
         ]
-        refuse_other_torch(self.units)
         for unit in self.units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.set_reshard_after_backward(False, recurse=False)
@@ -136,78 +134,39 @@ class Shards:
         ]
 
 
-def refuse_other_torch(units: Iterable[Any]) -> None:
-    """Refuse a torch whose units lack a private name that is used here; torch 2.9, 2.13 and 2.15
-    have them.
-
-    Raises:
-        ConfigurationError: with the name.
-    """
-    for unit in units:
-        state = getattr(unit, "_get_fsdp_state", lambda: None)()
-        groups = list(_groups_of(state))
-        used = [(state, name) for name in ("_is_root", "_root_post_backward_final_callback")]
-        used += [(group, name) for group in groups for name in ("fsdp_params", "reduce_grads")]
-        of_parameters = ("sharded_param", "unsharded_accumulated_grad")
-        used += [
-            (one, name)
-            for group in groups
-            for one in getattr(group, "fsdp_params", ())
-            for name in of_parameters
-        ]
-        missing = [name for owner, name in used if not hasattr(owner, name)]
-        if missing or not groups:
-            raise ConfigurationError(
-                "shard with a pipeline reads names of FSDP2 that aren't public, and torch "
-                f"{torch.__version__} has no {(missing or ['_fsdp_param_group'])[0]!r}. Use torch "
-                "2.13, or leave shard or pipeline out."
-            )
-
-
 def _groups_of(state: Any) -> Iterator[Any]:
     # torch 2.13 may have several of a unit.
-    groups = getattr(state, "_fsdp_param_groups", None) or [
-        getattr(state, "_fsdp_param_group", None)
-    ]
-    return (group for group in groups if group is not None)
+    if hasattr(state, "_fsdp_param_groups"):
+        yield from state._fsdp_param_groups
+    elif state._fsdp_param_group is not None:
+        yield state._fsdp_param_group
 
 
 def _without_views(module: nn.Module, inputs: Any, output: Any) -> Any:
     """Results of a unit, apart from what they are views of, as those of a linear layer: torch's
     hooks are on them.
     """
-    return tree_map(
-        lambda one: one.clone() if isinstance(one, Tensor) and one._is_view() else one, output
-    )
+    return tree_map_only(Tensor, lambda one: one.clone() if one._is_view() else one, output)
 
 
 def _gradient(one: Any) -> Any:
-    if one.unsharded_accumulated_grad is not None:
-        return one.unsharded_accumulated_grad
-    return one.unsharded_param.grad if hasattr(one, "_unsharded_param") else None
+    if one.unsharded_accumulated_grad is None and hasattr(one, "_unsharded_param"):
+        return one.unsharded_param.grad
+    return one.unsharded_accumulated_grad
 
 
 def check(layout: Layout) -> None:
-    """All ranks, while each has the whole module. Refuse parameters that can't be sharded with
-    their part.
+    """All ranks, while each has the whole module. Refuse parameters that two parts share.
 
     Raises:
         ModuleError: with the name of one.
     """
     owners: dict[int, nn.Module] = {}
     names = {id(one): name for name, one in layout.user.named_parameters()}
-    parts = [part for stage in layout.cut.stages for part in stage]
-    for part in parts:
+    for part in (part for stage in layout.cut.stages for part in stage):
         for parameter in part.parameters():
-            name = names.get(id(parameter))
             if owners.setdefault(id(parameter), part) is not part:
                 raise ModuleError(
-                    f"{name!r} belongs to two parts, which are gathered each by itself under "
-                    "shard=. Untie them, or leave shard out."
-                )
-            if not parameter.ndim:
-                raise ModuleError(
-                    f"{name!r} of {type(layout.user).__name__} is a parameter of shape (), which "
-                    "has no dimension to be sharded along. Give it one: "
-                    "nn.Parameter(torch.ones(1))."
+                    f"{names[id(parameter)]!r} belongs to two parts, which are gathered each by "
+                    "itself under shard=. Untie them, or leave shard out."
                 )

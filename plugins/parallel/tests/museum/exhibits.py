@@ -15,7 +15,6 @@ from core_parallel.context.attention import Caught
 from core_parallel.context.gradient_terms import Terms
 from core_parallel.experts import dispatch
 from core_parallel.pipeline import scheduled_step
-from core_parallel.pipeline.backward_pass import RunsBackward
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
 from core_parallel.tensor import layers, vocabulary
 from core_testing import StrategyConformance

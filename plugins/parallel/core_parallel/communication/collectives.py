@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from core_parallel.following import exchanges
+
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
@@ -17,6 +19,7 @@ def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
     all parts.
     """
     part: Tensor = _Cut.apply(tensor, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    exchanges.cut(tensor, part, dim, group)
     return part
 
 
@@ -25,6 +28,7 @@ def join(part: Tensor, dim: int, group: Any) -> Tensor:
     own.
     """
     whole: Tensor = _Join.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    exchanges.joined(part, whole, dim, group)
     return whole
 
 
@@ -41,6 +45,7 @@ def gather(part: Tensor, dim: int, group: Any) -> Tensor:
     up.
     """
     whole: Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    exchanges.joined(part, whole, dim, group)
     return whole
 
 
@@ -49,7 +54,16 @@ def add_up(term: Tensor, group: Any) -> Tensor:
     own.
     """
     total: Tensor = _AddUp.apply(term, group)  # type: ignore[no-untyped-call]  # torch's
+    exchanges.added_up(term, total, group)
     return total
+
+
+def largest(values: Tensor, group: Any) -> Tensor:
+    """All ranks. The largest of all ranks' values, by place, without a gradient."""
+    found = values.detach().clone()
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    exchanges.maximum(values, found, group)
+    return found
 
 
 def leads_into_parts(node: Node, group: Any) -> bool | None:
@@ -65,6 +79,7 @@ def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     the way back.
     """
     swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
+    exchanges.swapped(tensor, swapped, cut_dim, joined_dim, group)
     return swapped
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.following import exchanges
 
 
 def of_whole_keys(mask: Tensor, length: int, group: Any) -> Tensor:
@@ -49,12 +50,20 @@ def of_own_heads(mask: Tensor, num_heads: int, length: int, group: Any) -> Tenso
             if has_heads
             else collectives.gather(mask, -2, group)
         )
-    return mask.chunk(group.size(), -3)[group.rank()] if has_heads else mask
+    if not has_heads:
+        return mask
+    own: Tensor = mask.chunk(group.size(), -3)[group.rank()]
+    exchanges.cut(mask, own, -3, group)
+    return own
 
 
 def of_own_rows(mask: Tensor, length: int, group: Any) -> Tensor:
     """The mask for the queries of this rank, and all heads."""
-    return mask if mask.shape[-2] in (1, length) else mask.narrow(-2, length * group.rank(), length)
+    if mask.shape[-2] in (1, length):
+        return mask
+    own = mask.narrow(-2, length * group.rank(), length)
+    exchanges.cut(mask, own, -2, group)
+    return own
 
 
 def is_one(leaf: Tensor, length: int, num_samples: int) -> bool:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context.attention import Attention
+from core_parallel.context.attention import AXIS, Attention
+from core_parallel.following.marks import PartAlong, put
 from core_parallel.following.mode import set_aside
 
 if TYPE_CHECKING:
@@ -101,7 +102,10 @@ class TransformersFunctions:
                         given[name] = collectives.gather(one, -1, self._group)
                 own_rows = nullcontext() if self._attention == "ulysses" else self._of_own_rows()
                 with own_rows:
-                    return make(**given)
+                    mask = make(**given)
+            if self._attention == "gather" and isinstance(mask, Tensor):
+                put([mask], AXIS, PartAlong(mask.ndim - 2))
+            return mask
 
         return call
 
@@ -123,9 +127,9 @@ class TransformersFunctions:
                 whole = functional.pad(
                     collectives.gather(labels, -1, self._group), (0, 1), value=_IGNORED
                 )
-                given["shift_labels"] = whole.narrow(
-                    -1, self._group.rank() * self._length + 1, self._length
-                ).contiguous()
+                own = whole.narrow(-1, self._group.rank() * self._length + 1, self._length)
+                given["shift_labels"] = own.contiguous()
+                put([given["shift_labels"]], AXIS, PartAlong(labels.ndim - 1))
             return lose(**given)
 
         return call

@@ -7,7 +7,6 @@ is linear keeps that, and anything else mixes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from core import ModuleError
 from core_parallel.following.lengths import takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
-from core_parallel.following.rules import arguments_of
+from core_parallel.following.rules import LINEAR, arguments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,11 +45,6 @@ class Mean:
     counts: tuple[Any, ...]
 
 
-_LINEAR = re.compile(
-    "alias|detach|clone|contiguous|_to_copy|lift_fresh|view|_unsafe_view|reshape|_reshape_alias|"
-    "(un)?squeeze|permute|transpose|t|expand|select|slice|unbind|split|split_with_sizes|neg|"
-    "positive|sum|stack|cat|nan_to_num"
-)
 _EXCHANGES = ("c10d", "_c10d_functional")
 """Operations between ranks that have the same samples, such as of parts of a sequence."""
 
@@ -182,7 +176,7 @@ def _of_sums(call: _Operation) -> Any:
     """The mark of what is computed of sums and means over the samples."""
     given: list[Any] = [*call.args, *call.kwargs.values()]
     first, others = given[0], given[1:]
-    if _LINEAR.fullmatch(call.name):
+    if LINEAR.fullmatch(call.name):
         return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
     one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
     if call.name == "mean" and isinstance(one, Mean):

@@ -86,6 +86,7 @@ class Following(TorchDispatchMode):
         axis: of the mesh, along which ranks have parts.
         why: what stands behind an error's first sentence.
         arrived: how a tensor lies that another rank has sent, which has computed it in a stage.
+        group: the ranks along that axis; None where no exchange between them is followed.
 
     Attributes:
         depth: number of functions under way of which it is known otherwise how their results lie.
@@ -94,10 +95,15 @@ class Following(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, axis: str, why: str, arrived: Callable[[Tensor], Mark] = lambda tensor: None
+        self,
+        axis: str,
+        why: str,
+        arrived: Callable[[Tensor], Mark] = lambda tensor: None,
+        group: Any = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.axis, self.why, self.arrived, self.depth = axis, why, arrived, 0
+        self.group = group
         self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
@@ -186,6 +192,19 @@ def _modes() -> list[Following]:
 def is_followed(axis: str) -> bool:
     """True within a `Following` along that axis, in this thread."""
     return any(one.axis == axis for one in _modes())
+
+
+def followed_over(group: Any) -> list[str]:
+    """The axes along which ranks of a group are followed, in this thread, in forward."""
+    modes = [] if is_in_backward() else _modes()
+    return [one.axis for one in modes if one.group is group and not one.depth]
+
+
+def follow_over(axis: str, group: Any) -> None:
+    """Follow the exchanges between the ranks of a group along that axis, in this thread."""
+    for one in _modes():
+        if one.axis == axis:
+            one.group = group
 
 
 def arrive(tensors: Iterable[Any]) -> None:

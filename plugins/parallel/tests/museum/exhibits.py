@@ -8,6 +8,7 @@ from museum.exhibit import Exhibit
 from museum.programs import step_with, with_attention
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+from core_fsdp import gradients
 from core_parallel import conformance
 from core_parallel.communication import averages, collectives
 from core_parallel.context import losses_of_positions, masks
@@ -112,7 +113,7 @@ _OF_SEQUENCES = [
     ),
     Exhibit(
         "places-from-zero",
-        "cornstarch-org/Cornstarch#37",
+        "cornstarch-org/Cornstarch#38",
         "a causal mask takes each rank's queries for the first ones",
         _GATHER,
         fault=(Caught, "_by_keys", faults.places_of_own),
@@ -125,15 +126,6 @@ _OF_SEQUENCES = [
         _GATHER,
         fault=(collectives._Gather, "backward", staticmethod(faults.own_share_of_gathered)),
         kit=(Gather, "sgd_momentum"),
-    ),
-    Exhibit(
-        "arguments-gradient-left-local",
-        "AlibabaPAI/torchacc#26",
-        "the gradient of what is cut isn't gathered",
-        _CONTEXT,
-        programs.EmbedsBeside,
-        (collectives._Cut, "backward", staticmethod(faults.own_share_of_cut)),
-        kit=(conformance.TestContext, "sgd_momentum"),
     ),
     Exhibit(
         "average-for-sum",
@@ -203,7 +195,7 @@ _OF_SEQUENCES = [
 _OF_COLUMNS = [
     Exhibit(
         "norm-over-own-heads",
-        "aws-neuron/neuronx-distributed#28",
+        "EleutherAI/gpt-neox#1424",
         "queries and keys are normed over the heads of one rank",
         _TENSOR,
         step_with(with_attention(programs.NormsAllHeads)),
@@ -223,11 +215,11 @@ _OF_COLUMNS = [
         step_with(with_attention(programs.DropsWhole)),
     ),
     Exhibit(
-        "by-own-heads",
-        "vllm-project/vllm#35932",
-        "a number of heads is that of one rank",
+        "slopes-of-own-heads",
+        "flashinfer-ai/flashinfer#1606",
+        "slopes of a bias by distance follow from the number of one rank's heads",
         _TENSOR,
-        step_with(with_attention(programs.ScalesByOwnHeads)),
+        step_with(with_attention(programs.OwnSlopes)),
     ),
     Exhibit(
         "norm-gradient-left-local",
@@ -272,7 +264,7 @@ _OF_COLUMNS = [
         "whole-gradients-counted-twice",
         "NVIDIA-NeMo/RL#3788",
         "the norm counts gradients that all ranks have once for each",
-        _TENSOR,
+        {"pipeline": 2, "tensor": 2},
         fault=(averages, "norm_of", faults.all_ranks_added),
         options=_CLIPPED,
         kit=(conformance.TestStagesInParts, "clipped_by_norm"),
@@ -372,8 +364,8 @@ _OF_MICROBATCHES = [
     ),
     Exhibit(
         "sinks-outside-the-clip",
-        "ROCm/TransformerEngine#715",
-        "a mark of parameters decides which of them the norm counts, and is wrong for some",
+        "NVIDIA/Megatron-LM#5916",
+        "the norm leaves out parameters by a mark that is wrong for them, such as sinks",
         {"pipeline": 2},
         fault=(averages, "norm_of", faults.without_small),
         options=_CLIPPED,
@@ -406,7 +398,7 @@ _OF_EXPERTS = [
         "norms of ranks with other experts are averaged",
         _EXPERTS,
         step_with(MixtureNet),
-        (averages, "norm_of", faults.averaged_over_ranks),
+        (gradients, "get_total_norm", faults.averaged_over_ranks),
         _CLIPPED,
         kit=(conformance.TestExpert, "clipped_by_norm"),
     ),

@@ -9,6 +9,7 @@ from torch.nn import functional
 from core_parallel.communication import averages, collectives
 from core_parallel.context import losses_of_positions as positions
 from core_parallel.context.attention import Caught
+from core_parallel.following import exchanges
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
 
@@ -23,8 +24,8 @@ _backward = ScheduledLoss.backward
 
 def local_counts(loss, given, group):
     """The sum of all ranks, by the number of this rank."""
-    summed, dtype = positions._summed(loss, given)
-    return (collectives.add_up(summed, group) / positions._number(loss, given)).to(dtype)
+    summed, dtype = positions._summed(loss, given, group)
+    return (collectives.add_up(summed, group) / positions._number(given)).to(dtype)
 
 
 def sum_left_out(loss, given, group):
@@ -81,13 +82,6 @@ def own_share_of_gathered(ctx, *gradients):
     return gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
 
 
-def own_share_of_cut(ctx, *gradients):
-    """Zeros in the places of other ranks' parts."""
-    parts = [torch.zeros_like(gradients[0]) for _ in range(ctx.group.size())]
-    parts[ctx.group.rank()] = gradients[0]
-    return torch.cat(parts, ctx.dim), None, None
-
-
 def terms_left_averaged(self, modules):
     """The average over a context group in the place of the sum."""
     self._held.difference_update(modules)
@@ -134,13 +128,14 @@ def factors_without_gradient(rows, sent, received, group):
 
 def smoothed_by_own_words(logits, group, number, given):
     """Smoothing by the mean over this rank's words."""
-    largest = logits.detach().amax(-1)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    largest = collectives.largest(logits.detach().amax(-1), group)
     shifted = logits - largest.unsqueeze(-1)
     place = given["target"] - group.rank() * logits.shape[-1]
     is_own = (place >= 0) & (place < logits.shape[-1])
     of_target = shifted.gather(-1, place.where(is_own, 0).unsqueeze(-1)).squeeze(-1)
-    of_target = collectives.add_up(of_target.where(is_own, 0.0), group)
+    of_target = of_target.where(is_own, 0.0)
+    exchanges.declare_terms(of_target, group)
+    of_target = collectives.add_up(of_target, group)
     smoothing = given["label_smoothing"]
     of_target = of_target * (1 - smoothing) + shifted.mean(-1) * smoothing
     return (collectives.add_up(shifted.exp().sum(-1), group).log() - of_target).mean()
@@ -149,7 +144,7 @@ def smoothed_by_own_words(logits, group, number, given):
 # norms ------------------------------------------------------------------------------------------
 
 
-def averaged_over_ranks(counted, norm_type, line):
+def averaged_over_ranks(counted, norm_type=2.0, *options):
     """The average of the ranks' norms, of experts too, which each rank has others of."""
     own = torch.stack([own_part(one).norm() ** 2 for one in counted]).sum().sqrt()
     dist.all_reduce(own)

@@ -200,32 +200,7 @@ class PackedStep(Step):
         length = words.shape[1]
         documents = torch.arange(length) >= 3
         mask = (documents[:, None] == documents) & torch.ones(length, length).tril().bool()
-        return self.net(words, torch.arange(length).expand_as(words), mask)
-
-
-class EmbedsBeside(Step):
-    """Words are embedded beside the call of the model, which is given the result."""
-
-    def __init__(self):
-        super().__init__(Net)
-        net = self.net
-        self.embed = net.start.embed
-
-        class _Rest(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.place, self.blocks, self.head = net.start.place, net.blocks, net.head
-
-            def forward(self, x, places):
-                x = x + self.place(places)
-                for block in self.blocks:
-                    x = block(x)
-                return self.head(x)
-
-        self.net = _Rest().double()
-
-    def compute(self, words):
-        return self.net(self.embed(words), torch.arange(words.shape[1]).expand_as(words))
+        return self.net(words, torch.arange(length).expand_as(words), mask[None, None])
 
 
 # a part of the columns --------------------------------------------------------------------------
@@ -299,11 +274,15 @@ class DropsWhole(_Heads):
         return super().attended(q * gate, k, v)
 
 
-class ScalesByOwnHeads(_Heads):
-    """Divides by the number of heads that it sees."""
+class OwnSlopes(_Heads):
+    """A bias by distance, with a slope for each head, by the number of heads that it sees."""
 
     def attended(self, q, k, v):
-        return super().attended(q, k, v) / q.shape[1]
+        number, length = q.shape[1], q.shape[2]
+        slopes = 2.0 ** (-8 / number * torch.arange(1, number + 1))
+        distance = torch.arange(length)[None] - torch.arange(length)[:, None]
+        bias = (slopes[:, None, None] * distance).masked_fill(distance > 0, float("-inf"))
+        return functional.scaled_dot_product_attention(q, k, v, bias.to(q))
 
 
 class Smoothed(Step):

@@ -4,6 +4,7 @@ what one device has.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,26 @@ class Ratio(float):
 class Length(int):
     """A size of a part, or a whole number that was computed from one."""
 
+    def __int__(self) -> int:
+        """A plain number, which is noted."""
+        noted().add(found := int.__int__(self))
+        return found
+
+    def __float__(self) -> float:
+        """A plain number, such as one of which a root is taken. That is noted as well."""
+        found = int.__float__(self)
+        noted().update((found, found**0.5, found**-0.5))
+        return found
+
+
+_numbers = threading.local()
+
+
+def noted() -> set[float]:
+    """Plain numbers that were made of sizes of parts, in this thread."""
+    found: set[float] = vars(_numbers).setdefault("found", set())
+    return found
+
 
 def _kept(name: str) -> Callable[..., Any]:
     own = getattr(int, name)
@@ -33,7 +54,7 @@ def _kept(name: str) -> Callable[..., Any]:
     def operation(self: Length, *others: Any) -> Any:
         found = own(self, *others)
         if found is NotImplemented and isinstance(others[0], float):
-            found = getattr(float, name)(float(self), others[0])
+            found = getattr(float, name)(int.__float__(self), others[0])
         return Ratio(found) if isinstance(found, float) else _length(found)
 
     return operation
@@ -57,13 +78,14 @@ _VALUES = {f"{side}{name}" for name in _OPERATIONS for side in ("", "r", "i")} |
 
 def of(axis: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """The result of a function of a tensor's sizes, with `Length` where it is of a part."""
-    mark = mark_of(args[0], axis) if _reads_sizes(func) else None
+    mark = mark_of(args[0], axis) if reads_sizes(func) else None
     if not isinstance(mark, PartAlong):
         return result
     return _along(mark.dim, func, args, kwargs, result)
 
 
-def _reads_sizes(func: Any) -> bool:
+def reads_sizes(func: Any) -> bool:
+    """True if a function returns sizes of a tensor."""
     return func == _SHAPE or func is Tensor.size or func in _COUNTS
 
 
@@ -86,7 +108,7 @@ class SizesOfSamples(TorchFunctionMode):
         """The function's result."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not _reads_sizes(func) or not args[0].ndim or len(args[0]) != self._num_samples:
+        if not reads_sizes(func) or not args[0].ndim or len(args[0]) != self._num_samples:
             return result
         return _along(0, func, args, kwargs, result)
 
@@ -112,5 +134,7 @@ def refuse_in_graph(results: Iterable[Any], why: str) -> None:
 def takes_one(func: Any, args: Any) -> bool:
     """True if a function computes with a `Length`, and not of that size."""
     return getattr(func, "__name__", "").strip("_") in _VALUES and any(
-        isinstance(one, Length | Ratio) for one in args
+        isinstance(one, Length | Ratio)
+        or (type(one) in (int, float) and one != 1 and one in noted())
+        for one in args
     )

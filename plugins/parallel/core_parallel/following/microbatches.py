@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.lengths import takes_one
+from core_parallel.following.lengths import reads_sizes, takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
 from core_parallel.following.rules import LINEAR, arguments_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
+_FEW = 2  # samples: by 2 a mean of two losses is divided as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,7 @@ class FollowedMicrobatch(Following):
         super().__init__(MICROBATCH, "")
         self._num_samples = num_samples
         self._numbers: list[float] = []
+        self._inverses: list[float] = []
         self._places: list[Tensor] = []
 
     def begin(self, given: Any) -> None:
@@ -87,15 +89,16 @@ class FollowedMicrobatch(Following):
         marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
         if func.namespace in _EXCHANGES:
             return next((one for one in marks if one is not None), None)
-        call = _Operation(func, args, kwargs, results, self._numbers)
+        numbers = self._numbers, self._inverses
+        call = _Operation(func, args, kwargs, results, *numbers, self._num_samples)
         if any(isinstance(one, Term | Mean) for one in marks):
             return _of_sums(call)
         if call.name == "index" and self._picks(*args):
             return PartAlong(0)
         found = super().result_of(func, args, kwargs, results)
-        if call.name == "mul" and found is not None:
+        if call.name in ("mul", "div") and found is not None:
             if _has_count(call):
-                return Mixed("mul by the number")
+                return Mixed(f"{call.name} by the number")
             if any(type(one) in (int, float) and not one for one in args):
                 return None  # a term that is left out
         return _over_samples(call, marks) or found if isinstance(found, Mixed) else found
@@ -103,11 +106,19 @@ class FollowedMicrobatch(Following):
     def note(self, func: Any, args: Any, result: Any) -> None:
         """Note numbers of samples, by which sums are divided, and the places of samples."""
         mark = mark_of(args[0], MICROBATCH) if args else None
+        reads = func is Tensor.__len__ or reads_sizes(func)
+        if reads and mark == PartAlong(0) and len(args[0]) > _FEW:
+            self._inverses.append(1 / self._num_samples)  # 1.0 / size is a plain number
         if func is Tensor.__len__ and mark == PartAlong(0):
             self._numbers.append(result)
         elif func is torch.arange:
             self._places.append(result)
-        elif isinstance(mark, Term) and takes_one(func, args) and "div" in func.__name__:
+        elif (
+            isinstance(mark, Term)
+            and takes_one(func, args)
+            and "div" in func.__name__
+            and not args[1] % self._num_samples
+        ):
             put([result], MICROBATCH, Mean((float(args[1]),)))
         elif mark is not None:
             super().note(func, args, result)
@@ -131,6 +142,8 @@ class _Operation:
     kwargs: Any
     results: list[Tensor]
     numbers: list[float]
+    inverses: list[float]
+    num_samples: int
 
     @property
     def name(self) -> str:
@@ -165,7 +178,10 @@ def _over_samples(call: _Operation, marks: list[Any]) -> Any:
 
 def _has_count(call: _Operation) -> bool:
     """True if an operation computes with a plain number that was counted of samples."""
-    return any(type(one) in (int, float) and one in call.numbers for one in call.args)
+    is_mean_divided = call.name == "div" and not isinstance(mark_of(call.args[0], MICROBATCH), Term)
+    counted = [one for one in call.numbers if one > _FEW or not is_mean_divided]
+    known = {*counted, *call.inverses}
+    return any(type(one) in (int, float) and one in known for one in call.args)
 
 
 def _is_mask(index: Any) -> bool:
@@ -176,6 +192,9 @@ def _of_sums(call: _Operation) -> Any:
     """The mark of what is computed of sums and means over the samples."""
     given: list[Any] = [*call.args, *call.kwargs.values()]
     first, others = given[0], given[1:]
+    grows = call.results[0].numel() > first.numel() if isinstance(first, Tensor) else False
+    if call.name == "expand" and grows and call.num_samples in call.results[0].shape:
+        return Mixed("expand by the number")
     if LINEAR.fullmatch(call.name):
         return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
     one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
@@ -208,9 +227,10 @@ def _added(marks: list[Any], name: str) -> Any:
 
 def _divided(call: _Operation, one: Any, other: Any, divisor: Any) -> Any:
     if other is None:
-        if isinstance(one, Term) and _has_count(call):
-            return Mean((float(divisor),))
-        return one
+        if not _has_count(call):
+            return one
+        is_count = isinstance(one, Term) and divisor in call.numbers
+        return Mean((float(divisor),)) if is_count else Mixed("div by the number")
     if isinstance(one, Term) and isinstance(other, Term):
         return Mean((divisor,))
     if isinstance(one, Mean) and isinstance(other, Mean):

@@ -107,6 +107,8 @@ class Following(TorchDispatchMode):
         self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
+        if not _modes():
+            lengths.noted().clear()
         _modes().append(self)
         self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch's
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's

@@ -185,6 +185,8 @@ def _viewed(call: _Call) -> PartAlong | None:
     """
     tensor, mark = call.first
     extent = tensor.shape[mark.dim] // mark.outer
+    if extent == 1 and call.axis == "context":
+        return _of_one_position(tensor, mark, call.result)
     before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
     is_one = extent == 1 or call.axis != "context"
     for dim, size in enumerate(call.result.shape):
@@ -194,6 +196,18 @@ def _viewed(call: _Call) -> PartAlong | None:
                 return None
             return PartAlong(dim, outer)
         product *= size
+    return None
+
+
+def _of_one_position(tensor: Tensor, mark: PartAlong, result: Tensor) -> PartAlong | None:
+    """Where the one position of a part is in a view: a dim of its own, or behind samples in one."""
+    before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
+    for dim, size in enumerate(result.shape):
+        if product == before and size == 1:
+            return PartAlong(dim)
+        product *= size
+        if product == before and (dim + 1 == result.ndim or result.shape[dim + 1] != 1):
+            return PartAlong(dim, size)
     return None
 
 

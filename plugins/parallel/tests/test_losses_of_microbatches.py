@@ -70,6 +70,9 @@ _RIGHT = {
     "with a penalty": lambda x, y: x.mean() * _SCALE.exp() + _SCALE.square() + 1,
     "of a list": lambda x, y: sum([x.mean(), x.square().mean()]),
     "stacked": lambda x, y: torch.stack([x.mean(), x.square().mean()]).sum(),
+    "by column, as many as samples": lambda x, y: (
+        functional.pad(x, (0, 1)) * torch.arange(4)
+    ).mean(),
     "by column": lambda x, y: (x.mean(0) * torch.arange(3.0)).sum(),
     "in place": _in_place,
     "of another module": lambda x, y: _CONVOLUTION(functional.pad(x, (0, 1))[:, None]).mean(),
@@ -91,6 +94,8 @@ _REFUSED = {
     "over a root of a size": (lambda x, y: x.sum() / math.sqrt(x.shape[0]), "with a size of its"),
     "over a power of a size": (lambda x, y: x.sum() / x.shape[0] ** 0.5, "with a size of its"),
     "by a size as a number": (lambda x, y: x.mean() * int(x.shape[0]), "with a size of its part"),
+    "by their places": (lambda x, y: (x * torch.arange(len(x))[:, None]).mean(), "arange mixes"),
+    "places as labels": (lambda x, y: _CROSS_ENTROPY(x, torch.arange(len(x)) % 3), "arange mixes"),
     "a mean for each sample": (
         lambda x, y: x.mean().expand(len(x)).sum(),
         "expand by the number",

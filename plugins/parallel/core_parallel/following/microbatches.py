@@ -19,13 +19,15 @@ from core import ModuleError
 from core_parallel.following.lengths import reads_sizes, takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
-from core_parallel.following.rules import LINEAR, arguments_of
+from core_parallel.following.rules import LINEAR, arguments_of, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
+_PLACES = "places"
+"""The axis of `torch.arange` of so many numbers as there are samples."""
 _FEW = 2  # samples: by 2 a mean of two losses is divided as well
 
 
@@ -95,6 +97,8 @@ class FollowedMicrobatch(Following):
             return _of_sums(call)
         if call.name == "index" and self._picks(*args):
             return PartAlong(0)
+        if _has_places(call):
+            return Mixed("arange")
         found = super().result_of(func, args, kwargs, results)
         if call.name in ("mul", "div") and found is not None:
             if _has_count(call):
@@ -113,6 +117,8 @@ class FollowedMicrobatch(Following):
             self._numbers.append(result)
         elif func is torch.arange:
             self._places.append(result)
+            if len(result) == self._num_samples:
+                put([result], _PLACES, PartAlong(0))
         elif (
             isinstance(mark, Term)
             and takes_one(func, args)
@@ -150,6 +156,27 @@ class _Operation:
         """The name of the operation, also where it writes into its argument."""
         found: str = self.func.overloadpacket.__name__
         return found.removesuffix("_")
+
+
+def _has_places(call: _Operation) -> bool:
+    """True if an operation computes with samples and their places in the microbatch; places by
+    themselves are followed.
+    """
+    tensors = [one for one in tree_leaves((call.args, call.kwargs)) if isinstance(one, Tensor)]
+    places = [
+        (one, mark) for one in tensors if isinstance(mark := mark_of(one, _PLACES), PartAlong)
+    ]
+    own = [
+        (one, mark) for one in tensors if isinstance(mark := mark_of(one, MICROBATCH), PartAlong)
+    ]
+    if not own and places:
+        found = result_of(_PLACES, call.func, call.args, call.kwargs, call.results)
+        put(call.results, _PLACES, found)
+    if torch.Tag.pointwise in call.func.tags:
+        behind = {one.ndim - mark.dim for one, mark in places}
+        return any(one.ndim - mark.dim in behind for one, mark in own)
+    is_loss = "reduction" in arguments_of(call.func, call.args, call.kwargs)
+    return is_loss and bool(own) and any(mark.dim == 0 for _, mark in places)
 
 
 def _over_samples(call: _Operation, marks: list[Any]) -> Any:

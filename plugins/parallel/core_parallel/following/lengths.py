@@ -29,7 +29,8 @@ class Length(int):
 
     def __int__(self) -> int:
         """A plain number, which is noted."""
-        noted().add(found := int.__int__(self))
+        found = int.__int__(self)
+        noted().add(found)
         return found
 
     def __float__(self) -> float:

@@ -19,7 +19,8 @@ from core import ModuleError
 from core_parallel.following.lengths import reads_sizes, takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
-from core_parallel.following.rules import LINEAR, arguments_of, result_of
+from core_parallel.following.rules import arguments_of, result_of
+from core_parallel.following.terms import LINEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,13 +163,7 @@ def _has_places(call: _Operation) -> bool:
     """True if an operation computes with samples and their places in the microbatch; places by
     themselves are followed.
     """
-    tensors = [one for one in tree_leaves((call.args, call.kwargs)) if isinstance(one, Tensor)]
-    places = [
-        (one, mark) for one in tensors if isinstance(mark := mark_of(one, _PLACES), PartAlong)
-    ]
-    own = [
-        (one, mark) for one in tensors if isinstance(mark := mark_of(one, MICROBATCH), PartAlong)
-    ]
+    places, own = _parts_along(_PLACES, call), _parts_along(MICROBATCH, call)
     if not own and places:
         found = result_of(_PLACES, call.func, call.args, call.kwargs, call.results)
         put(call.results, _PLACES, found)
@@ -177,6 +172,12 @@ def _has_places(call: _Operation) -> bool:
         return any(one.ndim - mark.dim in behind for one, mark in own)
     is_loss = "reduction" in arguments_of(call.func, call.args, call.kwargs)
     return is_loss and bool(own) and any(mark.dim == 0 for _, mark in places)
+
+
+def _parts_along(axis: str, call: _Operation) -> list[tuple[Tensor, PartAlong]]:
+    """The tensors that an operation is given that are parts along an axis, with their marks."""
+    marked = [(one, mark_of(one, axis)) for one in tree_leaves((call.args, call.kwargs))]
+    return [(one, mark) for one, mark in marked if isinstance(mark, PartAlong)]
 
 
 def _over_samples(call: _Operation, marks: list[Any]) -> Any:

@@ -7,7 +7,6 @@ mixes.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
+from core_parallel.following.terms import SUMS, keeps_terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -114,8 +114,9 @@ def _result_of(
     cut: list[tuple[Tensor, PartAlong]] = []
     whole: list[Tensor] = []
     marks = [mark_of(one, axis) for one in tensors]
-    if mixed := [one for one in marks if isinstance(one, Mixed)]:
-        return mixed[0] if _keeps_terms(name, marks) else replace(mixed[0], is_term=False)
+    mixed = [one for one in marks if isinstance(one, Mixed)]
+    if mixed:
+        return mixed[0] if keeps_terms(name, marks) else replace(mixed[0], is_term=False)
     for one, mark in zip(tensors, marks, strict=True):
         if mark is None and axis != MICROBATCH:
             whole.append(one)
@@ -124,19 +125,7 @@ def _result_of(
     if not cut:
         return None
     found = None if rule is None else rule(_Call(axis, given, cut, whole, result))
-    return Mixed(name, is_term=name in _SUMS) if found is None else found
-
-
-def _keeps_terms(name: str, marks: Sequence[Mark]) -> bool:
-    """True if an operation makes terms of a sum of those that it is given."""
-    name = name.removesuffix("_")
-    are_terms = [isinstance(one, Mixed) and one.is_term for one in marks]
-    if name in ("mul", "div"):
-        others = [one for one, is_term in zip(marks, are_terms, strict=True) if not is_term]
-        return are_terms.count(True) == 1 and not any(others) and (name == "mul" or are_terms[0])
-    if name in ("add", "sub"):
-        return len(marks) > 1 and all(are_terms)
-    return all(are_terms) and LINEAR.fullmatch(name) is not None
+    return Mixed(name, is_term=name in SUMS) if found is None else found
 
 
 def _place(tensor: Tensor, mark: PartAlong) -> tuple[int, int]:
@@ -403,13 +392,6 @@ def _indexed(call: _Call) -> PartAlong | None:
     return PartAlong(mark.dim + added * (dims[0] < mark.dim), mark.outer)
 
 
-_SUMS = ("sum", "count_nonzero")
-LINEAR = re.compile(
-    "alias|detach|clone|contiguous|_to_copy|lift_fresh|view|_unsafe_view|reshape|_reshape_alias|"
-    "(un)?squeeze|permute|transpose|t|expand|select|slice|unbind|split|split_with_sizes|neg|"
-    "positive|sum|stack|cat|nan_to_num"
-)
-"""Operations that make of sums of some values the sum of what they make of these."""
 _OF_SHAPES = ("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
 
 

@@ -111,7 +111,8 @@ class VocabularyPart(PartedTensor):
         found = _cross_entropy(
             self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given
         )
-        if isinstance(mark := mark_of(found, _AXIS), Mixed):
+        mark = mark_of(found, _AXIS)
+        if isinstance(mark, Mixed):
             raise ModuleError(
                 "cross_entropy of logits in parts (local_loss='tensor') computes "
                 f"{mark.operation} of a rank's own classes. Leave local_loss out."

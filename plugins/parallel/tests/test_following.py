@@ -150,8 +150,14 @@ def test_windows_of_a_part_of_a_sequence_are_no_part_of_those_of_the_whole():
     with Following("context", ""):
         windows = part.view(2, 2, 2, 6)
         joined = part.flatten(0, 1).view(2, 1, 4, 6)
+        one = torch.randn(2, 1, 6)
+        put([one], "context", PartAlong(1))
+        product = one @ _W[:6]
+        heads = product.view(2, 1, 1, 5).transpose(1, 2)
     assert mark_of(windows, "context") == Mixed("view")
     assert mark_of(joined, "context") == PartAlong(2)
+    assert mark_of(product, "context") == PartAlong(1)
+    assert mark_of(heads, "context") == PartAlong(2)
 
 
 def test_what_was_computed_of_wholes_has_no_mark():

@@ -2,6 +2,8 @@
 or are refused.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,7 @@ _RIGHT = {
     "of noise": lambda x, y: (x + 0 * torch.randn(x.shape)).square().mean(),
     "by the number of samples": lambda x, y: x.square().sum() / len(x),
     "by a size": lambda x, y: x.square().sum() / x.shape[0] / 3,
+    "by a size as a number": lambda x, y: x.square().sum() / int(x.shape[0]),
     "by all sizes": lambda x, y: x.square().sum() / x.numel(),
     "labels": lambda x, y: _CROSS_ENTROPY(x, y.clamp(min=0), label_smoothing=0.1),
     "labels that are left out": lambda x, y: {
@@ -67,6 +70,9 @@ _RIGHT = {
     "with a penalty": lambda x, y: x.mean() * _SCALE.exp() + _SCALE.square() + 1,
     "of a list": lambda x, y: sum([x.mean(), x.square().mean()]),
     "stacked": lambda x, y: torch.stack([x.mean(), x.square().mean()]).sum(),
+    "by column, as many as samples": lambda x, y: (
+        functional.pad(x, (0, 1)) * torch.arange(4)
+    ).mean(),
     "by column": lambda x, y: (x.mean(0) * torch.arange(3.0)).sum(),
     "in place": _in_place,
     "of another module": lambda x, y: _CONVOLUTION(functional.pad(x, (0, 1))[:, None]).mean(),
@@ -78,6 +84,22 @@ _REFUSED = {
     "a mean by the number of samples": (lambda x, y: x.mean() * len(x), "mul by the number"),
     "values by that number": (lambda x, y: (x * len(x)).mean(), "mul by the number"),
     "a mean by a count": (lambda x, y: x.mean() * (y >= 0).sum().item(), "mul by the number"),
+    "by one over that number": (lambda x, y: x.mean() * (1.0 / len(x)), "mul by the number"),
+    "values by one over it": (lambda x, y: (x * (1 / len(x))).mean(), "mul by the number"),
+    "a mean divided by it": (lambda x, y: x.mean() / len(x), "div by the number"),
+    "values divided by it": (lambda x, y: (x / len(x)).mean(), "div by the number"),
+    "by one over a size": (lambda x, y: x.mean() * (1.0 / x.shape[0]), "mul by the number"),
+    "by a fraction of a size": (lambda x, y: x.mean() * (1 / x.shape[0]), "with a size of its"),
+    "by a root of a size": (lambda x, y: x.mean() * math.sqrt(x.shape[0]), "with a size of its"),
+    "over a root of a size": (lambda x, y: x.sum() / math.sqrt(x.shape[0]), "with a size of its"),
+    "over a power of a size": (lambda x, y: x.sum() / x.shape[0] ** 0.5, "with a size of its"),
+    "by a size as a number": (lambda x, y: x.mean() * int(x.shape[0]), "with a size of its part"),
+    "by their places": (lambda x, y: (x * torch.arange(len(x))[:, None]).mean(), "arange mixes"),
+    "places as labels": (lambda x, y: _CROSS_ENTROPY(x, torch.arange(len(x)) % 3), "arange mixes"),
+    "a mean for each sample": (
+        lambda x, y: x.mean().expand(len(x)).sum(),
+        "expand by the number",
+    ),
     "a loss of none in some": (
         lambda x, y: x.mean() if y[0] >= 0 else torch.zeros(()),
         "they are computed in several ways",

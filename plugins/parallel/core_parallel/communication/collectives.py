@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from core_parallel.following import exchanges
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,14 +21,18 @@ def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks, with the same tensor. This rank's part of it; the gradient is joined from those of
     all parts.
     """
-    return _exchange(tensor, group, partial(_own, dim), partial(_gathered, dim), False)
+    part = _exchange(tensor, group, partial(_own, dim), partial(_gathered, dim), False)
+    exchanges.cut(tensor, part, dim, group)
+    return part
 
 
 def join(part: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks. The whole of all parts, with which all do the same; the gradient is the part's
     own.
     """
-    return _exchange(part, group, partial(_gathered, dim), partial(_own, dim), True)
+    whole = _exchange(part, group, partial(_gathered, dim), partial(_own, dim), True)
+    exchanges.joined(part, whole, dim, group)
+    return whole
 
 
 def enter(tensor: Tensor, group: Any) -> Tensor:
@@ -40,14 +46,26 @@ def add_up(term: Tensor, group: Any) -> Tensor:
     """All ranks. The sum of all terms, with which all do the same; the gradient is the term's
     own.
     """
-    return _exchange(term, group, _added_up, _same, True)
+    total = _exchange(term, group, _added_up, _same, True)
+    exchanges.added_up(term, total, group)
+    return total
+
+
+def largest(values: Tensor, group: Any) -> Tensor:
+    """All ranks. The largest of all ranks' values, by place, without a gradient."""
+    found = values.detach().clone()
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    exchanges.maximum(values, found, group)
+    return found
 
 
 def gather(part: Tensor, dim: int, group: Any) -> Tensor:
     """All ranks. The whole of all parts, with which each does what is its own; gradients are added
     up.
     """
-    return _exchange(part, group, partial(_gathered, dim), partial(_sum_of_parts, dim))
+    whole = _exchange(part, group, partial(_gathered, dim), partial(_sum_of_parts, dim))
+    exchanges.joined(part, whole, dim, group)
+    return whole
 
 
 def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
@@ -55,7 +73,9 @@ def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     the way back.
     """
     there, back = partial(_swapped, cut_dim, joined_dim), partial(_swapped, joined_dim, cut_dim)
-    return _exchange(tensor, group, there, back)
+    swapped = _exchange(tensor, group, there, back)
+    exchanges.swapped(tensor, swapped, cut_dim, joined_dim, group)
+    return swapped
 
 
 def send_rows(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:

@@ -62,7 +62,8 @@ class Caught(TorchFunctionMode):
     def __init__(self, group: Any, attention: Attention) -> None:
         super().__init__()
         self._group, self._attention = group, attention
-        self.length, self._learns, self._is_attending = 0, False, False
+        self.length, self._learns = 0, False
+        self._is_attending = self._is_masked = False
         self.has_losses, self._is_losing = False, False
         self._answers: dict[str, Any] = {"scaled_dot_product_attention": self.attend}
         self._answers |= {one.__name__: partial(self._lose, one) for one in losses.BY_POSITION}
@@ -124,7 +125,9 @@ class Caught(TorchFunctionMode):
         if is_followed("tensor"):
             put([answer], "tensor", of_attention("tensor", given, answer))  # heads stay in place
         if is_followed(AXIS):
-            put([answer], AXIS, _of_positions(given[:3]))
+            mark = _of_positions(given[:3], answer)
+            is_masked = len(given) > 3
+            put([answer], AXIS, mark if is_masked == self._is_masked else Mixed("attention"))
         return answer
 
     def _lose(self, loss: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -137,15 +140,8 @@ class Caught(TorchFunctionMode):
             found = losses_of_positions.of_all(loss, given, self._group)
         finally:
             self._is_losing = False
-        if is_followed(AXIS):
-            mark = mark_of(given["input"], AXIS)
-            if mark is None:
-                mark = Mixed(f"{loss.__name__} of what all ranks have whole")
-            elif isinstance(mark, PartAlong) and given.get("reduction") == "none":
-                mark = PartAlong(mark.dim - (mark.dim > 1), mark.outer)
-            elif isinstance(mark, PartAlong):
-                mark = None
-            put([found], AXIS, mark)
+        if is_followed(AXIS) and mark_of(given["input"], AXIS) is None:
+            put([found], AXIS, Mixed(f"{loss.__name__} of what all ranks have whole"))
         return found
 
     def _attend(
@@ -175,6 +171,7 @@ class Caught(TorchFunctionMode):
         if mask is not None:
             mask = masks.of_whole_keys(mask, self.length, self._group)
         options = {"dropout_p": dropout_p, "is_causal": is_causal, **others}
+        self._is_masked = mask is not None
         if self._attention == "ulysses":
             return self._by_heads(query, key, value, mask, options)
         return self._by_keys(query, key, value, mask, options)
@@ -199,6 +196,8 @@ class Caught(TorchFunctionMode):
             mask = masks.of_own_heads(mask, query.shape[-3], self.length, self._group)
         whole = [collectives.swap(one, -3, -2, self._group) for one in (query, key, value)]
         answer = _ATTENTION(whole[0], whole[1], whole[2], attn_mask=mask, **options)
+        given = whole if mask is None else [*whole, mask]
+        put([answer], AXIS, of_attention(AXIS, given, answer))
         return collectives.swap(answer, -2, -3, self._group)
 
     def _by_keys(
@@ -212,19 +211,36 @@ class Caught(TorchFunctionMode):
         key, value = (collectives.gather(one, -2, self._group) for one in (key, value))
         if mask is not None:
             mask = masks.of_own_rows(mask, self.length, self._group)
-        elif options["is_causal"]:
+        mark = _of_own_queries(query, key, value, mask) if is_followed(AXIS) else None
+        if mask is None and options["is_causal"]:
             # without a mask in memory, where a kernel of the device knows this one
             end = (self._group.rank() + 1) * self.length
             key, value = key[..., :end, :], value[..., :end, :]
             mask, options = _causal(self.length, end, query.device), {**options, "is_causal": False}
-        return _ATTENTION(query, key, value, attn_mask=mask, **options)
+        answer = _ATTENTION(query, key, value, attn_mask=mask, **options)
+        put([answer], AXIS, mark)
+        return answer
 
 
-def _of_positions(given: Sequence[Tensor]) -> Mark:
+def _of_own_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Mark:
+    """How the result of attention lies that sees all keys from this rank's queries."""
+    own, whole = [query], [key, value]
+    if mask is not None:
+        (whole if mask.shape[-2] == 1 else own).append(mask)
+    marks = [mark_of(one, AXIS) for one in whole]
+    if any(marks) or any(mark_of(one, AXIS) != PartAlong(one.ndim - 2) for one in own):
+        return Mixed("attention")
+    return PartAlong(query.ndim - 2)
+
+
+def _of_positions(given: Sequence[Tensor], answer: Tensor) -> Mark:
     """How the result of attention lies along the sequence: as query, key and value must."""
     marks: set[Mark] = {mark_of(one, AXIS) for one in given}
-    if marks in ({PartAlong(given[0].ndim - 2)}, {None}):
-        return marks.pop()
+    expected, found = PartAlong(given[0].ndim - 2), mark_of(answer, AXIS)
+    if marks == {None}:
+        return None
+    if marks == {expected} == {found}:
+        return expected
     return next((one for one in marks if isinstance(one, Mixed)), Mixed("attention"))
 
 

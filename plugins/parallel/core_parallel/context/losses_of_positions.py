@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from core_parallel.communication import collectives
+from core_parallel.following import exchanges
 from core_parallel.modules.losses import IGNORED
 
 if TYPE_CHECKING:
@@ -30,29 +30,35 @@ def of_all(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Te
     """
     reduction = given.get("reduction", "mean")
     if reduction == "none":
-        own: Tensor = loss(**given)
-        return own
-    summed, dtype = _summed(loss, given)
+        return _own(loss, given, group)
+    summed, dtype = _summed(loss, given, group)
     total = collectives.add_up(summed, group)
     if reduction == "mean":
-        number = _number(loss, given)
-        dist.all_reduce(number, group=group)
-        total = total / number
+        total = total / collectives.add_up(_number(given), group)
     return total.to(dtype)
 
 
-def _summed(loss: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Tensor, torch.dtype]:
+def _own(loss: Callable[..., Any], given: Mapping[str, Any], group: Any) -> Tensor:
+    """The loss of this rank's positions."""
+    found: Tensor = loss(**given)
+    exchanges.lost(found, given["input"], given["target"], given.get("reduction", "mean"), group)
+    return found
+
+
+def _summed(
+    loss: Callable[..., Any], given: Mapping[str, Any], group: Any
+) -> tuple[Tensor, torch.dtype]:
     """The sum over this rank's positions, which in 16 bits might overflow, and the dtype of the
     loss.
     """
     if given["input"].dtype in _HALVES:
-        apart: Tensor = loss(**{**given, "reduction": "none"})
+        apart = _own(loss, {**given, "reduction": "none"}, group)
         return apart.sum(dtype=torch.float32), apart.dtype
-    found: Tensor = loss(**{**given, "reduction": "sum"})
+    found = _own(loss, {**given, "reduction": "sum"}, group)
     return found, found.dtype
 
 
-def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
+def _number(given: Mapping[str, Any]) -> Tensor:
     """The number by which the mean divides: of positions that aren't ignored, or their classes'
     weights.
     """
@@ -61,12 +67,11 @@ def _number(loss: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
     weight: Tensor | None = given.get("weight")
     dtype = torch.promote_types(values.dtype, torch.float32)
     if target.is_floating_point():  # probabilities of classes
-        number = target.numel() / target.shape[min(1, target.ndim - 1)]
-        return torch.tensor(number, dtype=dtype, device=values.device)
+        return torch.ones_like(target.select(min(1, target.ndim - 1), 0), dtype=dtype).sum()
     ignored = given.get("ignore_index")
     if ignored is None:
         ignored = IGNORED
     counted = target != ignored
     if weight is None:
         return counted.sum().to(dtype)
-    return weight[target[counted]].sum().to(dtype)
+    return weight[target.where(counted, 0)].where(counted, 0.0).sum().to(dtype)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.following import exchanges
 
 
 def of_whole_keys(mask: Tensor, length: int, group: Any) -> Tensor:
@@ -44,7 +45,11 @@ def of_own_heads(mask: Tensor, num_heads: int, length: int, group: Any) -> Tenso
     """All ranks of the group. The mask for the queries of all ranks, and the heads of this one."""
     has_heads = mask.ndim > 2 and mask.shape[-3] == num_heads
     if mask.shape[-2] != length:
-        return mask.chunk(group.size(), -3)[group.rank()] if has_heads else mask
+        if not has_heads:
+            return mask
+        own: Tensor = mask.chunk(group.size(), -3)[group.rank()]
+        exchanges.cut(mask, own, -3, group)
+        return own
     if has_heads:
         return collectives.swap(mask, -3, -2, group)
     return collectives.gather(mask, -2, group)
@@ -54,7 +59,9 @@ def of_own_rows(mask: Tensor, length: int, group: Any) -> Tensor:
     """The mask for the queries of this rank, and all heads."""
     if mask.shape[-2] in (1, length):
         return mask
-    return mask.narrow(-2, length * group.rank(), length)
+    own = mask.narrow(-2, length * group.rank(), length)
+    exchanges.cut(mask, own, -2, group)
+    return own
 
 
 def is_one(leaf: Tensor, length: int, num_samples: int) -> bool:

@@ -116,7 +116,7 @@ class Context:
             has_positions = tensor.ndim > self._dim and tensor.shape[self._dim] == self.length
             return PartAlong(self._dim) if has_positions else None
 
-        self._following = Following(AXIS, _CURE, arrived)
+        self._following = Following(AXIS, _CURE, arrived, self._group)
         handles = [handle for one in self.by_token for handle in by_row(one, AXIS)]
         try:
             # first: what keeps a tensor with a graph is refused as such
@@ -232,7 +232,7 @@ class Context:
                 and not masks.is_one(leaf, length, num_samples)
             ):
                 part = collectives.cut(leaf, self._dim, self._group)
-                if self._following is not None:
+                if self._following is not None:  # which isn't entered yet
                     put([part], AXIS, PartAlong(self._dim))
                 return part
             return collectives.enter(leaf, self._group) if learns and leaf.requires_grad else leaf

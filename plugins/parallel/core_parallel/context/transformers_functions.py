@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from core import ModuleError
 from core_parallel.communication import collectives
-from core_parallel.context.attention import Attention
+from core_parallel.context.attention import AXIS, Attention
+from core_parallel.following.marks import PartAlong, put
 from core_parallel.following.mode import set_aside
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ class TransformersFunctions:
                     if isinstance(one, Tensor) and one.ndim <= 2 and one.shape[-1] == self._length:
                         given[name] = collectives.gather(one, -1, self._group)
                 with self._of_own_rows():
-                    return make(**given)
+                    mask = make(**given)
+            if self._attention == "gather" and isinstance(mask, Tensor):
+                put([mask], AXIS, PartAlong(mask.ndim - 2))
+            return mask
 
         return call
 
@@ -114,7 +118,9 @@ class TransformersFunctions:
                 whole = collectives.gather(labels, -1, self._group)
                 first = self._group.rank() * self._length
                 shifted = functional.pad(whole, (0, 1), value=_IGNORED)[..., first + 1 :]
-                given["shift_labels"] = shifted[..., : self._length].contiguous()
+                own = shifted[..., : self._length].contiguous()
+                put([own], AXIS, PartAlong(labels.ndim - 1))
+                given["shift_labels"] = own
             return lose(**given)
 
         return call

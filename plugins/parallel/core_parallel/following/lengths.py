@@ -4,6 +4,7 @@ what one device has.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +27,29 @@ class Ratio(float):
 class Length(int):
     """A size of a part, or a whole number that was computed from one."""
 
+    def __int__(self) -> int:
+        """A plain number, which is noted."""
+        found = int.__int__(self)
+        noted().add(found)
+        return found
 
-_NUMBERS = frozenset((Length, Ratio))
+    def __float__(self) -> float:
+        """A plain number, such as one of which a root is taken. That is noted as well."""
+        found = int.__float__(self)
+        noted().update((found, found**0.5, found**-0.5))
+        return found
+
+
+_numbers = threading.local()
+
+
+def noted() -> set[float]:
+    """Plain numbers that were made of sizes of parts, in this thread."""
+    found: set[float] = vars(_numbers).setdefault("found", set())
+    return found
+
+
+_NUMBERS, _PLAIN = frozenset((Length, Ratio)), frozenset((int, float))
 
 
 def _kept(name: str) -> Callable[..., Any]:
@@ -36,7 +58,7 @@ def _kept(name: str) -> Callable[..., Any]:
     def operation(self: Length, *others: Any) -> Any:
         found = own(self, *others)
         if found is NotImplemented and isinstance(others[0], float):
-            found = getattr(float, name)(float(self), others[0])
+            found = getattr(float, name)(int.__float__(self), others[0])
         return Ratio(found) if isinstance(found, float) else _length(found)
 
     return operation
@@ -113,7 +135,10 @@ def refuse_in_graph(results: Iterable[Any], why: str) -> None:
 
 def has_one(args: Iterable[Any]) -> bool:
     """True if an argument was computed from a size of a part."""
-    return any(type(one) in _NUMBERS for one in args)
+    known = noted()
+    return any(
+        type(one) in _NUMBERS or (type(one) in _PLAIN and one != 1 and one in known) for one in args
+    )
 
 
 def takes_one(func: Any, args: Any) -> bool:

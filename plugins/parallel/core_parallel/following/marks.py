@@ -34,10 +34,12 @@ class Mixed:
     Attributes:
         operation: that has computed them from parts.
         draws: it has drawn them, each rank numbers of its own, where one device draws once.
+        is_term: their sum over the ranks is what one device would have.
     """
 
     operation: str
     draws: bool = False
+    is_term: bool = False
 
 
 MICROBATCH = "microbatch"

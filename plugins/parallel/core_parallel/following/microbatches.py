@@ -7,7 +7,6 @@ is linear keeps that, and anything else mixes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,20 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
-from core_parallel.following.lengths import takes_one
+from core_parallel.following.lengths import READS, takes_one
 from core_parallel.following.marks import MICROBATCH, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import Following
-from core_parallel.following.rules import arguments_of
+from core_parallel.following.rules import arguments_of, result_of
+from core_parallel.following.terms import LINEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LARGEST_TO_ADD = 1e-5  # to a sum by which something is divided
 _TOLERANCE = 1e-5
+_PLACES = "places"
+"""The axis of `torch.arange` of so many numbers as there are samples."""
+_FEW = 2  # samples: by 2 a mean of two losses is divided as well
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +49,6 @@ class Mean:
     counts: tuple[Any, ...]
 
 
-_LINEAR = re.compile(
-    "alias|detach|clone|contiguous|_to_copy|lift_fresh|view|_unsafe_view|reshape|_reshape_alias|"
-    "(un)?squeeze|permute|transpose|t|expand|select|slice|unbind|split|split_with_sizes|neg|"
-    "positive|sum|stack|cat|nan_to_num"
-)
 _EXCHANGES = ("c10d", "_c10d_functional")
 """Operations between ranks that have the same samples, such as of parts of a sequence."""
 
@@ -68,6 +66,7 @@ class FollowedMicrobatch(Following):
         super().__init__(MICROBATCH, "")
         self._num_samples = num_samples
         self._numbers: list[float] = []
+        self._inverses: list[float] = []
         self._places: list[Tensor] = []
 
     def begin(self, given: Any) -> None:
@@ -95,15 +94,18 @@ class FollowedMicrobatch(Following):
         marks = [mark_of(one, MICROBATCH) for one in tree_leaves((args, kwargs))]
         if func.namespace in _EXCHANGES:
             return next((one for one in marks if one is not None), None)
-        call = _Operation(func, args, kwargs, results, self._numbers)
+        numbers = self._numbers, self._inverses
+        call = _Operation(func, args, kwargs, results, *numbers, self._num_samples)
         if any(isinstance(one, Term | Mean) for one in marks):
             return _of_sums(call)
         if call.name == "index" and self._picks(*args):
             return PartAlong(0)
+        if _has_places(call):
+            return Mixed("arange")
         found = super().result_of(func, args, kwargs, results)
-        if call.name == "mul" and found is not None:
+        if call.name in ("mul", "div") and found is not None:
             if _has_count(call):
-                return Mixed("mul by the number")
+                return Mixed(f"{call.name} by the number")
             if any(type(one) in (int, float) and not one for one in args):
                 return None  # a term that is left out
         return _over_samples(call, marks) or found if isinstance(found, Mixed) else found
@@ -111,11 +113,21 @@ class FollowedMicrobatch(Following):
     def note(self, func: Any, args: Any, result: Any) -> None:
         """Note numbers of samples, by which sums are divided, and the places of samples."""
         mark = mark_of(args[0], MICROBATCH) if args else None
+        reads = func is Tensor.__len__ or func in READS
+        if reads and mark == PartAlong(0) and len(args[0]) > _FEW:
+            self._inverses.append(1 / self._num_samples)  # 1.0 / size is a plain number
         if func is Tensor.__len__ and mark == PartAlong(0):
             self._numbers.append(result)
         elif func is torch.arange:
             self._places.append(result)
-        elif isinstance(mark, Term) and takes_one(func, args) and "div" in func.__name__:
+            if len(result) == self._num_samples:
+                put([result], _PLACES, PartAlong(0))
+        elif (
+            isinstance(mark, Term)
+            and takes_one(func, args)
+            and "div" in func.__name__
+            and not args[1] % self._num_samples
+        ):
             put([result], MICROBATCH, Mean((float(args[1]),)))
         elif mark is not None:
             super().note(func, args, result)
@@ -139,12 +151,35 @@ class _Operation:
     kwargs: Any
     results: list[Tensor]
     numbers: list[float]
+    inverses: list[float]
+    num_samples: int
 
     @property
     def name(self) -> str:
         """The name of the operation, also where it writes into its argument."""
         found: str = self.func.overloadpacket.__name__
         return found.removesuffix("_")
+
+
+def _has_places(call: _Operation) -> bool:
+    """True if an operation computes with samples and their places in the microbatch; places by
+    themselves are followed.
+    """
+    places, own = _parts_along(_PLACES, call), _parts_along(MICROBATCH, call)
+    if not own and places:
+        found = result_of(_PLACES, call.func, call.args, call.kwargs, call.results)
+        put(call.results, _PLACES, found)
+    if torch.Tag.pointwise in call.func.tags:
+        behind = {one.ndim - mark.dim for one, mark in places}
+        return any(one.ndim - mark.dim in behind for one, mark in own)
+    is_loss = "reduction" in arguments_of(call.func, call.args, call.kwargs)
+    return is_loss and bool(own) and any(mark.dim == 0 for _, mark in places)
+
+
+def _parts_along(axis: str, call: _Operation) -> list[tuple[Tensor, PartAlong]]:
+    """The tensors that an operation is given that are parts along an axis, with their marks."""
+    marked = [(one, mark_of(one, axis)) for one in tree_leaves((call.args, call.kwargs))]
+    return [(one, mark) for one, mark in marked if isinstance(mark, PartAlong)]
 
 
 def _over_samples(call: _Operation, marks: list[Any]) -> Any:
@@ -173,7 +208,10 @@ def _over_samples(call: _Operation, marks: list[Any]) -> Any:
 
 def _has_count(call: _Operation) -> bool:
     """True if an operation computes with a plain number that was counted of samples."""
-    return any(type(one) in (int, float) and one in call.numbers for one in call.args)
+    is_mean_divided = call.name == "div" and not isinstance(mark_of(call.args[0], MICROBATCH), Term)
+    counted = [one for one in call.numbers if one > _FEW or not is_mean_divided]
+    known = {*counted, *call.inverses}
+    return any(type(one) in (int, float) and one in known for one in call.args)
 
 
 def _is_mask(index: Any) -> bool:
@@ -184,7 +222,10 @@ def _of_sums(call: _Operation) -> Any:
     """The mark of what is computed of sums and means over the samples."""
     given: list[Any] = [*call.args, *call.kwargs.values()]
     first, others = given[0], given[1:]
-    if _LINEAR.fullmatch(call.name):
+    grows = call.results[0].numel() > first.numel() if isinstance(first, Tensor) else False
+    if call.name == "expand" and grows and call.num_samples in call.results[0].shape:
+        return Mixed("expand by the number")
+    if LINEAR.fullmatch(call.name):
         return _added([mark_of(one, MICROBATCH) for one in tree_leaves(first)], call.name)
     one, other = mark_of(first, MICROBATCH), mark_of(others[0], MICROBATCH) if others else None
     if call.name == "mean" and isinstance(one, Mean):
@@ -216,9 +257,10 @@ def _added(marks: list[Any], name: str) -> Any:
 
 def _divided(call: _Operation, one: Any, other: Any, divisor: Any) -> Any:
     if other is None:
-        if isinstance(one, Term) and _has_count(call):
-            return Mean((float(divisor),))
-        return one
+        if not _has_count(call):
+            return one
+        is_count = isinstance(one, Term) and divisor in call.numbers
+        return Mean((float(divisor),)) if is_count else Mixed("div by the number")
     if isinstance(one, Term) and isinstance(other, Term):
         return Mean((divisor,))
     if isinstance(one, Mean) and isinstance(other, Mean):

@@ -109,6 +109,7 @@ class Following(TorchDispatchMode):
         axis: of the mesh, along which ranks have parts.
         why: what stands behind an error's first sentence.
         arrived: how a tensor lies that another rank has sent, which has computed it in a stage.
+        group: the ranks along that axis; None where no exchange between them is followed.
 
     Attributes:
         depth: number of functions under way of which it is known otherwise how their results lie.
@@ -119,13 +120,20 @@ class Following(TorchDispatchMode):
     noted = lengths.READS | _AROUND | {_ONE_HOT, _DATA}
 
     def __init__(
-        self, axis: str, why: str, arrived: Callable[[Tensor], Mark] = lambda tensor: None
+        self,
+        axis: str,
+        why: str,
+        arrived: Callable[[Tensor], Mark] = lambda tensor: None,
+        group: Any = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.axis, self.why, self.arrived, self.depth = axis, why, arrived, 0
+        self.group = group
         self._reads = _Reads(self)
 
     def __enter__(self) -> Self:
+        if not _modes():
+            lengths.noted().clear()
         _modes().append(self)
         self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch's
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
@@ -225,6 +233,19 @@ def _at_work() -> list[Following]:
 def is_followed(axis: str) -> bool:
     """True within a `Following` along that axis, in this thread."""
     return any(one.axis == axis for one in _modes())
+
+
+def followed_over(group: Any) -> list[str]:
+    """The axes along which ranks of a group are followed, in this thread, in forward."""
+    modes = [] if is_in_backward() else _at_work()
+    return [one.axis for one in modes if one.group is group]
+
+
+def follow_over(axis: str, group: Any) -> None:
+    """Follow the exchanges between the ranks of a group along that axis, in this thread."""
+    for one in _modes():
+        if one.axis == axis:
+            one.group = group
 
 
 def arrive(tensors: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ mixes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from core_parallel.following.marks import MICROBATCH, Mark, Mixed, PartAlong, mark_of
+from core_parallel.following.terms import SUMS, keeps_terms
 from core_parallel.modules.given_tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -120,10 +121,11 @@ def _result_of(
 ) -> Mark:
     cut: list[tuple[Tensor, PartAlong]] = []
     whole: list[Tensor] = []
-    for one in tensors:
-        mark = mark_of(one, axis)
-        if isinstance(mark, Mixed):
-            return mark
+    marks = [mark_of(one, axis) for one in tensors]
+    mixed = [one for one in marks if isinstance(one, Mixed)]
+    if mixed:
+        return mixed[0] if keeps_terms(name, marks) else replace(mixed[0], is_term=False)
+    for one, mark in zip(tensors, marks, strict=True):
         if mark is None and axis != MICROBATCH:
             whole.append(one)
         elif mark is not None:
@@ -131,7 +133,7 @@ def _result_of(
     if not cut:
         return None
     found = None if rule is None else rule(_Call(axis, given, cut, whole, result))
-    return Mixed(name) if found is None else found
+    return Mixed(name, is_term=name in SUMS) if found is None else found
 
 
 def _place(tensor: Tensor, mark: PartAlong) -> tuple[int, int]:
@@ -180,6 +182,8 @@ def _viewed(call: _Call) -> PartAlong | None:
     """
     tensor, mark = call.first
     extent = tensor.shape[mark.dim] // mark.outer
+    if extent == 1 and call.axis == "context":
+        return _of_one_position(tensor, mark, call.result)
     before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
     is_one = extent == 1 or call.axis != "context"
     for dim, size in enumerate(call.result.shape):
@@ -189,6 +193,18 @@ def _viewed(call: _Call) -> PartAlong | None:
                 return None
             return PartAlong(dim, outer)
         product *= size
+    return None
+
+
+def _of_one_position(tensor: Tensor, mark: PartAlong, result: Tensor) -> PartAlong | None:
+    """Where the one position of a part is in a view: a dim of its own, or behind samples in one."""
+    before, product = math.prod(tensor.shape[: mark.dim]) * mark.outer, 1
+    for dim, size in enumerate(result.shape):
+        if product == before and size == 1:
+            return PartAlong(dim)
+        product *= size
+        if product == before and (dim + 1 == result.ndim or result.shape[dim + 1] != 1):
+            return PartAlong(dim, size)
     return None
 
 

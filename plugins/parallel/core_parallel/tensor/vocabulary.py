@@ -16,6 +16,9 @@ from torch.nn import functional
 
 from core import ModuleError
 from core_parallel.communication import collectives
+from core_parallel.following import exchanges
+from core_parallel.following.marks import Mixed, PartAlong, mark_of, put
+from core_parallel.following.mode import follow_over, is_followed
 from core_parallel.modules import losses
 from core_parallel.modules.parted_tensor import PartedTensor, refused
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+_AXIS = "tensor"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -54,6 +58,7 @@ class VocabularyPart(PartedTensor):
         own, rank, dim = self._part.shape[self._dim], self._group.rank(), self._dim
         after = own * (self._group.size() - 1 - rank)
         padded = functional.pad(self._part, (*[0, 0] * (self.ndim - dim - 1), own * rank, after))
+        exchanges.declare_terms(padded, self._group)
         return collectives.add_up(padded, self._group)
 
     def _like(self, part: Tensor) -> Self:
@@ -87,11 +92,11 @@ class VocabularyPart(PartedTensor):
         if dim % self.ndim != self._dim:
             raise refused(self, Tensor.argmax)
         own, places = self._part.detach().max(self._dim)
-        largest = own.clone()
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
+        largest = collectives.largest(own, self._group)
         first: Tensor = places + self._group.rank() * self._part.shape[self._dim]
         first = first.where(own == largest, self.shape[self._dim])
         dist.all_reduce(first, dist.ReduceOp.MIN, group=self._group)
+        put([first], _AXIS, None)
         return first
 
     def _lose(self, loss: Any, given: dict[str, Any]) -> Tensor:
@@ -103,9 +108,16 @@ class VocabularyPart(PartedTensor):
                 "classes, and no weight of classes. Call .whole() on the logits first, on all "
                 "ranks; or leave local_loss out."
             )
-        return _cross_entropy(
+        found = _cross_entropy(
             self._part.movedim(self._dim, -1), self._group, self.shape[self._dim], given
         )
+        mark = mark_of(found, _AXIS)
+        if isinstance(mark, Mixed):
+            raise ModuleError(
+                "cross_entropy of logits in parts (local_loss='tensor') computes "
+                f"{mark.operation} of a rank's own classes. Leave local_loss out."
+            )
+        return found
 
 
 def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any]) -> Tensor:
@@ -115,14 +127,14 @@ def _cross_entropy(logits: Tensor, group: Any, number: int, given: dict[str, Any
         logits = logits.float()
     counted = target != given.get("ignore_index", losses.IGNORED)
     _check_classes(target[counted], number)
-    largest = logits.detach().amax(-1)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    largest = collectives.largest(logits.detach().amax(-1), group)
     shifted = logits - largest.unsqueeze(-1)
     place = target - group.rank() * logits.shape[-1]
     is_own = (place >= 0) & (place < logits.shape[-1])
     of_target = (
         shifted.gather(-1, place.where(is_own, 0).unsqueeze(-1)).squeeze(-1).where(is_own, 0.0)
     )
+    exchanges.declare_terms(of_target, group)
     smoothing = given.get("label_smoothing", 0.0)
     of_target = of_target * (1 - smoothing)
     if smoothing:
@@ -159,6 +171,9 @@ class ColwiseLogits(ColwiseParallel):
         cut = super()._apply(module, device_mesh)
 
         def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if is_followed(_AXIS):
+                follow_over(_AXIS, group)
+                put([output], _AXIS, PartAlong(output.ndim - 1))
             return VocabularyPart(output, output.ndim - 1, group)
 
         cut.register_forward_hook(keep)

@@ -14,9 +14,9 @@ from core_parallel.communication import averages, collectives
 from core_parallel.context import losses_of_positions, masks
 from core_parallel.context.attention import Caught
 from core_parallel.context.gradient_terms import Terms
-from core_parallel.experts import dispatch
-from core_parallel.pipeline import scheduled_step
+from core_parallel.experts import expert_modules
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 from core_parallel.tensor import layers, vocabulary
 from core_testing import StrategyConformance
 
@@ -124,7 +124,7 @@ _OF_SEQUENCES = [
         "NVIDIA/Megatron-LM#1464",
         "the gradient of gathered keys and values lacks what other ranks have for it",
         _GATHER,
-        fault=(collectives._Gather, "backward", staticmethod(faults.own_share_of_gathered)),
+        fault=(collectives, "_sum_of_parts", faults.own_share_of_gathered),
         kit=(Gather, "sgd_momentum"),
     ),
     Exhibit(
@@ -332,7 +332,7 @@ _OF_MICROBATCHES = [
         "pytorch/torchtitan#2972",
         "the loss of a microbatch isn't multiplied by its share before backward",
         _SCHEDULE,
-        fault=(scheduled_step, "_times", faults.unweighted),
+        fault=(ScheduledStep, "_loss_of", faults.unweighted),
         kit=(Schedule, "sgd_momentum"),
     ),
     Exhibit(
@@ -380,7 +380,7 @@ _OF_EXPERTS = [
         "experts' gradients are sums over ranks, where others are averages",
         _EXPERTS,
         step_with(MixtureNet),
-        (dispatch, "local_part", faults.experts_multiplied),
+        (expert_modules, "local_part", faults.experts_multiplied),
         kit=(conformance.TestExpert, "sgd_momentum"),
     ),
     Exhibit(

@@ -12,11 +12,12 @@ from core_parallel.context.attention import Caught
 from core_parallel.following import exchanges
 from core_parallel.mesh.placements import own_part
 from core_parallel.pipeline.scheduled_loss import ScheduledLoss
+from core_parallel.pipeline.scheduled_step import ScheduledStep
 
 _send_rows, _norm_of = collectives.send_rows, averages.norm_of
 _attend = Caught._attend
 _prepared, _finished = ColwiseParallel._prepare_input_fn, RowwiseParallel._prepare_output_fn
-_backward = ScheduledLoss.backward
+_backward, _loss_of = ScheduledLoss.backward, ScheduledStep._loss_of
 
 
 # losses of positions ----------------------------------------------------------------------------
@@ -77,9 +78,9 @@ def places_of_own(self, query, key, value, mask, options):
 # gradients of exchanges -------------------------------------------------------------------------
 
 
-def own_share_of_gathered(ctx, *gradients):
+def own_share_of_gathered(dim, gradient, group):
     """This rank's part of its own gradient, without what others have for it."""
-    return gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+    return gradient.chunk(group.size(), dim)[group.rank()]
 
 
 def terms_left_averaged(self, modules):
@@ -171,9 +172,10 @@ def without_small(counted, norm_type, line):
 # a schedule -------------------------------------------------------------------------------------
 
 
-def unweighted(tensor, number):
+def unweighted(self, run, index, answer):
     """The loss of a microbatch, unless it doesn't count, without its share of the batch."""
-    return tensor if number else tensor * number
+    loss, weight = _loss_of(self, run, index, answer), run.weights[-1]
+    return loss * (run.reference / (run.scale * weight)) if weight else loss
 
 
 def scaled_again(ctx, *incoming):

@@ -27,7 +27,7 @@ REFUSED = re.compile(
     r"failed with core\.contract\.errors\.(?:Module|Configuration)Error: (.*)", re.S
 )
 BY_TYPES = re.compile(
-    "At the first difference|drops some of what all|computes .* of a rank's own classes|"
+    "At the first difference|would have other gradients|drops some of what all|computes .* of a rank's own classes|"
     "changes .* in itself, and to other values where|isn't the mean of those for its"
 )
 """What errors say that follow from marks; those of other checks say what these have seen."""

@@ -86,6 +86,7 @@ class MadeTensors(TorchFunctionMode):
             return
         seen = {id(leaf) for leaf in tree_leaves(list(map(vars, modules)))}
         held = [one for one in held if id(one) not in seen]
+        held = _held(held)  # again, for another thread may have let go of one between its counts
         if held and (kept := _kept(held)):
             raise ModuleError(
                 f"{title} keeps a tensor of shape {tuple(kept[0].shape)} elsewhere than in its "
@@ -109,7 +110,10 @@ class MadeTensors(TorchFunctionMode):
 def _held(tensors: list[Any]) -> list[Any]:
     """Those that Python has, as far as counts show it."""
     tensors.append(torch.empty(0))  # which this list alone has
-    counts = [sys.getrefcount(one) - (one._use_count() > 1) for one in tensors]
+    of_autograd = [one._use_count() > 1 for one in tensors]
+    counts = [
+        sys.getrefcount(one) - has_one for one, has_one in zip(tensors, of_autograd, strict=True)
+    ]
     return [one for one, count in zip(tensors, counts, strict=True) if count > counts[-1]]
 
 

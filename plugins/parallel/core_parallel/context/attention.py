@@ -21,6 +21,7 @@ from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.following.mode import is_followed, set_aside
 from core_parallel.following.rules import of_attention
 from core_parallel.modules import losses
+from core_parallel.modules.parted_tensor import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +124,7 @@ class Caught(TorchFunctionMode):
         finally:
             self._is_losing = False
         if is_followed(AXIS):
-            mark = mark_of(given["input"], AXIS)
+            mark = mark_of(local_of(given["input"]), AXIS)
             if mark is None:
                 mark = Mixed(f"{loss.__name__} of what all ranks have whole")
             elif isinstance(mark, PartAlong):

@@ -29,7 +29,7 @@ from core_parallel.microbatches.recorded_logs import RecordedLogs
 from core_parallel.modules import forwards, graphs, own_state
 from core_parallel.modules.check_keys import CheckKeys, agreed
 from core_parallel.modules.compiled_parts import uncompiled
-from core_parallel.modules.parted_tensor import PartedTensor
+from core_parallel.modules.parted_tensor import PartedTensor, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -263,7 +263,9 @@ class Context:
         return tree_unflatten([own(leaf) for leaf in leaves], form)
 
     def _whole(self, leaf: Any, length: int, *, has_losses: bool) -> Any:
-        own = _local(leaf)
+        if isinstance(leaf, PartedTensor):
+            leaf = leaf.returned()
+        own = local_of(leaf)
         if self._following is not None:
             self._refuse_no_part(own, has_losses=has_losses)
         if isinstance(own, Tensor) and own.requires_grad and not torch.compiler.is_compiling():
@@ -369,10 +371,3 @@ def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     answers = {one.module: answering(one, one.module.forward) for one in contexts}
     with forwards.replaced(answers):
         yield
-
-
-def _local(value: Any) -> Any:
-    """The values that this rank has, of one that may lie in parts along several axes."""
-    while isinstance(value, PartedTensor):
-        value = value.local()
-    return value

@@ -18,7 +18,7 @@ from core import ModuleError
 from core_parallel.following import lengths, rules
 from core_parallel.following.marks import Mark, Mixed, PartAlong, mark_of, put
 from core_parallel.modules import own_draws
-from core_parallel.modules.parted_tensor import PartedTensor
+from core_parallel.modules.parted_tensor import local_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -242,9 +242,7 @@ def by_row(module: nn.Module, axis: str) -> Iterator[RemovableHandle]:
     def end(module: nn.Module, args: Any, output: Any) -> None:
         mode, mark = calls.pop()
         mode.depth -= 1
-        while isinstance(output, PartedTensor):
-            output = output.local()
-        put([output], axis, mark)
+        put([local_of(output)], axis, mark)
 
     yield module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
     yield module.register_forward_hook(end, always_call=True)

@@ -83,18 +83,23 @@ def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
     return planned
 
 
-def of_classes(module: nn.Module) -> dict[str, Any]:
-    """The plans of classes of transformers for what a config's plan leaves out: the head, and with
-    it the embedding.
+def is_declared(module: nn.Module, attribute: str) -> bool:
+    """True if the module, or one in it, has a plan of its own."""
+    return any(True for _ in _declared(module, attribute))
+
+
+def of_classes(module: nn.Module) -> dict[str, tuple[Any, str]]:
+    """The words of classes of transformers for what a config's plan leaves out, each with the name
+    of the module of that class: the head, and with it the embedding.
     """
-    planned: dict[str, Any] = {}
+    planned: dict[str, tuple[Any, str]] = {}
     for name, part in module.named_modules():
-        plan = vars(type(part)).get("_tp_plan") if hasattr(part, "config") else None
+        plan = getattr(type(part), "_tp_plan", None) if hasattr(part, "config") else None
         if plan:
-            planned |= {_joined(name, one): word for one, word in _fits(part, plan)}
+            planned |= {_joined(name, one): (word, name) for one, word in _fits(part, plan)}
             embedding = part.get_input_embeddings()
             planned |= {
-                _joined(name, one): "embedding_rowwise"
+                _joined(name, one): ("embedding_rowwise", name)
                 for one, it in part.named_modules()
                 if it is embedding
             }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,6 +112,12 @@ _LEFT_WHOLE = (
     "%r has %d words, which tensor=%d doesn't divide: every rank has it whole. After "
     "model.resize_token_embeddings(pad_to_multiple_of=%d) it is cut."
 )
+_MIXED = "mixed torch.Tensor and DTensor"
+_BESIDE = (
+    "A weight of a layer that is cut under tensor= was used beside its layer ({}), and each rank "
+    "has a part of it. Call the layer, or use weight.full_tensor(). A tensor_plan that doesn't "
+    "name the layer leaves it whole."
+)
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
@@ -189,13 +196,23 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
     for name, style in styles.items():
         part = module.get_submodule(name)
         if not any(isinstance(one, AbsentTensor) for one in part.parameters()):
-            before = dict(part._parameters)
+            before, hooks = dict(part._parameters), [*part._forward_hooks]
             # before the style's own hooks, which may make another kind of tensor of the result
             refuse_second_derivatives(part, _WITHOUT_SECOND)
             parallelize_module(part, mesh, style, src_data_rank=None)
             for key, whole in before.items():
                 if whole is not None:  # layers that share a weight share the part of it
                     part._parameters[key] = made.setdefault(whole, part._parameters[key])
+            for key in hooks if _is_whole_outside(style) else ():
+                part._forward_hooks.move_to_end(key)  # the user's see what the layer gives
+
+
+def _is_whole_outside(style: ParallelStyle) -> bool:
+    if isinstance(style, ColwiseLogits):
+        return True
+    return isinstance(style, ColwiseParallel | RowwiseParallel) and all(
+        one.is_replicate() for one in style.output_layouts
+    )
 
 
 def cut_in(module: nn.Module) -> list[nn.Module]:
@@ -205,6 +222,19 @@ def cut_in(module: nn.Module) -> list[nn.Module]:
         for one in module.modules()
         if isinstance(one, nn.Linear | nn.Embedding) and isinstance(one.weight, DTensor)
     ]
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """A context in which torch's error over a weight of which each rank has a part says what to
+    do.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _MIXED in str(error):
+            raise ModuleError(_BESIDE.format(str(error).partition(",")[0])) from error
+        raise
 
 
 def _style(module: nn.Module, name: str, word: Any) -> ParallelStyle:

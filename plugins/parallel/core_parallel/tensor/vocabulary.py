@@ -6,6 +6,7 @@ Parallelism", 2019.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -158,9 +159,17 @@ class LogitsInside(VocabularyPart):
     done in parts is done with the whole.
     """
 
+    option = "tensor="
     _joined: Tensor | None = None
-    _is_only = False
-    """Nothing else shares these values, so that they may be changed in place."""
+    _kin: list[weakref.ref[Tensor]]
+    """Those that may share values: what is changed in place must be alone."""
+
+    @staticmethod
+    def __new__(cls, part: Tensor, dim: int, group: Any) -> Self:
+        """Make one; see `VocabularyPart`."""
+        made = VocabularyPart.__new__(cls, part, dim, group)
+        made._kin = [weakref.ref(made)]
+        return made
 
     def returned(self) -> Tensor:
         """All ranks of the group. The whole, the same each time."""
@@ -177,14 +186,18 @@ class LogitsInside(VocabularyPart):
             try:
                 result = super().__torch_function__(func, types, args, kwargs)
             except ModuleError:
-                if _writes(func, kwargs) and not all(one._is_only for one in own):
+                if _writes(func, kwargs) and any(map(cls._is_shared, own)):
                     raise
             else:
-                for one in own if isinstance(result, cls) else ():
-                    one._is_only = False
+                if isinstance(result, cls):
+                    result._kin = own[0]._kin
+                    result._kin.append(weakref.ref(result))
                 return result
         args, kwargs = tree_map_only(cls, cls.returned, (args, kwargs))
         return func(*args, **kwargs)
+
+    def _is_shared(self) -> bool:
+        return any(one() is not None and one() is not self for one in self._kin)
 
 
 def _writes(func: Any, kwargs: Any) -> bool:
@@ -224,7 +237,6 @@ class ColwiseLogits(ColwiseParallel):
             if self._model is None:
                 return VocabularyPart(output, output.ndim - 1, group)
             inside = LogitsInside(output, output.ndim - 1, group)
-            inside._is_only = True
             return inside if num_calls[0] else inside.whole()
 
         cut = super()._apply(module, device_mesh)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -227,15 +228,21 @@ class ColwiseLogits(ColwiseParallel):
         group, num_calls = device_mesh.get_group(), [0]
 
         def begin(module: nn.Module, args: Any) -> None:
-            num_calls[0] += 1
+            if not torch.compiler.is_compiling():
+                num_calls[0] += 1
 
         def end(module: nn.Module, args: Any, result: Any) -> Any:
+            if torch.compiler.is_compiling() or not num_calls[0]:
+                return result
             num_calls[0] -= 1
             return tree_map_only(LogitsInside, LogitsInside.returned, result)
 
         def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if self._model is None:
                 return VocabularyPart(output, output.ndim - 1, group)
+            if torch.compiler.is_compiling():  # a graph has no parts
+                part = DTensor.from_local(output, device_mesh, [Shard(-1)], run_check=False)
+                return part.redistribute(placements=[Replicate()]).to_local()
             inside = LogitsInside(output, output.ndim - 1, group)
             return inside if num_calls[0] else inside.whole()
 

@@ -12,13 +12,18 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from core.cli import size_text
 from core_parallel.explained.texts import Row, count_text, listed
+from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from core_parallel.explained.placed_model import PlacedModel
 
-_STYLES: dict[type, str] = {ColwiseParallel: "by columns", RowwiseParallel: "by rows"}
+_STYLES: dict[type, str] = {
+    ColwiseParallel: "by columns",
+    RowwiseParallel: "by rows",
+    ColwiseLogits: "by words",
+}
 
 
 def rows(model: PlacedModel) -> Iterator[Row]:

@@ -4,6 +4,7 @@ model.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from core.cli import size_text
 from core_parallel.explained.texts import Row
+from core_parallel.tensor.vocabulary import ColwiseLogits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -111,12 +113,14 @@ def _averaged(model: PlacedModel, own: Iterable[Tensor], is_sharded: bool) -> in
 
 
 def _over_tensor(model: PlacedModel) -> Row:
-    layers: dict[int, int] = {}
+    layers: Counter[int] = Counter()
+    others = 0
     for name, style in model.styles.items():
         part: Any = model.module.get_submodule(name)
         if isinstance(style, ColwiseParallel | RowwiseParallel):
-            layers[id(part.weight)] = _of_layer(part, style, model)
-    others = len(model.styles) - len(layers)
+            layers[id(part.weight)] += _of_layer(part, style, model)
+        else:
+            others += 1
     why = (
         "a position of each sample: results of layers cut by rows, gradients of inputs of those "
         "cut by columns"
@@ -125,7 +129,7 @@ def _over_tensor(model: PlacedModel) -> Row:
         why += f"; without {others} of other styles"
     text = _by_place(
         model,
-        lambda at: sum(layers.get(id(one), 0) for one in model.parameters_of(at)),
+        lambda at: sum(layers[id(one)] for one in model.parameters_of(at)),
         "a position",
     )
     return "sends over tensor", _up_to(model) + text, why
@@ -146,6 +150,8 @@ def _of_layer(part: Any, style: ColwiseParallel | RowwiseParallel, model: Placed
     gives_whole, takes_whole = (
         _is_whole(one) for one in (style.output_layouts, style.input_layouts)
     )
+    if isinstance(style, ColwiseLogits) and style.joins:
+        gives_whole = True  # where the model returns them
     if isinstance(style, ColwiseParallel):
         count = (inputs if takes_whole else 0) + (
             outputs // model.sizes.tensor if gives_whole else 0

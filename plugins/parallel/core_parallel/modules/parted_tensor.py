@@ -129,7 +129,7 @@ class PartedTensor(Tensor):
         raise NotImplementedError
 
     def returned(self) -> Tensor:
-        """All ranks of the group. What the model's call gives to the step: it stays in parts."""
+        """All ranks of the group. The tensor that the model's call gives to the step: this one."""
         return self
 
     def _like(self, part: Tensor) -> Self:

@@ -203,8 +203,9 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
             for key, whole in before.items():
                 if whole is not None:  # layers that share a weight share the part of it
                     part._parameters[key] = made.setdefault(whole, part._parameters[key])
-            for key in hooks if _is_whole_outside(style) else ():
-                part._forward_hooks.move_to_end(key)  # the user's see what the layer gives
+            if _is_whole_outside(style):
+                for key in hooks:  # the user's see what the layer gives
+                    part._forward_hooks.move_to_end(key)
 
 
 def _is_whole_outside(style: ParallelStyle) -> bool:
@@ -352,8 +353,8 @@ def _refuse_tied(module: nn.Module, styles: Mapping[str, ParallelStyle]) -> None
 
 
 def _heads(module: nn.Module, size: int, *, joins_first: bool) -> dict[str, Any]:
-    """What classes of transformers plan beside their config, where that is right by its form: heads
-    and embeddings, cut by words.
+    """Words of classes of transformers for what their config leaves out, where that is right by its
+    form: heads and embeddings, cut by words.
     """
     planned = plans.of_classes(module)
     found = {

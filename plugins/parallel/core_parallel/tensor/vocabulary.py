@@ -224,6 +224,11 @@ class ColwiseLogits(ColwiseParallel):
         super().__init__()
         self._model = model
 
+    @property
+    def joins(self) -> bool:
+        """True if the model returns whole logits."""
+        return self._model is not None
+
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group, num_calls = device_mesh.get_group(), [0]
 
